@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser};
+use leno_kubernetes::inject::is_interface;
 use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
 use leno_proxy::{INBOUND_PORT, LOOK_UP_PORT, OUTBOUND_PORT};
 
@@ -163,12 +164,7 @@ fn port() -> impl clap::builder::TypedValueParser<Value = u16> {
 
 /// The names that the kernel takes (`dev_valid_name`).
 fn interface(text: &str) -> Result<String, String> {
-    let is_odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"');
-    let is_valid = !text.is_empty()
-        && text.len() < rules::INTERFACE_BYTES
-        && !text.contains(is_odd)
-        && !matches!(text, "." | "..");
-    match is_valid {
+    match is_interface(text) {
         true => Ok(text.to_owned()),
         false => Err("is not the name of a network interface; use one such as eth1".to_owned()),
     }

@@ -14,6 +14,7 @@ use clap::Args;
 use leno_proxy::{ApplicationMetrics, Config, Interception, Probes, Proxy};
 use rustix::process::Signal;
 
+use crate::duration::parse_duration;
 use crate::everywhere::listening;
 use crate::{exec, limits, stop};
 
@@ -36,6 +37,10 @@ pub(crate) struct ProxyArgs {
     /// Where the application exposes metrics of its own, such as 9102/metrics: /metrics tells them too
     #[arg(long, value_name = "PORT[/PATH]")]
     application_metrics: Option<ApplicationMetrics>,
+    /// How long it serves on after SIGTERM before it drains: beside an application that is told to end
+    /// at the same time. A second SIGTERM ends that
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    linger: Duration,
     #[arg(long, env = "LENO_PROBES", hide = true)]
     probes: Option<Probes>,
     #[command(flatten)]
@@ -58,13 +63,13 @@ impl ProxyArgs {
             exec::die_with(parent, Signal::TERM)?;
         }
         limits::raise_open_files();
-        let supervised = self.is_supervised();
+        let (supervised, linger) = (self.is_supervised(), self.linger);
         let config = self.into_config()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(serve(config, supervised, Duration::ZERO))?;
+        runtime.block_on(serve(config, supervised, linger))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -122,5 +127,5 @@ Examples:
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
-SIGTERM and SIGINT drain: requests under way finish, within --drain-timeout.
+SIGTERM and SIGINT drain, after --linger: requests under way finish, within --drain-timeout.
 ";

@@ -26,7 +26,7 @@ use crate::words::{
 pub use annotation::{InjectError, Of};
 pub use range::AddressRange;
 pub use template::{Injected, Told, inject_manifest};
-pub use wishes::{Exclusions, Resources};
+pub use wishes::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
 
 use container::Sidecar;
 pub(crate) use container::{STATE, probe, scraping, token_directory, unprivileged, volumes};

@@ -8,6 +8,7 @@ mod control_plane;
 mod examine;
 mod installed;
 mod kinds;
+mod refusals;
 mod remove;
 mod schema;
 #[cfg(test)]
@@ -82,6 +83,7 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.extend(control_plane::objects(options));
     all.push(admission::configuration(options));
+    all.extend(refusals::objects());
     if options.gateways {
         all.push(gateway_class());
     }
@@ -100,7 +102,8 @@ fn gateway_class() -> Value {
 
 /// Whether an object is of a kind that a cluster need not have: then it is left out.
 fn is_optional(manifest: &Value) -> bool {
-    manifest["kind"] == "GatewayClass"
+    let kind = manifest["kind"].as_str().unwrap_or_default();
+    kind == "GatewayClass" || refusals::is_kind(kind)
 }
 
 /// Whether it defines a kind that is not ours, and that another mesh may have brought.

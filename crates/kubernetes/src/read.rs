@@ -1,7 +1,9 @@
 //! Objects of the cluster become objects of the mesh: pure, one object at a time.
 
 mod custom;
+mod foreign;
 mod namespace;
+mod nearby;
 mod ours;
 mod pod;
 mod service;
@@ -14,7 +16,9 @@ use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use custom::{Custom, custom};
+pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign};
 pub use namespace::{NamespaceAdmission, namespace};
+pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
 pub(crate) use ours::is_service_parent;
 pub use pod::{Member, addresses, member, with_target_ports};
 pub use service::{ServiceReading, service};

@@ -25,6 +25,8 @@ pub(crate) use self::news::Id;
 use self::news::News;
 pub use self::progress::Progress;
 use crate::gateway::{EDGE_KINDS, Wish};
+use crate::inject::Exclusions;
+use crate::read::FOREIGN_CONFIGS;
 use crate::status::Statement;
 
 /// Facts from an API server: pods, services and namespaces, and custom resources of every kind
@@ -40,6 +42,7 @@ pub struct Source {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
+    exclusions: watch::Sender<Exclusions>,
 }
 
 /// How long a source waits for what.
@@ -80,7 +83,8 @@ impl Source {
         let progress =
             watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
         let (statements, wishes) = (watch::Sender::default(), watch::Sender::default());
-        Self { client, options, progress, statements, wishes }
+        let exclusions = watch::Sender::default();
+        Self { client, options, progress, statements, wishes, exclusions }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -101,6 +105,12 @@ impl Source {
     #[must_use]
     pub fn wishes(&self) -> watch::Receiver<Arc<Vec<Wish>>> {
         self.wishes.subscribe()
+    }
+
+    /// What the settings of another mesh leave out of every sidecar.
+    #[must_use]
+    pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
+        self.exclusions.subscribe()
     }
 
     /// Watches every kind and sends what came of it. The first update comes once every kind has
@@ -128,8 +138,8 @@ impl Source {
         }
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
         let ledger = Ledger::new(kinds);
-        let Self { options, progress, statements, wishes, .. } = self;
-        let out = Out { progress, statements, wishes, secrets };
+        let Self { options, progress, statements, wishes, exclusions, .. } = self;
+        let out = Out { progress, statements, wishes, exclusions, secrets };
         let joined = Joined { ledger, options, out, told, failed: None };
         joined.run(updates).await;
     }
@@ -150,6 +160,7 @@ struct Out {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
+    exclusions: watch::Sender<Exclusions>,
     /// The stream of secrets, of those that gateways refer to.
     secrets: watch::Sender<Arc<BTreeSet<Id>>>,
 }
@@ -224,6 +235,12 @@ impl Joined {
             }
             news
         });
+        let exclusions = self.ledger.exclusions();
+        self.out.exclusions.send_if_modified(|known| {
+            let news = *known != exclusions;
+            *known = exclusions;
+            news
+        });
         self.out.progress.send_if_modified(|known| {
             let news = *known != progress;
             match news {
@@ -240,8 +257,8 @@ impl Joined {
 /// All that is watched; the index of each is its name in the news.
 fn watched(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
-    let customs = served_kinds().into_iter().map(Watched::Custom);
-    let mut all: Vec<Watched> = first.into_iter().chain(customs).collect();
+    let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
+    let mut all: Vec<Watched> = first.into_iter().chain(customs).chain([Watched::Nodes]).collect();
     if gateways {
         all.extend([Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances]);
         all.extend(EDGE_KINDS.map(Watched::Custom));

@@ -33,7 +33,7 @@ pub struct Writer {
     pub name: String,
 }
 
-/// Writes what is to be said of objects into their status, and an event for each refusal, while
+/// Writes what is to be said of objects into their status, and an event for each refusal and for what is not heeded, while
 /// this control plane leads: the one that [holds](hold) the lease of all. Never ends by itself.
 pub async fn keep_statuses(
     client: Client,
@@ -59,8 +59,8 @@ struct Written {
     at: Option<Instant>,
     /// Whether the API server took it.
     landed: bool,
-    /// What an event said of it.
-    told: Option<String>,
+    /// What events said of it: why it is refused, and what of it is not heeded.
+    told: [Option<String>; 2],
 }
 
 impl Scribe {
@@ -99,11 +99,14 @@ impl Scribe {
         if before.filter(same).is_some() {
             return;
         }
-        let told = before.and_then(|before| before.told.clone());
-        if let Some(refusal) = &statement.refusal
-            && told.as_ref() != Some(refusal)
-        {
-            self.tell(statement, refusal).await;
+        let told = before.map(|before| before.told.clone()).unwrap_or_default();
+        let to_tell = [statement.refusal.clone(), statement.remark.clone()];
+        for ((reason, note), told) in ["Refused", "Unheeded"].into_iter().zip(&to_tell).zip(&told) {
+            if let Some(note) = note
+                && told.as_ref() != Some(note)
+            {
+                self.tell(statement, reason, note).await;
+            }
         }
         let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         let (mut at, mut landed) = (Some(Instant::now()), true);
@@ -122,8 +125,7 @@ impl Scribe {
                 }
             }
         }
-        let told = statement.refusal.clone();
-        let written = Written { statement: statement.clone(), at, landed, told };
+        let written = Written { statement: statement.clone(), at, landed, told: to_tell };
         self.written.insert(statement.target.clone(), written);
     }
 
@@ -145,7 +147,7 @@ impl Scribe {
         api.patch_status(&target.name, &parameters, &Patch::Merge(patch)).await.map(drop)
     }
 
-    async fn tell(&self, statement: &Statement, refusal: &str) {
+    async fn tell(&self, statement: &Statement, reason: &str, note: &str) {
         let Statement { target, resource, .. } = statement;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
@@ -155,7 +157,7 @@ impl Scribe {
             uid: Some(target.uid.clone()),
             ..ObjectReference::default()
         };
-        event::warn(&self.recorder, &object, ("Refused", "Read"), refusal).await;
+        event::warn(&self.recorder, &object, (reason, "Read"), note).await;
     }
 }
 

@@ -7,8 +7,10 @@
 )]
 
 mod examined;
+mod foreign;
 mod gateways;
 mod installed;
+mod refusals;
 mod server;
 mod statuses;
 mod world;
@@ -130,8 +132,11 @@ fn what_may_not_be_read_is_told_and_the_rest_is_read() {
         world.until("a first picture", |world| world.updates == 1).await;
         assert!(world.objects.contains_key(&workload("web-1")));
         let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].starts_with("HTTPRouteGroup: the API server forbids"), "{warnings:?}");
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        for (warning, kind) in warnings.iter().zip(["HTTPRouteGroup", "Node"]) {
+            let expected = format!("{kind}: the API server forbids");
+            assert!(warning.starts_with(&expected), "{warnings:?}");
+        }
         server.pod("web-2", "10.9.0.2").await;
         world.until("what may be read", |it| it.objects.contains_key(&workload("web-2"))).await;
     });

@@ -111,6 +111,40 @@ impl Server {
         }
     }
 
+    /// Writes an object once; what the API server says when it refuses.
+    pub(crate) async fn offer(
+        &self,
+        kind: &str,
+        namespace: Option<&str>,
+        name: &str,
+        mut object: Value,
+    ) -> Result<(), String> {
+        let (api, resource) = self.api(kind, namespace);
+        object["apiVersion"] = json!(resource.api_version);
+        object["kind"] = json!(resource.kind);
+        object["metadata"]["name"] = json!(name);
+        let parameters = PatchParams::apply("test").force();
+        let applied = api.patch(name, &parameters, &Patch::Apply(&object)).await;
+        applied.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// What the API server warns of when an object that says nothing is to be created.
+    pub(crate) async fn warnings(&self, kind: &str, namespace: &str, name: &str) -> String {
+        let (_, resource) = self.api(kind, None);
+        let (version, many) = (&resource.api_version, &resource.plural);
+        let object = json!({
+            "apiVersion": version, "kind": resource.kind, "metadata": {"name": name}, "spec": {},
+        });
+        let path = format!("/apis/{version}/namespaces/{namespace}/{many}?dryRun=All");
+        let request = http::Request::post(path)
+            .header("content-type", "application/json")
+            .body(kube::client::Body::from(object.to_string().into_bytes()))
+            .unwrap();
+        let answer = self.admin.send(request).await.unwrap();
+        let warnings = answer.headers().get_all("warning");
+        warnings.iter().filter_map(|it| it.to_str().ok()).collect::<Vec<_>>().join("\n")
+    }
+
     pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();

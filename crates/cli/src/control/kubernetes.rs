@@ -14,7 +14,7 @@ use leno_control::{
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::gateway::{Wish, provision};
-use leno_kubernetes::inject::{Settings, has_native_sidecars};
+use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{Options, Progress, Source};
@@ -109,7 +109,7 @@ pub(super) async fn start(
         let writing = keep_statuses(client.clone(), name, source.statements(), leading.clone());
         tasks.spawn(named("the writer of statuses", writing));
     }
-    let mut progress = source.progress();
+    let (mut progress, exclusions) = (source.progress(), source.exclusions());
     let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
     tasks.spawn(named("the source of the facts", source.follow(facts)));
     let first = tokio::select! {
@@ -162,7 +162,7 @@ pub(super) async fn start(
         let serving = equip(
             client,
             settings,
-            control.authority(),
+            (control.authority(), exclusions),
             args.webhook.map(|listen| (listen, stopped)),
             gateways,
         );
@@ -203,14 +203,16 @@ struct Gateways {
     leading: watch::Receiver<bool>,
 }
 
-/// Gives pods their sidecars and gateways their pods, with the roots that the authority has then.
+/// Gives pods their sidecars and gateways their pods, with the roots that the authority has then, and
+/// without what another mesh leaves out.
 async fn equip(
     client: Client,
-    settings: Settings,
-    mut authority: watch::Receiver<Arc<Authority>>,
+    mut settings: Settings,
+    (mut authority, mut exclusions): (watch::Receiver<Arc<Authority>>, watch::Receiver<Exclusions>),
     webhook: Option<(SocketAddr, watch::Receiver<bool>)>,
     gateways: Option<Gateways>,
 ) {
+    settings.exclusions = exclusions.borrow_and_update().clone();
     let (settings, told) = watch::channel(settings);
     let (maker, wanted) = (client.clone(), told.clone());
     let making = async {
@@ -226,9 +228,18 @@ async fn equip(
         }
     };
     let following = async {
-        while authority.changed().await.is_ok() {
+        loop {
+            tokio::select! {
+                Ok(()) = authority.changed() => {}
+                Ok(()) = exclusions.changed() => {}
+                else => return,
+            }
             let roots = authority.borrow_and_update().roots().to_pem();
-            settings.send_modify(|settings| settings.roots = roots);
+            let exclusions = exclusions.borrow_and_update().clone();
+            settings.send_modify(|settings| {
+                settings.roots = roots;
+                settings.exclusions = exclusions;
+            });
         }
     };
     tokio::select! {

@@ -3,7 +3,7 @@
 //! It is written by the test that compares it (`UPDATE_EXPECT=1`), so that both say the same.
 
 use expect_test::expect_file;
-use leno_kubernetes::install::{Options, manifests};
+use leno_kubernetes::install::{NodeNetwork, Options, manifests};
 use leno_model::TrustDomain;
 use serde_json::{Value, json};
 
@@ -14,7 +14,13 @@ const VALUES: &[(&str, &str)] = &[
     ("HELM_IMAGE", "{{ .Values.image | quote }}"),
     ("helm-namespace", "{{ .Release.Namespace }}"),
     ("helm-trust-domain", "{{ .Values.trustDomain | quote }}"),
+    ("HELM_BIN_DIR", "{{ .Values.cni.binDir | quote }}"),
+    ("HELM_CONF_DIR", "{{ .Values.cni.confDir | quote }}"),
     // The line of an argument, wherever it stands.
+    (
+        "        - \"--cni\"\n",
+        "        {{- if .Values.cni.enabled }}\n        - \"--cni\"\n        {{- end }}\n",
+    ),
     (
         "        - \"--gateways\"\n",
         "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
@@ -25,12 +31,20 @@ const VALUES: &[(&str, &str)] = &[
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
     ("leno-gateways", ".Values.gateways"),
+    ("leno-cni", ".Values.cni.enabled"),
     (
         "GatewayClass",
         "and .Values.gateways (.Capabilities.APIVersions.Has \"gateway.networking.k8s.io/v1/GatewayClass\")",
     ),
+    ("ValidatingAdmissionPolicy", HAS_POLICIES),
+    ("ValidatingAdmissionPolicyBinding", HAS_POLICIES),
     ("MeshConfig", "ne .Values.trustDomain \"cluster.local\""),
 ];
+const HAS_POLICIES: &str =
+    ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
+/// What Helm does not take away: the agents of nodes need it while they take their plugin out, and with a
+/// definition all objects of its kind would go.
+const KEPT: &str = "helm.sh/resource-policy";
 
 fn chart() -> Vec<Value> {
     manifests(&Options {
@@ -38,38 +52,94 @@ fn chart() -> Vec<Value> {
         namespace: "helm-namespace".to_owned(),
         replicas: 151_719,
         trust_domain: TrustDomain::new("helm-trust-domain").unwrap(),
-        with_smi: false,
-        cni: None,
+        with_smi: true,
+        cni: Some(NodeNetwork {
+            bin_dir: "HELM_BIN_DIR".to_owned(),
+            conf_dir: "HELM_CONF_DIR".to_owned(),
+        }),
         gateways: true,
     })
 }
 
 fn template(manifest: &Value) -> String {
     let mut manifest = manifest.clone();
+    let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
     // Helm creates kinds that it does not know last, and the control plane looks for this one first.
     if manifest["kind"] == "MeshConfig" {
         manifest["metadata"]["annotations"] = json!({"helm.sh/hook": "pre-install"});
     }
+    let is_kind = is_kind(&manifest);
+    if is_kind || name == "leno-cni" && manifest["kind"] != "DaemonSet" {
+        manifest["metadata"]["annotations"] = json!({KEPT: "keep"});
+    }
     let mut text = yaml::stream(std::slice::from_ref(&manifest));
+    if manifest["kind"] == "Deployment" {
+        text = scheduled(&text, &manifest);
+    }
     for (mark, value) in VALUES {
         text = text.replace(mark, value);
     }
-    let condition = CONDITIONS
-        .iter()
-        .find(|(mark, _)| manifest["kind"] == *mark || manifest["metadata"]["name"] == *mark);
+    if is_kind {
+        return borrowed(&name, &text);
+    }
+    let condition = CONDITIONS.iter().find(|(mark, _)| manifest["kind"] == *mark || name == *mark);
     match condition {
         Some((_, condition)) => format!("{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n"),
         None => text,
     }
 }
 
+/// The control plane where its operator wants it, with what its operator gives it.
+fn scheduled(text: &str, manifest: &Value) -> String {
+    let of_pod = |key: &str| {
+        let (key, value) = (key, format!(".Values.{key}"));
+        format!(
+            "      {{{{- with {value} }}}}\n      {key}:\n      {{{{- toYaml . | nindent 8 }}}}\n      {{{{- end }}}}\n"
+        )
+    };
+    let all: String = ["imagePullSecrets", "nodeSelector", "tolerations"].map(of_pod).concat();
+    let account = "      serviceAccountName: leno-control\n";
+    assert_eq!(text.matches(account).count(), 1, "{text}");
+    let text = text.replace(account, &format!("{account}{all}"));
+    let own = &manifest["spec"]["template"]["spec"]["containers"][0]["resources"];
+    assert_eq!(text.matches("        resources:\n").count(), 1, "{text}");
+    let (before, rest) = text.split_once("        resources:\n").unwrap();
+    let is_within = |line: &&str| line.starts_with("          ");
+    let within: Vec<&str> = rest.lines().take_while(is_within).collect();
+    let length: usize = within.iter().map(|line| line.len() + 1).sum();
+    assert!(own["limits"]["memory"].is_string(), "the default is in values.yaml: {own}");
+    format!(
+        "{before}        resources:\n          {{{{- toYaml .Values.resources | nindent 10 }}}}\n{}",
+        &rest[length..]
+    )
+}
+
+/// A kind that another mesh may have brought: then it stays as it is.
+fn borrowed(name: &str, text: &str) -> String {
+    let kind = "\"apiextensions.k8s.io/v1\" \"CustomResourceDefinition\" \"\"";
+    let ours = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
+    format!(
+        "{{{{- if .Values.withSmi }}}}\n{{{{- $found := lookup {kind} \"{name}\" }}}}\n\
+         {{{{- if or (not $found) (eq ({ours}) \"leno\") }}}}\n{text}{{{{- end }}}}\n{{{{- end }}}}\n"
+    )
+}
+
+fn is_kind(manifest: &Value) -> bool {
+    manifest["kind"] == "CustomResourceDefinition"
+}
+
+fn is_own_kind(manifest: &Value) -> bool {
+    is_kind(manifest) && manifest["spec"]["group"] == "leno.dev"
+}
+
 #[test]
 fn the_chart_has_what_is_installed() {
-    let is_kind = |it: &&Value| it["kind"] == "CustomResourceDefinition";
     let all = chart();
-    let kinds: Vec<Value> = all.iter().filter(is_kind).cloned().collect();
+    let kinds: Vec<Value> = all.iter().filter(|it| is_own_kind(it)).cloned().collect();
     // Helm makes the namespace before it installs.
-    let rest = all.iter().filter(|it| !is_kind(it) && it["kind"] != "Namespace");
+    let is_made =
+        |it: &Value| it["kind"] == "Namespace" && it["metadata"]["name"] == "helm-namespace";
+    let rest = all.iter().filter(|it| !is_own_kind(it) && !is_made(it));
     let templates: String = rest.map(template).collect();
     expect_file!["../../../../deploy/helm/leno/crds/leno.yaml"].assert_eq(&yaml::stream(&kinds));
     expect_file!["../../../../deploy/helm/leno/templates/leno.yaml"].assert_eq(&templates);
@@ -83,4 +153,42 @@ fn the_chart_is_of_this_version() {
     assert!(chart.contains(&format!("\nversion: {version}\nappVersion: {version}\n")), "{chart}");
     let values = std::fs::read_to_string(root.join("values.yaml")).unwrap();
     assert!(values.contains(&format!("\nimage: {}\n", super::IMAGE)), "{values}");
+}
+
+/// Every value is in the file with the defaults, in the schema, and in the table for readers.
+#[test]
+fn values_are_documented_and_bounded() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let schema: Value = serde_json::from_str(&read("deploy/helm/leno/values.schema.json")).unwrap();
+    let mut known: Vec<&str> =
+        schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+    known.sort_unstable();
+    assert_eq!(schema["additionalProperties"], false);
+    let values = read("deploy/helm/leno/values.yaml");
+    let is_key = |line: &&str| line.starts_with(|c: char| c.is_ascii_lowercase());
+    let mut written: Vec<&str> =
+        values.lines().filter(is_key).map(|line| line.split(':').next().unwrap()).collect();
+    written.sort_unstable();
+    assert_eq!(written, known);
+    let all = chart();
+    let control = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+    let own = &control["spec"]["template"]["spec"]["containers"][0]["resources"];
+    for (kind, amounts) in own.as_object().unwrap() {
+        for (resource, amount) in amounts.as_object().unwrap() {
+            let amount = amount.as_str().unwrap();
+            let part = values.split(&format!("  {kind}:\n")).nth(1).unwrap();
+            assert!(part.contains(&format!("    {resource}: {amount}\n")), "{kind} of {resource}");
+        }
+    }
+    let page = read("docs/kubernetes.md");
+    for key in known {
+        assert!(page.contains(&format!("\n| `{key}` |")), "{key} is not in docs/kubernetes.md");
+    }
+    let used = read("deploy/helm/leno/templates/leno.yaml");
+    for line in used.lines().filter(|line| line.contains(".Values.")) {
+        let key = line.split(".Values.").nth(1).unwrap();
+        let end = key.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(key.len());
+        assert!(written.contains(&&key[..end]), "{line}");
+    }
 }

@@ -22,7 +22,9 @@ use netlink_packet_netfilter::{
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::rules::{Chain, Hook, INTERFACE_BYTES, Match, PRIORITY, Rule, TABLE, Verdict};
+use leno_kubernetes::inject::INTERFACE_BYTES;
+
+use super::rules::{Chain, Hook, Match, PRIORITY, Rule, TABLE, Verdict};
 
 /// Replaces our table, in one transaction.
 ///

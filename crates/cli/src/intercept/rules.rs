@@ -116,5 +116,3 @@ impl fmt::Display for Verdict {
 pub(super) const TABLE: &str = "leno";
 /// That of address translation (`NF_IP_PRI_NAT_DST`).
 pub(super) const PRIORITY: i32 = -100;
-/// The longest name of an interface, with its NUL (`IFNAMSIZ`).
-pub(super) const INTERFACE_BYTES: usize = 16;

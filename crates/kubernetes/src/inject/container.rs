@@ -52,6 +52,7 @@ impl Sidecar<'_> {
         add("exclude-inbound-ports", joined(&exclusions.inbound_ports));
         add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
         add("include-outbound-ranges", joined(&exclusions.included_ranges));
+        add("exclude-interfaces", joined(&exclusions.interfaces));
         if self.wishes.dns {
             args.push("--dns".to_owned());
         }
@@ -66,9 +67,15 @@ impl Sidecar<'_> {
         container
     }
 
-    /// A container beside the application's.
+    /// A container beside the application's. All of them are told to end at once: this one serves on
+    /// for a while, for what the application still asks and is still asked, and is done before the pod's
+    /// time is up.
     pub(super) fn classic(&self) -> Value {
         let mut container = self.container();
+        if let Some(arguments) = container["args"].as_array_mut() {
+            let ending = ["--linger", CLASSIC_LINGER, "--drain-timeout", CLASSIC_DRAIN];
+            arguments.extend(ending.map(Value::from));
+        }
         container["readinessProbe"] = probe("/readyz", (2, 3));
         container
     }
@@ -189,5 +196,8 @@ const TOKEN_VOLUME: &str = "leno-token";
 pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
 /// Anybody but root and the sidecar, whose connections are left alone.
 const VERIFIER_UID: u32 = PROXY_UID + 1;
+/// Together less than the 30 seconds that a pod has by default.
+const CLASSIC_LINGER: &str = "5s";
+const CLASSIC_DRAIN: &str = "20s";
 /// How long a token is valid; the kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

@@ -237,6 +237,9 @@ fn a_pod_with_a_classic_sidecar() {
     let sidecar = &after["spec"]["containers"][0];
     assert_eq!(sidecar["restartPolicy"], Value::Null);
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
+    // All containers are told to end at once: the sidecar serves on, within the pod's 30 seconds.
+    let args = sidecar["args"].as_array().unwrap();
+    assert_eq!(args[args.len() - 4..], ["--linger", "5s", "--drain-timeout", "20s"]);
     let annotations = &after["metadata"]["annotations"];
     assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
 }
@@ -447,4 +450,35 @@ fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
     assert!(led("leno.dev/dns=yes", "").contains("leno.dev/dns"));
     let both = "leno.dev/dns=proxy leno.dev/outbound-port-exclusion-list=53";
     assert!(led(both, "").contains("LookUps"));
+}
+
+#[test]
+fn excluded_interfaces_reach_init_container_and_plugin() {
+    let pod = |list: &str| {
+        json!({
+            "metadata": {"name": "web", "annotations": {
+                "flomesh.io/network-interface-exclusion-list": list,
+                "leno.dev/network-interface-exclusion-list": "net0",
+            }},
+            "spec": {"containers": [{"name": "app"}]},
+        })
+    };
+    let option = "--exclude-interfaces=eth1,net0";
+    for by_plugin in [true, false] {
+        let settings = Settings { by_plugin, ..settings() };
+        let outcome = inject(&pod("eth1, net0"), Demand::Person, &settings).unwrap();
+        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        if by_plugin {
+            assert_eq!(pod["metadata"]["annotations"]["leno.dev/intercept"], option);
+        } else {
+            let args = &pod["spec"]["initContainers"][0]["args"];
+            assert_eq!(*args, json!(["intercept", option]));
+        }
+    }
+    let refused = inject(&pod("a-name-that-is-too-long"), Demand::Person, &settings());
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "pod: annotation `flomesh.io/network-interface-exclusion-list`: `a-name-that-is-too-long` is \
+         not the name of a network interface; use one such as eth1"
+    );
 }

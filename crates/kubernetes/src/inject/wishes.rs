@@ -22,6 +22,8 @@ pub struct Exclusions {
     pub outbound_ranges: BTreeSet<AddressRange>,
     /// When there are any, the only ranges that it reaches through the mesh.
     pub included_ranges: BTreeSet<AddressRange>,
+    /// Network interfaces whose connections are left alone.
+    pub interfaces: BTreeSet<String>,
 }
 
 /// What a container asks for and may use, as Kubernetes writes quantities.
@@ -78,6 +80,7 @@ impl Wishes {
         written.ports("inbound-port-exclusion-list", &mut exclusions.inbound_ports)?;
         written.ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
         written.ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
+        written.interfaces("network-interface-exclusion-list", &mut exclusions.interfaces)?;
         let image = match written.first("sidecar-image") {
             Some((of, key, image)) => {
                 let is_odd = |c: char| c.is_whitespace() || c.is_control();
@@ -149,6 +152,19 @@ impl<'a> Written<'a> {
                 let range =
                     element.parse().map_err(|()| invalid(of, key.clone(), element, expected))?;
                 into.insert(range);
+            }
+        }
+        Ok(())
+    }
+
+    fn interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
+        for (of, key, text) in self.all(name) {
+            for element in elements(text) {
+                if !is_interface(element) {
+                    let expected = "the name of a network interface; use one such as eth1";
+                    return Err(invalid(of, key, element, expected));
+                }
+                into.insert(element.to_owned());
             }
         }
         Ok(())
@@ -235,6 +251,17 @@ fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectEr
     InjectError::Annotation { of, key, value: value.to_owned(), expected }
 }
 
+/// Whether the kernel takes a text as the name of a network interface.
+#[must_use]
+pub fn is_interface(text: &str) -> bool {
+    let is_odd =
+        |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':' | '"' | ',');
+    !text.is_empty()
+        && text.len() < INTERFACE_BYTES
+        && !text.contains(is_odd)
+        && !matches!(text, "." | "..")
+}
+
 fn is_quantity(text: &str) -> bool {
     amount(text).is_some()
 }
@@ -248,6 +275,8 @@ fn amount(text: &str) -> Option<f64> {
     (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
 
+/// The room that the kernel has for the name of an interface, with a byte at its end (`IFNAMSIZ`).
+pub const INTERFACE_BYTES: usize = 16;
 /// Who answers look-ups of names.
 const DNS: &str = "leno.dev/dns";
 /// Where names are looked up (RFC 1035 §4.2).

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Options, cluster_metadata, kinds, metadata};
+use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
 use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
@@ -65,7 +66,7 @@ fn everywhere() -> Value {
     let policies_status = policies.map(|it| format!("{it}/status"));
     let routes_status = routes.map(|it| format!("{it}/status"));
     json!([
-        read(&[""], &["pods", "services", "namespaces"]),
+        read(&[""], &["pods", "services", "namespaces", "nodes"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
         rule(&["leno.dev"], &own_status, &["get", "patch", "update"]),
@@ -76,6 +77,7 @@ fn everywhere() -> Value {
         read(&["split.smi-spec.io"], &["trafficsplits"]),
         read(&[kinds::OSM, kinds::FSM], &policies),
         rule(&[kinds::OSM, kinds::FSM], &policies_status, &["get", "patch", "update"]),
+        read(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
         rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
         rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
         named(

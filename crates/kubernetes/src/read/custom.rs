@@ -1,5 +1,7 @@
 //! Custom resources: read by the same readers as documents in files.
 
+use std::collections::BTreeSet;
+
 use kube::core::DynamicObject;
 use leno_model::Object;
 use leno_registry::{Rejected, ServedKind, Warning, read_json};
@@ -13,6 +15,8 @@ pub(crate) struct Custom {
     pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<Rejected>>,
     /// When it was made, in seconds.
     pub(crate) created: i64,
+    /// What the settings of the mesh mention; of other kinds nobody asks.
+    pub(crate) mentioned: BTreeSet<String>,
 }
 
 /// Reads a custom resource that is served as `api_version`; `None` when it is not for a mesh.
@@ -26,6 +30,10 @@ pub(crate) fn custom(
     if !keep_ours(kind.group, kind.kind, &mut spec) {
         return None;
     }
+    let mentioned = match kind.kind {
+        "MeshConfig" => spec.as_object().map(|spec| spec.keys().cloned().collect()),
+        _ => None,
+    };
     // Only what readers look at: a cluster adds much, and what it adds is not the author's.
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
@@ -38,7 +46,7 @@ pub(crate) fn custom(
     if let Ok((_, warnings)) = &mut outcome {
         warnings.extend(hostnames);
     }
-    Some(Custom { outcome, created })
+    Some(Custom { outcome, created, mentioned: mentioned.unwrap_or_default() })
 }
 
 /// For a route of a service host names have no meaning, by the API; it may be one of a gateway too.

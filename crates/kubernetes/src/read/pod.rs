@@ -24,6 +24,8 @@ pub struct Member {
     pub workload: Workload,
     /// What its annotations say about who is let in, which is not in the workload yet.
     pub admission: Result<Admission, Box<Rejected>>,
+    /// The node that it runs on.
+    pub node: Option<String>,
 }
 
 /// The workload that a pod is: `None` when it has no address yet, has ended, or has no sidecar and
@@ -43,6 +45,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
         workload: Workload { sidecar: false, ..member.workload },
         admission: Ok(Admission::default()),
+        node: member.node,
     });
     Ok(plain)
 }
@@ -111,7 +114,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         ready: says_ready && meta.deletion_timestamp.is_none(),
         sidecar: true,
     };
-    Ok(Some(Member { workload, admission: admission(meta, "Pod") }))
+    let node = spec.node_name.clone();
+    Ok(Some(Member { workload, admission: admission(meta, "Pod"), node }))
 }
 
 /// By its annotation; one that says nothing sensible is none.

@@ -12,10 +12,13 @@ use kube::{Api, Client, ResourceExt as _};
 use leno_registry::served_kinds;
 use tokio::sync::watch;
 
+use crate::read::FOREIGN_CONFIGS;
+
 /// Counts the changes of definitions whose groups are read. Where these cannot be watched, kinds
 /// are still looked for at intervals.
 pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
-    let groups: Vec<&str> = served_kinds().iter().map(|kind| kind.group).collect();
+    let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
+    let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let config = Config::default().page_size(PAGE_SIZE);
     let mut events = pin!(watcher(api, config).default_backoff());

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::{ApiResource, DynamicObject};
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Api, Client, Error, Resource};
@@ -29,6 +29,8 @@ pub(crate) enum Watched {
     Pods,
     Services,
     Namespaces,
+    /// In which zone they are.
+    Nodes,
     /// Endpoints that somebody lists.
     Slices,
     /// Certificates that gateways refer to.
@@ -47,6 +49,7 @@ impl Watched {
             Self::Pods => "Pod",
             Self::Services => "Service",
             Self::Namespaces => "Namespace",
+            Self::Nodes => "Node",
             Self::Slices => "EndpointSlice",
             Self::Secrets => "Secret",
             Self::Deployments => "Deployment",
@@ -62,7 +65,9 @@ impl Watched {
             Self::Custom(kind) => {
                 ["MeshConfig", "TrafficTarget", "AccessPolicy"].contains(&kind.kind)
             }
-            Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances => false,
+            Self::Nodes | Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances => {
+                false
+            }
         }
     }
 }
@@ -127,6 +132,11 @@ impl Following {
             Watched::Namespaces => {
                 let config = Config::default().page_size(PAGE_SIZE);
                 self.stream(Api::<Namespace>::all(client), config, Seen::namespace).await;
+            }
+            Watched::Nodes => {
+                let config = Config::default().page_size(PAGE_SIZE);
+                let api = Api::<PartialObjectMeta<Node>>::all(client);
+                self.stream(api, config, Seen::node).await;
             }
             Watched::Slices => {
                 // The cluster's own are made of pods, which are known.

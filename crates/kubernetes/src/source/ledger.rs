@@ -5,22 +5,25 @@ mod edge;
 mod elected;
 mod judge;
 mod listed;
+mod mesh_config;
+mod places;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Admission, Change, MeshConfig, Name, Object, ObjectKey, Service, ServiceName, Workload,
-    WorkloadName,
+    Admission, Change, Name, Object, ObjectKey, Service, ServiceName, Workload, WorkloadName,
 };
 use leno_registry::{Place, Rejected, Update, Warning};
 
 use self::edge::Edge;
 use self::elected::Elected;
 use self::listed::Listed;
+use self::mesh_config::Settings;
+use self::places::Places;
 use self::services::Services;
 use super::kinds::Watched;
-use super::news::{Id, Item, News, Seen};
+use super::news::{Id, Item, News, Offered, Seen};
 use super::progress::Progress;
 use super::record::Record;
 use crate::gateway::Fact;
@@ -36,6 +39,8 @@ pub(crate) struct Ledger {
     listed: Listed,
     edge: Edge,
     namespaces: BTreeMap<Name, Admission>,
+    settings: Settings,
+    places: Places,
     customs: Elected,
     /// The services whose pods come in from outside the mesh somewhere.
     let_in: BTreeSet<ServiceName>,
@@ -80,6 +85,8 @@ impl Ledger {
             listed: Listed::default(),
             edge: Edge::default(),
             namespaces: BTreeMap::new(),
+            settings: Settings::default(),
+            places: Places::default(),
             customs: Elected::default(),
             let_in: BTreeSet::new(),
             remarks: BTreeMap::new(),
@@ -210,10 +217,14 @@ impl Ledger {
                 before.into_iter().for_each(|address| self.touch_address(address));
             }
         }
-        if let Some(record) = seen.record {
-            self.unjudged = true;
-            self.records.insert(origin.clone(), record);
-            self.seen.insert(origin.clone(), listing);
+        match seen.record {
+            Some(record) => {
+                self.unjudged = true;
+                self.records.insert(origin.clone(), record);
+                self.seen.insert(origin.clone(), listing);
+            }
+            // There is nothing to say of it any more.
+            None => self.unjudged |= self.records.remove(&origin).is_some(),
         }
         let Some(item) = seen.item else { return };
         self.remarks.remove(&origin);
@@ -224,12 +235,14 @@ impl Ledger {
             Item::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
             Item::Namespace(admission) => self.see_namespace(&origin, admission),
             Item::Custom(custom) => self.see_custom(&origin, custom),
+            Item::Foreign(foreign) => self.see_foreign(&origin, foreign),
+            Item::Node(zone) => self.see_node(&origin.id.name, zone),
         }
         self.seen.insert(origin, listing);
     }
 
     fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
-        let Member { mut workload, admission } = match pod {
+        let Member { mut workload, admission, node } = match pod {
             Ok(member) => member,
             Err(refused) => return self.remark(origin, vec![*refused], Vec::new()),
         };
@@ -243,16 +256,18 @@ impl Ledger {
             }
         };
         self.mark_shared(origin, &mut workload);
+        self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
         self.touch_openings(before.as_ref(), Some(&workload));
     }
 
-    fn see_service(&mut self, origin: &Origin, service: Result<(Service, Vec<Warning>), Rejected>) {
+    fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
         match service {
-            Ok((service, warnings)) => {
+            Ok(Offered { service, warnings, nearness }) => {
                 self.remark(origin, Vec::new(), warnings);
                 let key = service.name.clone();
+                self.see_nearness(&key, nearness);
                 let listed = self.listed.remove_service(&key);
                 let before = self.services.insert(service).or(listed);
                 self.touch_service(&key, before.as_ref());
@@ -282,7 +297,11 @@ impl Ledger {
         match custom.outcome {
             Ok((object, warnings)) => {
                 self.remark(origin, Vec::new(), warnings);
+                if matches!(object, Object::TagRoute(_)) {
+                    self.touch_preferences();
+                }
                 let touched = self.customs.put(origin, object, custom.created);
+                self.mention(origin, custom.mentioned);
                 self.touch_customs(touched);
             }
             // The last good version stays.
@@ -328,6 +347,7 @@ impl Ledger {
             Watched::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
                     let before = self.workloads.remove(&name);
+                    self.see_place(&name, None);
                     self.touch_openings(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
@@ -336,9 +356,11 @@ impl Ledger {
                 if let Ok(name) = ServiceName::new(namespace, name) {
                     let listed = self.listed.remove_service(&name);
                     let before = self.services.remove(&name).or(listed);
+                    self.see_nearness(&name, None);
                     self.touch_service(&name, before.as_ref());
                 }
             }
+            Watched::Nodes => self.see_node(name, None),
             Watched::Namespaces => {
                 if let Ok(name) = Name::new(name) {
                     self.namespaces.remove(&name);
@@ -349,6 +371,10 @@ impl Ledger {
             Watched::Secrets | Watched::Deployments | Watched::Entrances => {}
             Watched::Custom(_) => {
                 let touched = self.customs.remove(origin);
+                if matches!(touched, Some(ObjectKey::TagRoute(_))) {
+                    self.touch_preferences();
+                }
+                self.forget_settings(origin);
                 self.touch_customs(touched);
             }
         }
@@ -401,7 +427,7 @@ impl Ledger {
                     return None;
                 }
                 let services = self.services.near(workload);
-                Some(Object::Workload(with_target_ports(workload, services)))
+                Some(Object::Workload(self.placed(with_target_ports(workload, services))))
             }
             ObjectKey::Service(name) => {
                 let listed = || self.listed.service(name).filter(|_| self.edge.leads_to(name));
@@ -409,26 +435,11 @@ impl Ledger {
             }
             ObjectKey::Gateway(name) => self.edge.gateway(name).cloned().map(Object::Gateway),
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
+            ObjectKey::TagRoute(name) => {
+                self.customs.get(key).cloned().or_else(|| self.preference(name))
+            }
             other => self.customs.get(other).cloned(),
         }
-    }
-
-    /// What the object says, and for namespaces that it does not list, what they say themselves.
-    fn mesh_config(&self) -> Option<MeshConfig> {
-        let written = match self.customs.get(&ObjectKey::MeshConfig) {
-            Some(Object::MeshConfig(config)) => Some(config.clone()),
-            _ => None,
-        };
-        if written.is_none() && self.namespaces.is_empty() {
-            return None;
-        }
-        let mut config = written.unwrap_or_default();
-        for (name, wanted) in &self.namespaces {
-            let own = config.namespaces.entry(name.clone()).or_default();
-            own.mode = own.mode.or(wanted.mode);
-            own.plaintext = own.plaintext.or(wanted.plaintext);
-        }
-        Some(config)
     }
 
     fn all_remarks(&self) -> (Vec<Rejected>, Vec<Warning>) {
@@ -439,6 +450,7 @@ impl Ledger {
         }
         rejected.extend(self.customs.duplicates());
         warnings.extend(self.overruled());
+        warnings.extend(self.all_overridden());
         warnings.extend(self.borrowed());
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };
@@ -455,32 +467,6 @@ impl Ledger {
         rejected.sort();
         warnings.sort();
         (rejected, warnings)
-    }
-
-    /// Namespaces that want another mode than the `MeshConfig` gives them.
-    fn overruled(&self) -> Vec<Warning> {
-        let Some(Object::MeshConfig(config)) = self.customs.get(&ObjectKey::MeshConfig) else {
-            return Vec::new();
-        };
-        let overruled = |(name, wanted): (&Name, &Admission)| {
-            let mode = wanted.mode?;
-            let given = config.namespaces.get(name)?.mode.filter(|given| *given != mode)?;
-            Some(Warning {
-                at: Place {
-                    kind: Some("Namespace".to_owned()),
-                    name: Some(name.to_string()),
-                    field: Some("metadata.annotations".to_owned()),
-                    ..Place::default()
-                },
-                problem: format!(
-                    "asks for {}, and the MeshConfig gives it {}, which is in force",
-                    mode.as_str(),
-                    given.as_str()
-                ),
-                remedy: "remove one of the two".to_owned(),
-            })
-        };
-        self.namespaces.iter().filter_map(overruled).collect()
     }
 }
 

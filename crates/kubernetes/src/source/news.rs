@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod, Secret, Service as ServedService};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service as ServedService};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
-use kube::core::{ApiResource, DynamicObject};
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use leno_model::{Admission, Service, Workload};
 use leno_registry::{Rejected, ServedKind, Warning};
 
 use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, Member, NamespaceAdmission, ServiceReading, addresses, custom, endpoints, member,
-    namespace, service,
+    Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceAdmission, Nearness, ServiceReading, ZONE,
+    addresses, custom, endpoints, member, namespace, nearness, service,
 };
 
 /// What the stream of one kind tells.
@@ -60,13 +60,25 @@ pub(crate) struct Seen {
 /// What an object is to the mesh.
 pub(crate) enum Item {
     Pod(Result<Member, Box<Rejected>>),
-    Service(Result<(Service, Vec<Warning>), Rejected>),
+    Service(Result<Offered, Rejected>),
     /// A service whose endpoints somebody lists,
     Listed(Service),
     /// and some of those.
     Endpoints(Vec<Workload>),
     Namespace(NamespaceAdmission),
     Custom(Custom),
+    /// The settings of another mesh.
+    Foreign(Foreign),
+    /// A node, and in which zone it is.
+    Node(Option<String>),
+}
+
+/// A service that clients in the mesh may call.
+pub(crate) struct Offered {
+    pub(crate) service: Service,
+    pub(crate) warnings: Vec<Warning>,
+    /// How near its endpoints are to be, if it says so.
+    pub(crate) nearness: Option<Nearness>,
 }
 
 impl Id {
@@ -79,12 +91,22 @@ impl Seen {
     pub(crate) fn pod(pod: Pod) -> Self {
         let item = member(&pod).transpose().map(Item::Pod);
         let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
-        Self { id: Id::of(&pod), item, fact, record: None }
+        let is_odd = match &item {
+            Some(Item::Pod(Ok(member))) => member.admission.is_err(),
+            Some(Item::Pod(Err(_))) => true,
+            _ => false,
+        };
+        let record = is_odd.then(|| Record::remarked(&pod));
+        Self { id: Id::of(&pod), item, fact, record }
     }
 
     pub(crate) fn service(served: ServedService) -> Self {
         let item = match service(&served) {
-            ServiceReading::Ours(service, warnings) => Some(Item::Service(Ok((service, warnings)))),
+            ServiceReading::Ours(service, mut warnings) => {
+                let (nearness, warning) = nearness(&served);
+                warnings.extend(warning);
+                Some(Item::Service(Ok(Offered { service, warnings, nearness })))
+            }
             ServiceReading::Listed(service, _) => Some(Item::Listed(service)),
             ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
             ServiceReading::Foreign(why) => {
@@ -93,7 +115,20 @@ impl Seen {
                 None
             }
         };
-        Self { id: Id::of(&served), item, fact: None, record: None }
+        let is_odd = match &item {
+            Some(Item::Service(Ok(offered))) => !offered.warnings.is_empty(),
+            Some(Item::Service(Err(_))) => true,
+            _ => false,
+        };
+        let record = is_odd.then(|| Record::remarked(&served));
+        Self { id: Id::of(&served), item, fact: None, record }
+    }
+
+    /// In which zone a node is; the rest of it is nobody's here.
+    pub(crate) fn node(node: PartialObjectMeta<Node>) -> Self {
+        let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
+        let item = Some(Item::Node(zone));
+        Self { id: Id::of(&node), item, fact: None, record: None }
     }
 
     pub(crate) fn slice(slice: EndpointSlice) -> Self {
@@ -128,9 +163,10 @@ impl Seen {
 
     pub(crate) fn namespace(object: Namespace) -> Self {
         let admission = namespace(&object);
+        let record = admission.is_err().then(|| Record::remarked(&object));
         let item = (admission != Ok(Admission::default())).then_some(Item::Namespace(admission));
         let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
-        Self { id: Id::of(&object), item, fact, record: None }
+        Self { id: Id::of(&object), item, fact, record }
     }
 
     pub(crate) fn custom(
@@ -140,9 +176,12 @@ impl Seen {
     ) -> Self {
         let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
         let fact = gateway::fact(kind, &resource.api_version, &object);
-        let item = match EDGE_KINDS.contains(&kind) {
-            true => None,
-            false => custom(kind, &resource.api_version, object).map(Item::Custom),
+        let item = if EDGE_KINDS.contains(&kind) {
+            None
+        } else if FOREIGN_CONFIGS.contains(&kind) {
+            Foreign::read(&object).map(Item::Foreign)
+        } else {
+            custom(kind, &resource.api_version, object).map(Item::Custom)
         };
         // Nothing to the mesh, and nothing of ours stands there.
         let matters = item.is_some() || fact.is_some();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kube::Resource;
 use kube::core::{ApiResource, DynamicObject};
 use leno_registry::ServedKind;
 use serde_json::Value;
@@ -51,6 +52,28 @@ impl Record {
             parents: parents.cloned().collect(),
             standing,
         })
+    }
+
+    /// Of an object of the cluster's own of which there is something to say.
+    pub(crate) fn remarked<K>(object: &K) -> Self
+    where
+        K: Resource<DynamicType = ()> + k8s_openapi::Resource,
+    {
+        let meta = object.meta();
+        Self {
+            form: Form::Nothing,
+            resource: Arc::new(ApiResource::erase::<K>(&())),
+            target: Target {
+                kind: <K as k8s_openapi::Resource>::KIND,
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone().unwrap_or_default(),
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            generation: meta.generation.unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            parents: Vec::new(),
+            standing: Value::Null,
+        }
     }
 
     /// Whether the status says something in our name.

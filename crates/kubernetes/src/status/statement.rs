@@ -23,6 +23,8 @@ pub struct Statement {
     pub(crate) said: Said,
     /// Why the object is refused, if it is.
     pub(crate) refusal: Option<String>,
+    /// What of it is not heeded, if anything.
+    pub(crate) remark: Option<String>,
 }
 
 /// Which object is meant.
@@ -205,7 +207,7 @@ impl Statement {
 
     /// Whether there is anything to write or to tell.
     pub(crate) fn is_due(&self) -> bool {
-        self.refusal.is_some() || self.status(&Value::Null).is_some()
+        self.refusal.is_some() || self.remark.is_some() || self.status(&Value::Null).is_some()
     }
 }
 
@@ -291,6 +293,7 @@ mod tests {
             standing,
             said,
             refusal: None,
+            remark: None,
         }
     }
 

@@ -45,4 +45,6 @@ const INSTALLED: &[(&str, &str)] = &[
     ("apps", "daemonsets"),
     ("policy", "poddisruptionbudgets"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings"),
 ];

@@ -78,7 +78,8 @@ impl Elected {
         (winner != origin).then(|| duplicate(&key, origin, winner))
     }
 
-    fn in_force(&self, key: &ObjectKey) -> Option<&Origin> {
+    /// Which one is in force.
+    pub(super) fn in_force(&self, key: &ObjectKey) -> Option<&Origin> {
         let age = |origin: &&Origin| self.held.get(origin).map(|held| held.created);
         self.by_key.get(key)?.iter().min_by_key(age)
     }

@@ -99,6 +99,7 @@ impl Ledger {
             standing: record.standing.clone(),
             said,
             refusal: refusal.or_else(|| self.edge.refusal(record.target.kind, id)),
+            remark: self.remarks_of(origin),
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
-use leno_model::TrafficMode;
+use leno_model::{Egress, MeshConfig, TrafficMode};
 use serde_json::{Value, json};
 
 use super::*;
@@ -12,6 +12,8 @@ use crate::status::Said;
 
 mod border;
 mod gateways;
+mod places;
+mod settings;
 
 const PODS: usize = 0;
 const SERVICES: usize = 1;

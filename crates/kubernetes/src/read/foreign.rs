@@ -1,0 +1,242 @@
+//! The settings of OSM, osm-edge and FSM: what of them says something here.
+
+use std::collections::BTreeSet;
+
+use kube::core::DynamicObject;
+use leno_model::{Egress, TrafficMode};
+use leno_registry::{ServedKind, Warning};
+use serde_json::Value;
+
+use super::place;
+use crate::inject::{AddressRange, Exclusions, is_interface};
+
+/// The kinds of other meshes' settings.
+pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
+    ServedKind {
+        group: "config.openservicemesh.io",
+        kind: "MeshConfig",
+        api_versions: &["config.openservicemesh.io/v1alpha2", "config.openservicemesh.io/v1alpha1"],
+    },
+    ServedKind {
+        group: "config.flomesh.io",
+        kind: "MeshConfig",
+        api_versions: &[
+            "config.flomesh.io/v1alpha3",
+            "config.flomesh.io/v1alpha2",
+            "config.flomesh.io/v1alpha1",
+        ],
+    },
+];
+
+/// What the settings of another mesh say that holds here too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Foreign {
+    /// Whether policies decide who may call whom.
+    pub(crate) mode: TrafficMode,
+    /// What becomes of connections to what is not of the mesh.
+    pub(crate) egress: Egress,
+    /// What no pod sends through its sidecar.
+    pub(crate) exclusions: Exclusions,
+    /// What it says and nobody heeds.
+    pub(crate) warnings: Vec<Warning>,
+}
+
+impl Foreign {
+    /// Reads the settings of another mesh; those of a name that no such mesh reads are nothing.
+    pub(crate) fn read(object: &DynamicObject) -> Option<Self> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        if !NAMES.contains(&name) {
+            return None;
+        }
+        let mut reading = Reading { object, warnings: Vec::new() };
+        // The schema's default is false, for both.
+        let permissive = reading.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
+        let egress = reading.is_on("/spec/traffic/enableEgress");
+        let exclusions = Exclusions {
+            outbound_ports: reading.ports("outboundPortExclusionList"),
+            inbound_ports: reading.ports("inboundPortExclusionList"),
+            outbound_ranges: reading.ranges("outboundIPRangeExclusionList"),
+            included_ranges: reading.ranges("outboundIPRangeInclusionList"),
+            interfaces: reading.interfaces("networkInterfaceExclusionList"),
+        };
+        for (pointer, remedy) in UNHEEDED {
+            if object.data.pointer(pointer).is_some_and(asks_for_something) {
+                reading.warn(&pointer.trim_start_matches('/').replace('/', "."), remedy);
+            }
+        }
+        Some(Self {
+            mode: if permissive { TrafficMode::Permissive } else { TrafficMode::Strict },
+            egress: if egress { Egress::Allow } else { Egress::Deny },
+            exclusions,
+            warnings: reading.warnings,
+        })
+    }
+}
+
+/// An object that is being read.
+struct Reading<'a> {
+    object: &'a DynamicObject,
+    warnings: Vec<Warning>,
+}
+
+impl Reading<'_> {
+    fn is_on(&self, pointer: &str) -> bool {
+        self.object.data.pointer(pointer).and_then(Value::as_bool) == Some(true)
+    }
+
+    fn warn(&mut self, field: &str, remedy: &str) {
+        self.warnings.push(Warning {
+            at: place(&self.object.metadata, "MeshConfig", field),
+            problem: "is not heeded by Leno".to_owned(),
+            remedy: remedy.to_owned(),
+        });
+    }
+
+    /// The elements of a list under `spec.traffic` that can be read; the others are told.
+    fn list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
+        let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
+        let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let mut found = BTreeSet::new();
+        for (index, element) in elements.iter().enumerate() {
+            match read(element) {
+                Some(element) => drop(found.insert(element)),
+                None => self.warn(&format!("spec.traffic.{key}[{index}]"), "correct or remove it"),
+            }
+        }
+        found
+    }
+
+    fn ports(&mut self, key: &str) -> BTreeSet<u16> {
+        self.list(key, |it| u16::try_from(it.as_u64()?).ok().filter(|port| *port > 0))
+    }
+
+    fn ranges(&mut self, key: &str) -> BTreeSet<AddressRange> {
+        self.list(key, |it| it.as_str()?.parse().ok())
+    }
+
+    fn interfaces(&mut self, key: &str) -> BTreeSet<String> {
+        self.list(key, |it| it.as_str().filter(|name| is_interface(name)).map(str::to_owned))
+    }
+}
+
+/// Whether a field says more than that something is off.
+fn asks_for_something(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(on) => *on,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(fields) => fields.values().any(asks_for_something),
+    }
+}
+
+/// The names by which those meshes know their settings.
+const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
+
+/// What is not heeded although it asks for something, and what to do.
+const UNHEEDED: &[(&str, &str)] = &[
+    (
+        "/spec/traffic/inboundExternalAuthorization/enable",
+        "write an ExternalAuthorization for the services that need it",
+    ),
+    ("/spec/observability/tracing/enable", "write `tracing` into a MeshConfig of leno.dev"),
+    ("/spec/observability/remoteLogging/enable", "write `accessLog` into a MeshConfig of leno.dev"),
+    ("/spec/sidecar/sidecarDisabledMTLS", "nothing: connections in the mesh are always encrypted"),
+    ("/spec/sidecar/localDNSProxy/enable", "annotate namespaces or pods `leno.dev/dns: proxy`"),
+    (
+        "/spec/sidecar/resources",
+        "annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its like",
+    ),
+    ("/spec/sidecar/cipherSuites", "nothing: Leno speaks TLS 1.3 with its suites alone"),
+    ("/spec/sidecar/ecdhCurves", "nothing: Leno speaks TLS 1.3 with its groups alone"),
+    (
+        "/spec/certificate/ingressGateway",
+        "give the ingress controller a certificate as docs/kubernetes.md says",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(name: &str, spec: &Value) -> Option<Foreign> {
+        let metadata = json!({"name": name, "namespace": "osm-system"});
+        let object = json!({"metadata": metadata, "spec": spec});
+        Foreign::read(&serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn a_strict_mesh_stays_strict() {
+        let foreign = read("osm-mesh-config", &json!({})).unwrap();
+        assert_eq!((foreign.mode, foreign.egress), (TrafficMode::Strict, Egress::Deny));
+        assert_eq!(foreign.exclusions, Exclusions::default());
+        let traffic = json!({"enableEgress": true, "enablePermissiveTrafficPolicyMode": true});
+        let foreign = read("fsm-mesh-config", &json!({"traffic": traffic})).unwrap();
+        assert_eq!((foreign.mode, foreign.egress), (TrafficMode::Permissive, Egress::Allow));
+        assert_eq!(read("mesh", &json!({})), None);
+    }
+
+    #[test]
+    fn global_exclusions_are_read_one_by_one() {
+        let foreign = read(
+            "osm-mesh-config",
+            &json!({"traffic": {
+                "outboundPortExclusionList": [6379, 0, 70000],
+                "inboundPortExclusionList": [9000],
+                "outboundIPRangeExclusionList": ["192.0.2.0/24", "192.0.2.0/99"],
+                "outboundIPRangeInclusionList": ["10.0.0.0/8"],
+                "networkInterfaceExclusionList": ["eth1", "a b"],
+            }}),
+        )
+        .unwrap();
+        let exclusions = foreign.exclusions;
+        assert_eq!(exclusions.outbound_ports, BTreeSet::from([6379]));
+        assert_eq!(exclusions.inbound_ports, BTreeSet::from([9000]));
+        assert_eq!(exclusions.outbound_ranges, BTreeSet::from(["192.0.2.0/24".parse().unwrap()]));
+        assert_eq!(exclusions.included_ranges, BTreeSet::from(["10.0.0.0/8".parse().unwrap()]));
+        assert_eq!(exclusions.interfaces, BTreeSet::from(["eth1".to_owned()]));
+        let fields: Vec<_> =
+            foreign.warnings.iter().map(|it| it.at.field.clone().unwrap()).collect();
+        assert_eq!(
+            fields,
+            [
+                "spec.traffic.outboundPortExclusionList[1]",
+                "spec.traffic.outboundPortExclusionList[2]",
+                "spec.traffic.outboundIPRangeExclusionList[1]",
+                "spec.traffic.networkInterfaceExclusionList[1]",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_not_heeded_is_told_where_it_asks_for_something() {
+        let off = json!({
+            "observability": {"tracing": {"enable": false, "port": 9411}},
+            "sidecar": {"resources": {}, "cipherSuites": [], "localDNSProxy": {"enable": false}},
+        });
+        assert_eq!(read("osm-mesh-config", &off).unwrap().warnings, []);
+        let on = json!({
+            "observability": {"tracing": {"enable": true}},
+            "sidecar": {"resources": {"limits": {"cpu": "1"}}},
+        });
+        let told: Vec<String> = read("osm-mesh-config", &on)
+            .unwrap()
+            .warnings
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(
+            told,
+            [
+                "MeshConfig osm-system/osm-mesh-config: spec.observability.tracing.enable: is not \
+                 heeded by Leno; write `tracing` into a MeshConfig of leno.dev",
+                "MeshConfig osm-system/osm-mesh-config: spec.sidecar.resources: is not heeded by \
+                 Leno; annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its \
+                 like",
+            ]
+        );
+    }
+}

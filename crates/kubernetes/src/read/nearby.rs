@@ -1,0 +1,149 @@
+//! Services whose requests are to stay in the zone of their client.
+
+use k8s_openapi::api::core::v1::Service as Served;
+use leno_model::{
+    CallerRule, Callers, FieldTest, Name, RuleOrigin, ServiceName, TagDialect, TagRoute,
+    TagRouteName, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue, ValueTest, Weights,
+};
+use leno_registry::Warning;
+
+use super::place;
+
+/// How near a service's endpoints are to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nearness {
+    /// In the zone of the client while any is there.
+    Zone,
+    /// In the zone of the client while it has its share of them.
+    Balanced,
+}
+
+/// How near a service wants its endpoints, and what of that is not heeded.
+pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) {
+    let spec = service.spec.as_ref();
+    let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
+    let warn = |field: &str, problem: &str, remedy: &str| Warning {
+        at: place(&service.metadata, "Service", field),
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    match distribution {
+        Some("PreferClose" | "PreferSameZone") => return (Some(Nearness::Zone), None),
+        Some("PreferSameNode") => {
+            let problem = "is heeded as PreferSameZone for clients in the mesh";
+            let warning = warn(DISTRIBUTION, problem, "use PreferSameZone");
+            return (Some(Nearness::Zone), Some(warning));
+        }
+        Some(_) => {
+            let warning = warn(
+                DISTRIBUTION,
+                "is not known here, and not heeded",
+                "use PreferSameZone, or remove it",
+            );
+            return (None, Some(warning));
+        }
+        None => {}
+    }
+    let annotations = service.metadata.annotations.as_ref();
+    let mode = MODES.iter().find_map(|key| annotations?.get(*key));
+    match mode.map(|mode| mode.to_ascii_lowercase()).as_deref() {
+        Some("auto") => (Some(Nearness::Balanced), None),
+        _ => (None, None),
+    }
+}
+
+/// A preference for the own zone, as if somebody had written it.
+pub(crate) fn preference(service: &ServiceName, nearness: Nearness) -> Option<TagRoute> {
+    let name = preference_name(service)?;
+    let origin = RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index: 0 };
+    let present = FieldTest { name: ZONE.to_owned(), test: ValueTest::Present };
+    let set = TagSet::All([(ZONE.to_owned(), TagValue::Callers)].into());
+    let rule = CallerRule {
+        origin,
+        from: Callers { tags: vec![present], ..Callers::default() },
+        split: TagSplit { targets: vec![TagTarget { weight: 1, set }], weights: Weights::Relative },
+        min_percent: match nearness {
+            Nearness::Zone => 0,
+            Nearness::Balanced => SHARE_MIN_PERCENT,
+        },
+        min_total: 0,
+        goes_on: true,
+    };
+    let rules = TagRules { by_caller: vec![rule], ..TagRules::default() };
+    Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules })
+}
+
+/// The name of the preference of a service.
+pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
+    let name = Name::new(&format!("{}{SUFFIX}", service.name)).ok()?;
+    Some(TagRouteName { namespace: service.namespace.clone(), name })
+}
+
+/// The service whose preference has this name, if it is the name of one.
+pub(crate) fn preferring(name: &TagRouteName) -> Option<ServiceName> {
+    let service = name.name.as_str().strip_suffix(SUFFIX)?;
+    ServiceName::new(name.namespace.as_str(), service).ok()
+}
+
+/// The label of nodes that says in which zone they are; workloads get it of their node.
+pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
+const SUFFIX: &str = ".traffic-distribution";
+const DISTRIBUTION: &str = "spec.trafficDistribution";
+/// The annotation, and what it was called before.
+const MODES: [&str; 2] =
+    ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
+/// A zone with less than this of the endpoints would have to carry more than it can.
+const SHARE_MIN_PERCENT: u32 = 20;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(distribution: Value, annotations: Value) -> (Option<Nearness>, Option<String>) {
+        let service = json!({
+            "metadata": {"name": "web", "namespace": "shop", "annotations": annotations},
+            "spec": {"trafficDistribution": distribution},
+        });
+        let (nearness, warning) = nearness(&serde_json::from_value(service).unwrap());
+        (nearness, warning.map(|it| it.to_string()))
+    }
+
+    #[test]
+    fn services_say_how_near_their_endpoints_are_to_be() {
+        let none = json!({});
+        let auto = json!({"service.kubernetes.io/topology-mode": "Auto"});
+        for (distribution, annotations, expected) in [
+            (json!(null), &none, None),
+            (json!("PreferClose"), &none, Some(Nearness::Zone)),
+            (json!("PreferSameZone"), &auto, Some(Nearness::Zone)),
+            (json!(null), &auto, Some(Nearness::Balanced)),
+            (
+                json!(null),
+                &json!({"service.kubernetes.io/topology-aware-hints": "auto"}),
+                Some(Nearness::Balanced),
+            ),
+            (json!(null), &json!({"service.kubernetes.io/topology-mode": "Disabled"}), None),
+        ] {
+            assert_eq!(of(distribution, annotations.clone()), (expected, None));
+        }
+        let (nearness, warning) = of(json!("PreferSameNode"), none.clone());
+        assert_eq!(nearness, Some(Nearness::Zone));
+        assert!(warning.unwrap().contains("is heeded as PreferSameZone"));
+        let (nearness, warning) = of(json!("Elsewhere"), none);
+        assert_eq!(nearness, None);
+        assert!(warning.unwrap().contains("is not known here"));
+    }
+
+    #[test]
+    fn a_preference_is_found_by_its_name() {
+        let service = ServiceName::new("shop", "web").unwrap();
+        let route = preference(&service, Nearness::Balanced).unwrap();
+        assert_eq!(route.scope, TagScope::Service(service.clone(), None));
+        assert_eq!(route.rules.by_caller[0].min_percent, 20);
+        assert_eq!(preferring(&route.name), Some(service));
+        let other = TagRouteName { name: Name::new("canary").unwrap(), ..route.name };
+        assert_eq!(preferring(&other), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! Zones of nodes are labels of workloads, and services prefer their clients' zone.
+
+use k8s_openapi::api::core::v1::Node;
+use kube::core::PartialObjectMeta;
+
+use super::*;
+
+fn nodes() -> usize {
+    kinds().iter().position(|it| matches!(it, Watched::Nodes)).unwrap()
+}
+
+fn node(name: &str, zone: &str) -> News {
+    let labels = json!({"topology.kubernetes.io/zone": zone});
+    let node: PartialObjectMeta<Node> = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::node(node)))
+}
+
+fn pod_on(node: &str) -> News {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "a", "namespace": "shop", "labels": {"leno.dev/meshed": "sidecar"}},
+        "spec": {"nodeName": node, "containers": [{"name": "web"}]},
+        "status": {"podIP": "10.1.0.1"},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::pod(pod)))
+}
+
+fn near(distribution: Value) -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"}, "ports": [{"port": 80}],
+                 "trafficDistribution": distribution},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
+fn zone(update: Option<Update>) -> Option<String> {
+    match update.unwrap().changes.pop().unwrap() {
+        Change::Upsert(Object::Workload(workload)) => {
+            workload.labels.get("topology.kubernetes.io/zone").cloned()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_workload_is_in_the_zone_of_its_node() {
+    let mut ledger = settled();
+    ledger.take(PODS, pod_on("n1"));
+    assert_eq!(zone(ledger.flush()), None);
+    ledger.take(nodes(), node("n1", "east"));
+    assert_eq!(zone(ledger.flush()).as_deref(), Some("east"));
+    ledger.take(nodes(), node("n2", "north"));
+    assert!(ledger.flush().is_none());
+    ledger.take(nodes(), node("n1", "west"));
+    assert_eq!(zone(ledger.flush()).as_deref(), Some("west"));
+    ledger.take(nodes(), gone("", "n1"));
+    assert_eq!(zone(ledger.flush()), None);
+}
+
+#[test]
+fn a_service_that_asks_for_it_prefers_the_zone_of_the_client() {
+    let mut ledger = settled();
+    ledger.take(SERVICES, near(json!("PreferClose")));
+    let key = "TagRoute shop/web.traffic-distribution";
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web", &format!("+ {key}")]);
+    // What somebody wrote counts.
+    let kind = index("TagRoute", "leno.dev");
+    let written = json!({"service": "web", "sameTag": [{"tags": ["rack"]}]});
+    ledger.take(kind, custom(kind, "mine", "2025-01-01T00:00:00Z", written));
+    assert_eq!(shown(ledger.flush()), [format!("- {key}"), "+ TagRoute shop/mine".to_owned()]);
+    ledger.take(kind, gone("shop", "mine"));
+    assert_eq!(shown(ledger.flush()), ["- TagRoute shop/mine".to_owned(), format!("+ {key}")]);
+    ledger.take(SERVICES, near(json!(null)));
+    assert_eq!(shown(ledger.flush()), [format!("- {key}")]);
+}
+
+#[test]
+fn what_is_not_heeded_of_a_service_or_namespace_is_said_beside_it() {
+    let mut ledger = settled();
+    ledger.take(SERVICES, near(json!("PreferSameNode")));
+    ledger.take(NAMESPACES, namespace("shop", "stict"));
+    let statements = ledger.statements().unwrap();
+    let said: Vec<(String, bool)> = statements
+        .iter()
+        .map(|it| (it.target.to_string(), it.refusal.is_some() && it.remark.is_none()))
+        .collect();
+    assert_eq!(said, [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]);
+    assert!(statements.iter().all(|it| it.said == Said::Nothing));
+    // Once there is nothing to say, nothing is said.
+    ledger.take(SERVICES, near(json!(null)));
+    ledger.take(NAMESPACES, namespace("shop", "strict"));
+    assert_eq!(ledger.statements().unwrap(), []);
+}
+
+#[test]
+fn sidecars_are_not_told_of_services_without_a_selector() {
+    let mut ledger = settled();
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": "outside", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
+    }))
+    .unwrap();
+    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(service.clone()))));
+    assert!(ledger.flush().is_none(), "to them its address is outside the mesh");
+    let seen = Seen::service(service).without_gateways();
+    assert!(seen.item.is_none());
+}

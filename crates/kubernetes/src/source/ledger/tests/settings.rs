@@ -1,0 +1,82 @@
+//! The settings of another mesh hold where ours say nothing.
+
+use super::*;
+
+const OSM: &str = "config.openservicemesh.io";
+const THEN: &str = "2025-01-01T00:00:00Z";
+
+fn foreign(spec: Value) -> (usize, News) {
+    let kind = index("MeshConfig", OSM);
+    (kind, custom(kind, "osm-mesh-config", THEN, spec))
+}
+
+#[test]
+fn a_strict_mesh_of_osm_is_strict_here() {
+    let mut ledger = settled();
+    let traffic = json!({"outboundPortExclusionList": [6379]});
+    let (kind, news) = foreign(json!({"traffic": traffic}));
+    ledger.take(kind, news);
+    let found = config(ledger.flush());
+    assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
+    assert_eq!(ledger.exclusions().outbound_ports, BTreeSet::from([6379]));
+    let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+    let (kind, news) = foreign(json!({"traffic": open}));
+    ledger.take(kind, news);
+    let found = config(ledger.flush());
+    assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Allow));
+    assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
+    ledger.take(kind, gone("", "osm-mesh-config"));
+    assert_eq!(shown(ledger.flush()), ["- MeshConfig"]);
+}
+
+#[test]
+fn of_two_meshes_the_stricter_counts() {
+    let mut ledger = settled();
+    let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+    let (kind, news) = foreign(json!({"traffic": open}));
+    ledger.take(kind, news);
+    let fsm = index("MeshConfig", "config.flomesh.io");
+    ledger.take(fsm, custom(fsm, "fsm-mesh-config", THEN, json!({})));
+    let found = config(ledger.flush());
+    assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
+}
+
+#[test]
+fn what_our_own_settings_say_wins_and_is_said() {
+    let mut ledger = settled();
+    let own = index("MeshConfig", "leno.dev");
+    let (kind, news) = foreign(json!({}));
+    ledger.take(kind, news);
+    ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": "permissive"})));
+    let update = ledger.flush().unwrap();
+    let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+    let said = "spec.traffic.enablePermissiveTrafficPolicyMode: the MeshConfig of leno.dev says \
+                `trafficMode: permissive`, which is in force; remove one of the two";
+    assert_eq!(warnings, [format!("MeshConfig osm-mesh-config: {said}")]);
+    let found = config(Some(update));
+    assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Deny));
+    // Beside the object, too.
+    let statements = ledger.statements().unwrap();
+    let remark = statements.iter().find_map(|statement| statement.remark.as_ref()).unwrap();
+    assert!(remark.contains("`trafficMode: permissive`, which is in force"), "{remark}");
+    // What ours leave open, theirs say: a trust domain is no opinion about the mode.
+    ledger.take(own, custom(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings, []);
+    let found = config(Some(update));
+    assert_eq!(found.mode, TrafficMode::Strict);
+    assert_eq!(found.trust_domain.to_string(), "prod.example");
+}
+
+#[test]
+fn nothing_is_told_while_the_settings_of_another_mesh_may_not_be_read() {
+    let kind = index("MeshConfig", OSM);
+    let mut ledger = Ledger::new(kinds());
+    for other in (0..kinds().len()).filter(|other| *other != kind) {
+        ledger.take(other, News::Complete);
+    }
+    ledger.take(kind, News::Forbidden("no".to_owned()));
+    assert!(ledger.flush().is_none(), "what is enforced is not known");
+    ledger.take(kind, News::Absent);
+    assert!(ledger.flush().is_some());
+}

@@ -1,0 +1,147 @@
+//! The settings of another mesh in the cluster, and what is said beside objects.
+
+use std::time::{Duration, Instant};
+
+use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::status::keep_statuses;
+use leno_model::{Egress, MeshConfig, Object, ObjectKey, TagRouteName, TrafficMode};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::server::{Server, run};
+use crate::world::World;
+
+fn settings(world: &World) -> Option<&MeshConfig> {
+    match world.objects.get(&ObjectKey::MeshConfig) {
+        Some(Object::MeshConfig(config)) => Some(config),
+        _ => None,
+    }
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn the_settings_of_osm_are_followed() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("osm-system").await;
+        let mut world = World::follow(server.client().await);
+        world.until("a first picture", |world| world.updates == 1).await;
+        assert_eq!(settings(&world), None);
+        server.define(OSM).await;
+        let traffic = json!({"enableEgress": true});
+        let spec = json!({"spec": {"traffic": traffic}});
+        server.apply(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        world
+            .until("a strict mesh", |world| {
+                let found = settings(world).map(|it| (it.mode, it.egress));
+                found == Some((TrafficMode::Strict, Egress::Allow))
+            })
+            .await;
+        let spec = json!({"spec": {"traffic": {"enablePermissiveTrafficPolicyMode": true}}});
+        server.apply(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        world
+            .until("a permissive mesh", |world| {
+                settings(world).is_some_and(|it| it.mode == TrafficMode::Permissive)
+            })
+            .await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn zones_of_nodes_and_what_services_ask_for_are_followed() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        let labels = json!({"topology.kubernetes.io/zone": "east"});
+        server.apply("v1/Node", None, "n1", json!({"metadata": {"labels": labels}})).await;
+        let pod = json!({
+            "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "web", "image": "none"}]},
+            "status": {"phase": "Running", "podIP": "10.9.0.1"},
+        });
+        server.apply("v1/Pod", Some("shop"), "web-1", pod).await;
+        let ports = json!([{"port": 80, "protocol": "TCP"}]);
+        let near = json!({
+            "selector": {"app": "web"}, "ports": ports, "trafficDistribution": "PreferClose",
+        });
+        server.apply("v1/Service", Some("shop"), "web", json!({"spec": near})).await;
+        let mut world = World::follow(server.client().await);
+        world
+            .until("a workload in its zone", |world| {
+                world.objects.values().any(|object| match object {
+                    Object::Workload(workload) => workload
+                        .labels
+                        .get("topology.kubernetes.io/zone")
+                        .is_some_and(|zone| zone == "east"),
+                    _ => false,
+                })
+            })
+            .await;
+        let name: TagRouteName = "shop/web.traffic-distribution".parse().unwrap();
+        world
+            .until("a preference", |world| {
+                world.objects.contains_key(&ObjectKey::TagRoute(name.clone()))
+            })
+            .await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        let wrong = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "stict"}}});
+        server.apply("v1/Namespace", None, "shop", wrong.clone()).await;
+        let pod = json!({
+            "metadata": {
+                "labels": {"leno.dev/meshed": "sidecar"},
+                "annotations": {"leno.dev/plaintext": "yes"},
+            },
+            "spec": {"containers": [{"name": "web", "image": "none"}]},
+            "status": {"phase": "Running", "podIP": "10.9.0.1"},
+        });
+        server.apply("v1/Pod", Some("shop"), "web-1", pod).await;
+        let ports = json!([{"port": 80, "protocol": "TCP"}]);
+        let sticky = json!({"selector": {"a": "b"}, "ports": ports, "sessionAffinity": "ClientIP"});
+        server.apply("v1/Service", Some("shop"), "web", json!({"spec": sticky})).await;
+
+        let source = Source::new(server.client().await, Options::default());
+        let statements = source.statements();
+        let mut tasks = JoinSet::new();
+        let (_leads, leading) = watch::channel(true);
+        let name = "leno-control-a".to_owned();
+        tasks.spawn(keep_statuses(server.client().await, name, statements, leading));
+        let (told, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(told));
+        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+
+        let deadline = Instant::now() + PATIENCE;
+        for (namespace, kind, reason, part) in [
+            ("default", "Namespace", "Refused", "leno.dev/traffic-mode"),
+            ("shop", "Pod", "Refused", "leno.dev/plaintext"),
+            ("shop", "Service", "Unheeded", "spec.sessionAffinity"),
+        ] {
+            loop {
+                let events = server.events(namespace).await;
+                let is_it = |event: &Value| {
+                    event["regarding"]["kind"] == kind
+                        && event["reason"] == reason
+                        && event["note"].as_str().is_some_and(|note| note.contains(part))
+                };
+                if events.iter().any(is_it) {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "no event of {kind}: {events:?}");
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+    });
+}
+
+const OSM: &str = "config.openservicemesh.io/v1alpha2/MeshConfig";
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(100);

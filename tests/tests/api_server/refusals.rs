@@ -1,0 +1,120 @@
+//! What the API server refuses by itself, and what it does while nobody answers the webhook.
+
+use serde_json::{Value, json};
+
+use crate::installed::{install, options};
+use crate::server::{Server, run};
+use leno_kubernetes::install::Options;
+
+/// Waits until a policy that was just made is in force, and what it says then.
+async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
+    for _ in 0..LOOKS_MAX {
+        match server.offer(kind, Some("shop"), name, json!({"spec": spec})).await {
+            Err(said) => return said,
+            Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+    panic!("{kind} {name} is accepted")
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn rules_that_can_mean_nothing_are_refused_early() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        install(&server, &Options { with_smi: true, ..options() }).await;
+        let target = |namespace: &str| {
+            json!({
+                "destination": {"kind": "ServiceAccount", "name": "web", "namespace": namespace},
+                "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "elsewhere"}],
+            })
+        };
+        let said = refused(&server, TARGETS, "t", &target("other")).await;
+        assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
+        server.offer(TARGETS, Some("shop"), "t", json!({"spec": target("shop")})).await.unwrap();
+
+        let backends = json!([{"name": "web", "port": {"number": 80, "protocol": "http"}}]);
+        let said = refused(&server, BACKENDS, "b", &json!({"backends": backends})).await;
+        assert!(said.contains("spec.sources: is empty"), "{said}");
+        let sources = json!([{"kind": "IPRange", "name": "192.0.2.0/24"}]);
+        let said = refused(&server, BACKENDS, "b", &json!({"sources": sources})).await;
+        assert!(said.contains("spec.backends: is empty"), "{said}");
+        let right = json!({"spec": {"backends": backends, "sources": sources}});
+        server.offer(BACKENDS, Some("shop"), "b", right).await.unwrap();
+        // Another mesh may mean something by what Leno does not: that is warned of.
+        let ports = json!([{"number": 5432, "protocol": "tcp"}]);
+        let wide = json!({"spec": {"hosts": ["db.example"], "ports": ports}});
+        server.offer(EGRESSES, Some("shop"), "e", wide).await.unwrap();
+        for _ in 0..LOOKS_MAX {
+            let warned = server.warnings(EGRESSES, "shop", "e2").await;
+            if warned.contains("says neither `hosts` nor `ipAddresses`") {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        panic!("nobody warns of an Egress to everywhere");
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        for name in ["shop", "other"] {
+            server.namespace(name).await;
+        }
+        let labels = json!({"metadata": {"labels": {"leno.dev/injection": "enabled"}}});
+        server.apply("v1/Namespace", None, "shop", labels).await;
+        let pod = |labels: Value| {
+            json!({
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "web", "image": "none"}]},
+            })
+        };
+        let injection = |word: &str| json!({"leno.dev/injection": word});
+        let said = refused_pod(&server, "shop", pod(json!({}))).await;
+        assert!(
+            said.contains("failed calling webhook \"namespace.sidecar-injector.leno.dev\""),
+            "{said}"
+        );
+        let said = refused_pod(&server, "other", pod(injection("enabled"))).await;
+        assert!(
+            said.contains("failed calling webhook \"pod.sidecar-injector.leno.dev\""),
+            "{said}"
+        );
+        for (namespace, labels) in [("shop", injection("disabled")), ("other", json!({}))] {
+            server.offer("v1/Pod", Some(namespace), "free", pod(labels)).await.unwrap();
+        }
+        // The way out of an emergency, as it is documented.
+        server.delete(WEBHOOKS, None, "sidecar-injector.leno.dev").await;
+        for _ in 0..LOOKS_MAX {
+            if server.offer("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        panic!("pods are not created without the webhook's configuration");
+    });
+}
+
+/// Until the API server knows of the webhook.
+async fn refused_pod(server: &Server, namespace: &str, pod: Value) -> String {
+    for index in 0..LOOKS_MAX {
+        let name = format!("p{index}");
+        match server.offer("v1/Pod", Some(namespace), &name, pod.clone()).await {
+            Err(said) => return said,
+            Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+    panic!("a pod is created without a sidecar")
+}
+
+const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
+const BACKENDS: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
+const EGRESSES: &str = "policy.openservicemesh.io/v1alpha1/Egress";
+const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+const LOOKS_MAX: usize = 120;
