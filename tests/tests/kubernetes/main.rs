@@ -26,6 +26,8 @@ mod injection;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod migration;
+#[cfg(test)]
 mod policies;
 #[cfg(test)]
 mod splits;
