@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# An image of a program as it was built for tests, with the libraries it needs: image.sh PROGRAM OUT.tar
+# An image of a program as it was built for tests, with the libraries it needs, under two names, so that
+# there is one to upgrade to: image.sh PROGRAM OUT.tar
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-python3 "$KC_OCI" -t "$KC_IMAGE" -o "$2" -e /leno -u 1500:1500 --with-libs --dir tmp --link usr/local/bin/leno=/leno "$1:leno" > /dev/null
+python3 "$KC_OCI" -t "$KC_IMAGE" -t "$KC_IMAGE_NEXT" -o "$2" -e /leno -u 1500:1500 --with-libs --dir tmp \
+  --link usr/local/bin/leno=/leno "$1:leno" > /dev/null

@@ -6,9 +6,9 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
 run api_server --test-threads 2
-run kubernetes --test-threads 4 --skip by_plugin --skip maintenance
+run kubernetes --test-threads 4 --skip by_plugin --skip alone::
 # These trouble everything in the cluster, and have it for themselves.
-run kubernetes --test-threads 1 maintenance
+run kubernetes --test-threads 1 alone::
 "$1" install --image "$KC_IMAGE" --cni --apply
 run kubernetes --test-threads 4 by_plugin connectivity
 "$1" uninstall --purge --apply

@@ -44,6 +44,16 @@ pub fn image() -> String {
     image.into_string().expect("images have names of ASCII")
 }
 
+/// The same program under another name: what an upgrade installs.
+///
+/// # Panics
+/// As [`kubectl`].
+#[must_use]
+pub fn next_image() -> String {
+    let image = std::env::var_os("LENO_IMAGE_NEXT").expect("no cluster: run ./test kubernetes");
+    image.into_string().expect("images have names of ASCII")
+}
+
 /// What a command printed, which must have succeeded.
 ///
 /// # Panics
@@ -137,11 +147,29 @@ impl Namespace {
 
     /// A pod that `curl` can be run in; its account has its name.
     pub fn client(&self, name: &str) {
+        self.annotated_client(name, "");
+    }
+
+    /// The same, with annotations, as a part of a YAML map.
+    pub fn annotated_client(&self, name: &str, annotations: &str) {
+        self.lone_pod(
+            name,
+            annotations,
+            "image: 'kc.local/toolbox:1', command: [sh, '-c', 'trap exit TERM; sleep infinity & wait']",
+        );
+    }
+
+    /// A pod that `/testapp call` can be run in; its account has its name.
+    pub fn caller(&self, name: &str) {
+        self.lone_pod(name, "", "image: 'kc.local/testapp:1', args: [idle]");
+    }
+
+    fn lone_pod(&self, name: &str, annotations: &str, container: &str) {
         self.apply(&format!(
             "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}\n---\n{{apiVersion: v1, \
-             kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}}}, spec: {{serviceAccountName: {name}, \
-             terminationGracePeriodSeconds: 1, containers: [{{name: client, image: \"kc.local/toolbox:1\", \
-             imagePullPolicy: Never, command: [sh, \"-c\", \"trap exit TERM; sleep infinity & wait\"]}}]}}}}"
+             kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}, annotations: {{{annotations}}}}}, \
+             spec: {{serviceAccountName: {name}, terminationGracePeriodSeconds: 1, \
+             containers: [{{name: client, imagePullPolicy: Never, {container}}}]}}}}"
         ));
     }
 
@@ -193,35 +221,75 @@ impl Namespace {
     /// Makes a request from a pod.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
-        let command = ["curl", "-s", "-m", "10", "-w", "\n%{http_code}"];
-        let output = self.exec(pod, &[&command[..], arguments].concat());
+        let said = self.curls(pod, 1, arguments).pop();
+        said.unwrap_or(Curl { exit: -1, status: 0, body: String::new() })
+    }
+
+    /// Makes a request from a pod so many times, one after the other; none when nothing can be run there.
+    #[must_use]
+    pub fn curls(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<Curl> {
+        let times = times.to_string();
+        let output = self.exec(pod, &[&["sh", "-c", REPEAT, &times], arguments].concat());
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let (body, status) = said.rsplit_once('\n').unwrap_or_default();
-        // kubectl ends as the command did.
-        Curl {
-            exit: output.status.code().unwrap_or(-1),
-            status: status.trim().parse().unwrap_or(0),
-            body: body.to_owned(),
-        }
+        let each = said.split_terminator(END_OF_ANSWER).filter_map(|one| {
+            let (rest, exit) = one.rsplit_once('\n')?;
+            let (body, status) = rest.rsplit_once('\n')?;
+            let (exit, status) = (exit.parse().ok()?, status.parse().ok()?);
+            Some(Curl { exit, status, body: body.to_owned() })
+        });
+        each.collect()
     }
 
     /// Makes requests until they end so, five times in a row: OSM's tests call that stable.
     pub fn expect_curl(&self, pod: &str, arguments: &[&str], exit: i32, status: u16) {
-        let mut last = None;
-        let mut row = 0;
+        let mut last = Vec::new();
         eventually(
             &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
             PATIENT,
             || {
-                let seen = self.curl(pod, arguments);
-                row = if (seen.exit, seen.status) == (exit, status) { row + 1 } else { 0 };
-                if last.as_ref() != Some(&seen) {
-                    eprintln!("{pod}: curl {arguments:?} -> {} {}", seen.exit, seen.status);
+                let seen = self.curls(pod, STABLE, arguments);
+                let ends: Vec<_> = seen.iter().map(|one| (one.exit, one.status)).collect();
+                let held =
+                    ends.len() == STABLE as usize && ends.iter().all(|end| *end == (exit, status));
+                if ends != last {
+                    eprintln!("{pod}: curl {arguments:?} -> {ends:?}");
                 }
-                last = Some(seen);
-                (row >= 5).then_some(())
+                last = ends;
+                held.then_some(())
             },
         );
+    }
+
+    /// Makes requests until each of these pods has answered one, by the beginnings of their names; nobody
+    /// else may, and none may fail once the first was answered.
+    ///
+    /// # Panics
+    /// When that does not come true.
+    pub fn expect_reached(&self, pod: &str, arguments: &[&str], wanted: &[&str]) {
+        self.expect_curl(pod, arguments, 0, 200);
+        let mut missing: Vec<&str> = wanted.to_vec();
+        eventually(&format!("{pod} reaches {wanted:?} by {arguments:?}"), PATIENT, || {
+            for answer in self.curls(pod, STABLE, arguments) {
+                assert_eq!((answer.exit, answer.status), (0, 200), "{answer:?}");
+                let name = answer.body.strip_prefix("pod=").unwrap_or_default();
+                let of = |wanted: &&str| name.starts_with(*wanted);
+                assert!(
+                    wanted.iter().any(of),
+                    "{name} answers {arguments:?}, and not one of {wanted:?}"
+                );
+                missing.retain(|wanted| !of(wanted));
+            }
+            missing.is_empty().then_some(())
+        });
+    }
+
+    /// The pods of an application.
+    #[must_use]
+    pub fn pods(&self, app: &str) -> Vec<String> {
+        let selector = format!("app={app}");
+        let names = "jsonpath={.items[*].metadata.name}";
+        let found = printed(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]));
+        found.split_whitespace().map(str::to_owned).collect()
     }
 }
 
@@ -277,6 +345,13 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 80, targetPort: h
     )
 }
 
+/// Requests in a row: body, status and exit of each, and a sign that no answer has.
+const REPEAT: &str = "n=$0; while [ $n -gt 0 ]; do curl -s -m 10 -w '\\n%{http_code}' \"$@\"; \
+                      printf '\\n%s\\036' $?; n=$((n-1)); done";
+/// That sign.
+const END_OF_ANSWER: char = '\u{1e}';
+/// How often in a row something has to come true.
+const STABLE: u32 = 5;
 /// For `kubectl`: images are there, but two cores start many pods at once.
 const PATIENCE: &str = "--timeout=120s";
 /// For what must come true.

@@ -1,10 +1,6 @@
 //! Who reaches whom: meshed, not meshed, by which names and addresses.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
-
 use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
-use leno_tests::eventually;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -24,21 +20,32 @@ fn meshed_pods_speak_and_strangers_do_not() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn every_replica_is_reached() {
+fn every_client_reaches_every_replica() {
     let namespace = Namespace::new("replicas", Injection::Enabled);
     namespace.http_server("server", 3);
-    namespace.client("client");
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
+         ports: [{name: http, port: 8080}]}}",
+    );
+    let clients = ["one", "two", "three"];
+    clients.iter().for_each(|client| namespace.client(client));
     namespace.wait_ready();
-    eventually("all three answer", Duration::from_secs(60), || {
-        let pods: BTreeSet<String> = (0..12)
-            .filter_map(|_| {
-                let answer = namespace.curl("client", &["http://server/"]);
-                let pod = answer.body.split_whitespace().next()?.to_owned();
-                (answer.status == 200).then_some(pod)
-            })
-            .collect();
-        (pods.len() == 3).then_some(())
-    });
+    let pods = namespace.pods("server");
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    assert_eq!(pods.len(), 3);
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {end}";
+    let found = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let found: Vec<&str> = found.split_whitespace().collect();
+    for client in clients {
+        namespace.expect_reached(client, &["http://server/"], &pods);
+        namespace.expect_curl(client, &["http://headless:8080/"], 0, 200);
+        // Which of its addresses a client takes is up to it: by each the pod is reached that has it.
+        for of in found.chunks_exact(2) {
+            let there = format!("headless:8080:{}", of[1]);
+            let url = "http://headless:8080/";
+            namespace.expect_reached(client, &["--resolve", &there, url], &of[..1]);
+        }
+    }
 }
 
 #[test]
@@ -131,20 +138,6 @@ fn excluded_ports_go_around_the_mesh() {
     meshed.wait_ready();
     strange.wait_ready();
     strange.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
-}
-
-#[test]
-#[ignore = "needs a cluster: ./test kubernetes"]
-fn a_headless_service_leads_to_its_pods() {
-    let namespace = Namespace::new("headless", Injection::Enabled);
-    namespace.client("client");
-    namespace.http_server("server", 2);
-    namespace.apply(
-        "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
-         ports: [{name: http, port: 8080}]}}",
-    );
-    namespace.wait_ready();
-    namespace.expect_curl("client", &["http://headless:8080/"], 0, 200);
 }
 
 #[test]

@@ -2,21 +2,35 @@
 //! Leno and runs them; each has namespaces of its own.
 
 #[cfg(test)]
+mod alone;
+#[cfg(test)]
 mod both_versions;
 #[cfg(test)]
 mod by_plugin;
+#[cfg(test)]
+mod calls;
 #[cfg(test)]
 mod connectivity;
 #[cfg(test)]
 mod demonstrations;
 #[cfg(test)]
+mod ensembles;
+#[cfg(test)]
+mod entrances;
+#[cfg(test)]
+mod exclusions;
+#[cfg(test)]
 mod gateways;
 #[cfg(test)]
 mod injection;
 #[cfg(test)]
-mod maintenance;
+mod limits;
+#[cfg(test)]
+mod migration;
 #[cfg(test)]
 mod policies;
+#[cfg(test)]
+mod splits;
 #[cfg(test)]
 mod tcp;
 #[cfg(test)]

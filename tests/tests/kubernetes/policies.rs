@@ -112,9 +112,20 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let elsewhere = Namespace::new("elsewhere", Injection::Disabled);
     namespace.http_server("server", 1);
     namespace.client("one");
+    namespace.client("two");
     namespace.wait_ready();
-    // Refused at once, or taken and of no effect, as in OSM with its webhook on and off.
-    drop(elsewhere.try_apply(&TARGETS.replace("NAMESPACE", namespace.name())));
+    let targets = TARGETS.replace("NAMESPACE", namespace.name());
+    // These very objects allow it where they are at home.
+    namespace.apply(&targets);
+    namespace.expect_curl("one", &["http://server/foo"], 0, 200);
+    printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    namespace.expect_curl("one", &["http://server/foo"], 0, 403);
+    // Elsewhere they are refused at once, or taken and of no effect, as in OSM with its webhook on and off.
+    drop(elsewhere.try_apply(&targets));
+    // What was applied after them is in force, so that they have been read.
+    let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
+    namespace.apply(last);
+    namespace.expect_curl("two", &["http://server/foo"], 0, 200);
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
 

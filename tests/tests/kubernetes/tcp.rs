@@ -6,7 +6,7 @@ use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 
 /// A server of lines, and its Service; `banner` is what it says first.
-fn server(name: &str, banner: &str, port: &str) -> String {
+pub(super) fn server(name: &str, banner: &str, port: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
 ---
@@ -19,13 +19,18 @@ fn server(name: &str, banner: &str, port: &str) -> String {
 }
 
 /// What a client hears that says one line, if anything.
-fn heard(namespace: &Namespace, client: &str, server: &str) -> String {
+pub(super) fn heard(namespace: &Namespace, client: &str, server: &str) -> String {
     let command = format!("(echo hello; sleep 1) | nc -w 3 {server} 9000");
     let output = namespace.exec(client, &["sh", "-c", &command]);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn expect_heard(namespace: &Namespace, client: &str, server: &str, wanted: impl Fn(&str) -> bool) {
+pub(super) fn expect_heard(
+    namespace: &Namespace,
+    client: &str,
+    server: &str,
+    wanted: impl Fn(&str) -> bool,
+) {
     eventually(&format!("{client} hears {server}"), Duration::from_secs(90), || {
         wanted(&heard(namespace, client, server)).then_some(())
     });

@@ -73,3 +73,82 @@ fn probes_are_those_of_the_application() {
         assert_eq!(state(), "true false", "{unwell}");
     }
 }
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn probes_of_every_container_are_made_by_https_too() {
+    let namespace = Namespace::new("both-probed", Injection::Enabled);
+    let container = |name: &str, port: u16, rest: &str, probe: &str| {
+        format!(
+            "{{name: {name}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':{port}'{rest}], \
+             readinessProbe: {{{probe}, periodSeconds: 1}}, livenessProbe: {{{probe}, periodSeconds: 1}}, \
+             startupProbe: {{{probe}, periodSeconds: 1, failureThreshold: 60}}}}"
+        )
+    };
+    let get = |port: u16, scheme: &str| {
+        format!("httpGet: {{path: /status/200, port: {port}, scheme: {scheme}}}")
+    };
+    let clear = container("clear", 8080, "", &get(8080, "HTTP"));
+    let connected =
+        |port: u16| container("connected", 8081, "", &format!("tcpSocket: {{port: {port}}}"));
+    let secure = |scheme: &str| container("secure", 8443, ", -tls", &get(8443, scheme));
+    let pod = |name: &str, containers: [String; 2]| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{}]}}}}\n",
+            containers.join(", ")
+        )
+    };
+    let manifests = [
+        pod("http-https", [clear.clone(), secure("HTTPS")]),
+        pod("https-tcp", [secure("HTTPS"), connected(8081)]),
+        // Each fails for the second container alone: by the wrong port, by the wrong scheme.
+        pod("wrong-port", [clear.clone(), connected(8089)]),
+        pod("wrong-scheme", [clear, secure("HTTP")]),
+    ];
+    namespace.apply(&manifests.join("---\n"));
+    for well in ["pod/http-https", "pod/https-tcp"] {
+        printed(&namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]));
+    }
+    for (unwell, second) in [("wrong-port", "connected"), ("wrong-scheme", "secure")] {
+        let of = |name: &str| {
+            let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{name}')].ready}}");
+            printed(&namespace.kubectl(&["get", "pod", unwell, "-o", &path]))
+        };
+        eventually("the first container is well", Duration::from_secs(60), || {
+            (of("clear") == "true").then_some(())
+        });
+        assert_eq!(of(second), "false", "{unwell}");
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_sidecar_has_the_resources_that_are_asked_for() {
+    let namespace = Namespace::with_metadata(
+        "sized",
+        "labels: {leno.dev/injection: enabled}, \
+         annotations: {flomesh.io/sidecar-resource-requests-cpu: 20m, leno.dev/sidecar-resource-limits-cpu: 300m}",
+    );
+    namespace.client("plain");
+    namespace.annotated_client(
+        "sized",
+        "openservicemesh.io/sidecar-resource-limits-memory: 96Mi, \
+         leno.dev/sidecar-resource-limits-cpu: 250m, leno.dev/sidecar-resource-requests-memory: 24Mi",
+    );
+    namespace.wait_ready();
+    let resources = |pod: &str| {
+        let path = "jsonpath={.spec.initContainers[?(@.name=='leno-proxy')].resources}";
+        printed(&namespace.kubectl(&["get", "pod", pod, "-o", path]))
+    };
+    for (pod, limits, requests) in [
+        ("plain", ["300m", "128Mi"], ["20m", "16Mi"]),
+        ("sized", ["250m", "96Mi"], ["20m", "24Mi"]),
+    ] {
+        let seen: serde_json::Value = serde_json::from_str(&resources(pod)).expect("resources");
+        let wanted = serde_json::json!({
+            "limits": {"cpu": limits[0], "memory": limits[1]},
+            "requests": {"cpu": requests[0], "memory": requests[1]},
+        });
+        assert_eq!(seen, wanted, "{pod}");
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leno_tests::cluster::{kubectl, printed};
 use leno_tests::eventually;
 
-use super::under_load::{Load, prepared};
+use crate::under_load::{Load, prepared};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]

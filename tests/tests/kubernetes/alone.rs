@@ -1,0 +1,5 @@
+//! Scenarios that trouble everything in the cluster, and have it for themselves: `./test kubernetes`
+//! runs them one by one.
+
+mod egress;
+mod maintenance;

@@ -1,0 +1,117 @@
+//! What leaves the mesh: everything, nothing, and what OSM's policies name. The switch is the whole
+//! mesh's.
+
+use leno_tests::cluster::{Injection, Namespace, apply, kubectl, printed};
+
+use crate::tcp::{expect_heard, server};
+
+/// Nothing leaves until this is dropped.
+struct Denied;
+
+impl Denied {
+    fn now() -> Self {
+        apply(
+            "{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {name: mesh}, spec: {egress: deny}}",
+        );
+        Self
+    }
+}
+
+impl Drop for Denied {
+    fn drop(&mut self) {
+        drop(kubectl(&["delete", "meshconfigs.leno.dev", "mesh"]));
+    }
+}
+
+/// Servers outside the mesh, of HTTP, HTTPS and lines.
+fn outside() -> Namespace {
+    let outside = Namespace::new("outside", Injection::Disabled);
+    outside.http_server("server", 1);
+    outside.apply(
+        "{apiVersion: v1, kind: Pod, metadata: {name: secure, labels: {app: secure}}, spec: {containers: [
+  {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -tls, -listen, ':8443']}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: secure}, spec: {selector: {app: secure}, ports: [{port: 443, targetPort: 8443}]}}
+",
+    );
+    outside.apply(&server("lines", "", "tcp-lines"));
+    outside.wait_ready();
+    outside
+}
+
+/// What one account reaches.
+fn policy(name: &str, namespace: &Namespace, rest: &str) -> String {
+    format!(
+        "---\n{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Egress, metadata: {{name: {name}}}, spec: {{
+  sources: [{{kind: ServiceAccount, name: client, namespace: {}}}], {rest}}}}}\n",
+        namespace.name()
+    )
+}
+
+const ROUTES: &str =
+    "{apiVersion: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, metadata: {name: statuses},
+  spec: {matches: [{name: status, pathRegex: '/status.*', methods: ['*']}]}}\n";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn what_leaves_the_mesh_is_what_policies_name() {
+    let outside = outside();
+    let namespace = Namespace::new("leaving", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.client("client");
+    namespace.client("other");
+    namespace.wait_ready();
+    let named = |name: &str| format!("{name}.{}", outside.name());
+    let clear = format!("http://{}/", named("server"));
+    let secure = format!("https://{}/", named("secure"));
+    let lines = named("lines");
+    let expect = |client: &str, arguments: &[&str], exit: i32, status: u16| {
+        namespace.expect_curl(client, arguments, exit, status);
+    };
+    let all_of_it = |client: &str| {
+        expect(client, &[&clear], 0, 200);
+        expect(client, &["-k", &secure], 0, 200);
+        expect_heard(&namespace, client, &lines, |heard| heard == "pod=lines line=hello\n");
+    };
+    // A connection is reset before anything is answered: with TLS that is a failed handshake.
+    let nothing = |client: &str| {
+        expect(client, &[&clear], 56, 0);
+        expect(client, &["-k", &secure], 35, 0);
+        expect_heard(&namespace, client, &lines, str::is_empty);
+    };
+    all_of_it("client");
+    let denied = Denied::now();
+    nothing("client");
+    expect("client", &["http://server/"], 0, 200);
+
+    let http = format!("hosts: [{}], ports: [{{number: 80, protocol: http}}]", named("server"));
+    let https = format!("hosts: [{}], ports: [{{number: 443, protocol: https}}]", named("secure"));
+    let tcp = "ports: [{number: 9000, protocol: tcp}]";
+    namespace.apply(
+        &[("http", http.as_str()), ("https", &https), ("tcp", tcp)]
+            .map(|(name, rest)| policy(name, &namespace, rest))
+            .concat(),
+    );
+    all_of_it("client");
+    expect("client", &["-H", "host: elsewhere.example", &clear], 0, 403);
+    let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
+    let address = printed(&outside.kubectl(&address));
+    let resolved = format!("elsewhere.example:443:{address}");
+    expect("client", &["-k", "--resolve", &resolved, "https://elsewhere.example/"], 35, 0);
+    nothing("other");
+
+    // Of HTTP only what the routes name.
+    let matches =
+        "matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: statuses}]";
+    namespace
+        .apply(&(ROUTES.to_owned() + &policy("http", &namespace, &format!("{http}, {matches}"))));
+    expect("client", &[&clear], 0, 403);
+    expect("client", &[&format!("{clear}status/200")], 0, 200);
+
+    let kind = "egresses.policy.openservicemesh.io";
+    printed(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
+    nothing("client");
+    drop(denied);
+    all_of_it("client");
+    all_of_it("other");
+}

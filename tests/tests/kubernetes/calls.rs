@@ -1,0 +1,97 @@
+//! gRPC between pods: in the clear, by the routes of HTTP, and with TLS of the application's own, as
+//! bytes.
+#![allow(clippy::print_stderr, reason = "what was answered last says why a scenario failed")]
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Namespace, printed};
+use leno_tests::eventually;
+
+/// A server of gRPC and its Service.
+fn server(name: &str, arguments: &str, protocol: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
+---
+{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}}}, spec: {{serviceAccountName: {name}, containers: [
+  {{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [grpc{arguments}], ports: [{{containerPort: 9000}}]}}]}}}}
+---
+{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, spec: {{selector: {{app: {name}}}, ports: [
+  {{name: calls, port: 9000, appProtocol: {protocol}}}]}}}}
+"
+    )
+}
+
+/// Who may call what.
+const ALLOWED: &str = "
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: calls}
+spec: {matches: [{name: check, pathRegex: /grpc.health.v1.Health/Check, methods: [POST]}]}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: clear}
+spec:
+  destination: {kind: ServiceAccount, name: clear, namespace: NAMESPACE}
+  rules: [{kind: HTTPRouteGroup, name: calls, matches: [check]}]
+  sources: [{kind: ServiceAccount, name: caller, namespace: NAMESPACE}]
+---
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: TCPRoute
+metadata: {name: calls}
+spec: {matches: {ports: [9000]}}
+---
+apiVersion: access.smi-spec.io/v1alpha3
+kind: TrafficTarget
+metadata: {name: secure}
+spec:
+  destination: {kind: ServiceAccount, name: secure, namespace: NAMESPACE}
+  rules: [{kind: TCPRoute, name: calls}]
+  sources: [{kind: ServiceAccount, name: caller, namespace: NAMESPACE}]
+";
+
+/// What a call prints that was answered,
+const ANSWERED: &str = "OK SERVING";
+/// that came to nobody, since its connection was reset,
+const RESET: &str = "code = Unavailable";
+/// and that no route of a policy has.
+const NO_ROUTE: &str = "unexpected HTTP status code received from server: 404";
+
+/// Waits until a call ends so.
+fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
+    let mut last = String::new();
+    eventually(&format!("call {arguments:?} ends with {wanted}"), Duration::from_secs(90), || {
+        let output = namespace.exec("caller", &[&["/testapp", "call"][..], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if said != last {
+            eprintln!("call {arguments:?} -> {said}");
+        }
+        last = said;
+        last.contains(wanted).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
+    let strict =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+    let namespace = Namespace::with_metadata("calls", strict);
+    namespace
+        .apply(&[server("clear", "", "grpc"), server("secure", ", -tls", "tcp")].join("---\n"));
+    namespace.caller("caller");
+    namespace.wait_ready();
+    let clear = |method| ["clear:9000", method];
+    let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
+    // Whom no policy names at all is reset before anything is called.
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), RESET);
+    expect_call(&namespace, &secure, RESET);
+    namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), ANSWERED);
+    // The server does not know the other one, and would say so itself.
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Other"), NO_ROUTE);
+    expect_call(&namespace, &secure, ANSWERED);
+    printed(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), RESET);
+    expect_call(&namespace, &secure, RESET);
+}

@@ -1,0 +1,93 @@
+//! IngressBackends with TLS: who comes in by which certificate.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, kubectl_with, printed};
+use leno_tests::eventually;
+use rcgen::{
+    CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+
+/// Opens the port of the server, with TLS that the sidecar ends, to one member of the mesh.
+const OPENING: &str = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: IngressBackend
+metadata: {name: opening}
+spec:
+  backends: [{name: server, port: {number: 8080, protocol: https}, tls: {skipClientCertValidation: SKIPPED}}]
+  sources: [SOURCES]
+";
+
+/// What of the Secret of the mesh's authority.
+fn authority(key: &str) -> String {
+    let template = format!("go-template={{{{index .data \"{key}\" | base64decode}}}}");
+    printed(&kubectl(&["-n", "leno-system", "get", "secret", "leno-authority", "-o", &template]))
+}
+
+/// Certificate and key of an account of this mesh, as an ingress controller outside of it is given.
+fn certificate(account: &str, namespace: &Namespace) -> String {
+    let signer = KeyPair::from_pem(&authority("ca.key")).expect("the key of the root");
+    let root = authority("ca.pem");
+    let issuer = Issuer::from_ca_cert_pem(&root, signer).expect("the root");
+    let key = KeyPair::generate().expect("a key");
+    let id = format!("spiffe://cluster.local/ns/{}/sa/{account}", namespace.name());
+    let mut parameters = CertificateParams::default();
+    parameters.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
+    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    parameters.use_authority_key_identifier_extension = true;
+    parameters.signed_by(&key, &issuer).expect("a certificate").pem() + &key.serialize_pem()
+}
+
+/// Waits until the controller is reset, five times in a row, when it shows no certificate. TLS 1.3
+/// tells that after the handshake: while the client sends its request (55), or waits for the answer (56).
+fn refused(outside: &Namespace, url: &str) {
+    eventually("who shows no certificate is reset", Duration::from_secs(90), || {
+        let seen = outside.curls("controller", 5, &["-k", "--http1.1", url]);
+        let reset = |one: &Curl| matches!(one.exit, 55 | 56) && one.status == 0;
+        (seen.len() == 5 && seen.iter().all(reset)).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
+    let strict =
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+    let namespace = Namespace::with_metadata("entered", strict);
+    let outside = Namespace::new("ingress", Injection::Disabled);
+    namespace.http_server("server", 1);
+    outside.client("controller");
+    namespace.wait_ready();
+    outside.wait_ready();
+    for account in ["controller", "other"] {
+        let file = format!("cat > /tmp/{account}.pem");
+        let write = ["-n", outside.name(), "exec", "-i", "controller", "--", "sh", "-c", &file];
+        printed(&kubectl_with(&write, &certificate(account, &outside)));
+    }
+    let url = format!("https://server.{}:80/", namespace.name());
+    let by = |file: &'static str| ["-k", "--cert", file, url.as_str()];
+    let shown = by("/tmp/controller.pem");
+    let expect = |arguments: &[&str], exit: i32, status: u16| {
+        outside.expect_curl("controller", arguments, exit, status);
+    };
+    // Nothing is open: the controller's certificate is one of the mesh, and no policy names it.
+    expect(&shown, 0, 403);
+    let opening = |skipped: &str, sources: &str| {
+        OPENING.replace("SKIPPED", skipped).replace("SOURCES", sources)
+    };
+    let principal = format!("controller.{}.cluster.local", outside.name());
+    let principal = format!("{{kind: AuthenticatedPrincipal, name: {principal}}}");
+    namespace.apply(&opening("false", &principal));
+    expect(&shown, 0, 200);
+    expect(&by("/tmp/other.pem"), 0, 403);
+    refused(&outside, &url);
+    expect(&[&url.replace("https", "http")], 56, 0);
+    // No certificate is wanted: who has the address comes in.
+    namespace.apply(&opening("true", "{kind: IPRange, name: 10.0.0.0/8}"));
+    expect(&["-k", &url], 0, 200);
+    let opened = "ingressbackends.policy.openservicemesh.io";
+    printed(&namespace.kubectl(&["delete", opened, "opening"]));
+    refused(&outside, &url);
+    expect(&shown, 0, 403);
+}

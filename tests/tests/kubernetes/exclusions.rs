@@ -1,0 +1,38 @@
+//! What an application reaches around its sidecar, by annotations of its pod.
+
+use leno_tests::cluster::{Injection, Namespace, printed};
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
+    let namespace = Namespace::new("excluding", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.http_server("second", 1);
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: aside}, spec: {selector: {app: server}, ports: [
+  {name: http, port: 81, targetPort: 8080}]}}",
+    );
+    let address = ["get", "service", "server", "-o", "jsonpath={.spec.clusterIP}"];
+    let address = printed(&namespace.kubectl(&address));
+    namespace.client("client");
+    namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
+    let range = "openservicemesh.io/outbound-ip-range-exclusion-list";
+    namespace.annotated_client("by-range", &format!("{range}: '{address}/32'"));
+    let only = "openservicemesh.io/outbound-ip-range-inclusion-list";
+    namespace.annotated_client("by-inclusion", &format!("{only}: '{address}/32'"));
+    namespace.wait_ready();
+    // Who goes around its sidecar comes without mutual TLS, and is reset.
+    let (meshed, around) = ((0, 200), (56, 0));
+    for (client, server, aside, second) in [
+        ("client", meshed, meshed, meshed),
+        ("by-port", around, meshed, around),
+        ("by-range", around, meshed, meshed),
+        ("by-inclusion", meshed, around, around),
+    ] {
+        for (url, (exit, status)) in
+            [("http://server/", server), ("http://aside:81/", aside), ("http://second/", second)]
+        {
+            namespace.expect_curl(client, &[url], exit, status);
+        }
+    }
+}

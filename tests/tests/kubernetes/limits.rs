@@ -1,0 +1,88 @@
+//! Limits and retries by OSM's policies.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::eventually;
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn what_comes_beyond_a_local_limit_is_answered_429() {
+    let namespace = Namespace::new("limited", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.client("client");
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    let setting = |rest: &str| {
+        format!(
+            "{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: UpstreamTrafficSetting, metadata: {{name: server}}, \
+             spec: {{host: server.{}.svc.cluster.local, {rest}}}}}",
+            namespace.name()
+        )
+    };
+    let once = "{requests: 1, unit: minute}";
+    namespace.apply(&setting(&format!("rateLimit: {{local: {{http: {once}}}}}")));
+    for path in ["", "status/200"] {
+        namespace.expect_curl("client", &[&format!("http://server/{path}")], 0, 429);
+    }
+    // Of a route alone: the others have no limit.
+    let of_route = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {once}}}}}]");
+    printed(&namespace.kubectl(&[
+        "delete",
+        "upstreamtrafficsettings.policy.openservicemesh.io",
+        "server",
+    ]));
+    namespace.expect_curl("client", &["http://server/status/200"], 0, 200);
+    namespace.apply(&setting(&of_route));
+    namespace.expect_curl("client", &["http://server/status/200"], 0, 429);
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+}
+
+/// OSM's own numbers.
+const RETRY: &str =
+    "{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry}, spec: {
+  source: {kind: ServiceAccount, name: client, namespace: NAMESPACE},
+  destinations: [{kind: Service, name: server, namespace: NAMESPACE}],
+  retryPolicy: {retryOn: '5xx', perTryTimeout: 1s, numRetries: 5, retryBackoffBaseInterval: 5ms}}}";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
+    let namespace = Namespace::new("retried", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.client("client");
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
+    let address = printed(&namespace.kubectl(&address));
+    let metrics = format!("http://{}:15020/metrics", address.trim());
+    let retries = || {
+        let metrics = namespace.curl("client", &[&metrics]).body;
+        let line = metrics.lines().find(|line| line.starts_with("leno_retries_total "));
+        let count = line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        count.unwrap_or_else(|| panic!("no retries are counted in {metrics}"))
+    };
+    let failing = "http://server/status/503";
+    let before = retries();
+    assert_eq!(namespace.curl("client", &[failing]).status, 503);
+    assert_eq!(retries(), before, "nobody asked for it");
+    namespace.apply(&RETRY.replace("NAMESPACE", namespace.name()));
+    let mut at = before;
+    eventually("one request is sent six times", Duration::from_secs(60), || {
+        let answer = namespace.curl("client", &[failing]);
+        assert_eq!((answer.exit, answer.status), (0, 503), "what the last attempt was answered");
+        let now = retries();
+        let made = now - at;
+        at = now;
+        assert!(made == 0 || made == 5, "{made} retries");
+        (made == 5).then_some(())
+    });
+    printed(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
+    eventually("it is sent once again", Duration::from_secs(60), || {
+        assert_eq!(namespace.curl("client", &[failing]).status, 503);
+        let now = retries();
+        let made = now - at;
+        at = now;
+        (made == 0).then_some(())
+    });
+}

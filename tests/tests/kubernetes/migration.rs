@@ -1,0 +1,141 @@
+//! Two meshes in one cluster: while namespaces move from one to the other, everybody is reached, and
+//! at the end nobody comes in who stayed behind.
+
+use leno_tests::cluster::{Injection, Namespace, apply, kubectl, kubectl_with, printed};
+
+/// How OSM marks a namespace of its mesh; Leno knows the mark as well.
+const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
+                            annotations: {openservicemesh.io/sidecar-injection: enabled}";
+
+/// The webhook of the other mesh, which is asked about the same pods as Leno's.
+struct OtherMesh {
+    /// Where it runs; gone with it.
+    _home: Namespace,
+}
+
+impl OtherMesh {
+    fn new() -> Self {
+        let home = Namespace::new("other-mesh", Injection::Disabled);
+        let name = format!("injector.{}.svc", home.name());
+        let made = rcgen::generate_simple_self_signed(vec![name]).expect("a certificate");
+        let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let secret = serde_json::json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "injector"},
+            "stringData": {"tls.crt": certificate, "tls.key": key},
+        });
+        home.apply(&secret.to_string());
+        home.apply(
+            "{apiVersion: v1, kind: Pod, metadata: {name: injector, labels: {app: injector}}, spec: {
+  volumes: [{name: keys, secret: {secretName: injector}}], containers: [{name: injector, image: 'kc.local/testapp:1',
+  imagePullPolicy: Never, args: [webhook, -certificate, /keys/tls.crt, -key, /keys/tls.key],
+  readinessProbe: {tcpSocket: {port: 8443}, periodSeconds: 1}, volumeMounts: [{name: keys, mountPath: /keys}]}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: injector}, spec: {selector: {app: injector}, ports: [{port: 8443}]}}
+",
+        );
+        home.wait_ready();
+        let bundle = printed(&kubectl_with(
+            &[
+                "create",
+                "secret",
+                "generic",
+                "bundle",
+                "--dry-run=client",
+                "--from-file=bundle=/dev/stdin",
+                "-o",
+                "jsonpath={.data.bundle}",
+            ],
+            &certificate,
+        ));
+        apply(&format!(
+            "{{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingWebhookConfiguration, metadata: {{name: osm-webhook-foreign}},
+webhooks: [{{name: osm-inject.k8s.io, sideEffects: None, admissionReviewVersions: [v1], failurePolicy: Fail,
+  clientConfig: {{caBundle: {bundle}, service: {{namespace: {}, name: injector, port: 8443, path: /mutate-pod-creation}}}},
+  rules: [{{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}}],
+  namespaceSelector: {{matchLabels: {{openservicemesh.io/monitored-by: foreign}}}}}}]}}",
+            home.name()
+        ));
+        Self { _home: home }
+    }
+}
+
+impl Drop for OtherMesh {
+    fn drop(&mut self) {
+        let configuration = ["delete", "mutatingwebhookconfiguration", "osm-webhook-foreign"];
+        drop(kubectl(&configuration));
+    }
+}
+
+/// What sidecars the pods of an application have.
+fn sidecars(namespace: &Namespace, app: &str) -> (bool, bool) {
+    let containers = namespace.containers(app);
+    (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))
+}
+
+fn annotate(namespace: &Namespace, annotation: &str) {
+    printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn namespaces_move_from_another_mesh_one_by_one() {
+    let other = OtherMesh::new();
+    let moving = Namespace::with_metadata("moving", OF_THE_OTHER);
+    let moved = Namespace::with_metadata(
+        "moved",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/plaintext: accept}",
+    );
+    for namespace in [&moving, &moved] {
+        namespace.http_server("server", 2);
+        namespace.client("client");
+    }
+    moving.client("straggler");
+    moving.wait_ready();
+    moved.wait_ready();
+    // Each pod has one sidecar, although both meshes know the mark.
+    for app in ["server", "client", "straggler"] {
+        assert_eq!(sidecars(&moving, app), (false, true), "{app}");
+    }
+    assert_eq!(sidecars(&moved, "server"), (true, false));
+    let at = |namespace: &Namespace| format!("http://server.{}/", namespace.name());
+    let (there, here) = (at(&moving), at(&moved));
+    moving.expect_curl("client", &[&here], 0, 200);
+    moved.expect_curl("client", &[&there], 0, 200);
+
+    // The namespace is taken out of the other mesh, and its workloads start again, but for one.
+    let name = moving.name();
+    let labels = [
+        "label",
+        "namespace",
+        name,
+        "openservicemesh.io/monitored-by-",
+        "leno.dev/injection=enabled",
+    ];
+    printed(&kubectl(&labels));
+    annotate(&moving, "openservicemesh.io/sidecar-injection-");
+    annotate(&moving, "leno.dev/plaintext=accept");
+    printed(&moving.kubectl(&["rollout", "restart", "deployment/server"]));
+    printed(&moving.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    printed(&moving.kubectl(&["delete", "pod", "client"]));
+    moving.client("client");
+    moving.wait_ready();
+    assert_eq!(sidecars(&moving, "client"), (true, false));
+    assert_eq!(sidecars(&moving, "straggler"), (false, true));
+    for url in [&here, &there] {
+        for client in [(&moving, "client"), (&moved, "client"), (&moving, "straggler")] {
+            client.0.expect_curl(client.1, &[url], 0, 200);
+        }
+    }
+
+    // Nobody else is left: who stayed behind is reset from now on.
+    for namespace in [&moving, &moved] {
+        annotate(namespace, "leno.dev/plaintext-");
+    }
+    for url in [&here, &there] {
+        moving.expect_curl("straggler", &[url], 56, 0);
+        for namespace in [&moving, &moved] {
+            namespace.expect_curl("client", &[url], 0, 200);
+        }
+    }
+    drop(other);
+}

@@ -1,0 +1,139 @@
+//! SMI's splits where SMI decides who may call whom: over namespaces, of HTTP and of TCP, with one
+//! account for all backends, and with a root that is one of them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, http_server};
+use leno_tests::eventually;
+
+use crate::tcp::{expect_heard, heard, server};
+
+const STRICT: &str =
+    "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+
+/// A split over these Services in equal parts.
+fn split(root: &str, backends: &[&str]) -> String {
+    let backends: Vec<String> =
+        backends.iter().map(|name| format!("{{service: {name}, weight: 50}}")).collect();
+    format!(
+        "---\n{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: {root}}}, \
+         spec: {{service: {root}, backends: [{}]}}}}\n",
+        backends.join(", ")
+    )
+}
+
+/// Who may call these accounts: those of the clients, at everything.
+fn allowed(servers: (&Namespace, &[&str]), clients: (&Namespace, &[&str]), kind: &str) -> String {
+    let sources: Vec<String> = clients
+        .1
+        .iter()
+        .map(|name| {
+            format!("{{kind: ServiceAccount, name: {name}, namespace: {}}}", clients.0.name())
+        })
+        .collect();
+    let sources = sources.join(", ");
+    // A rule that names no match of a group allows nothing, as in OSM.
+    let (spec, named) = match kind {
+        "TCPRoute" => ("matches: {ports: [9000]}", ""),
+        _ => ("matches: [{name: all, pathRegex: '.*', methods: ['*']}]", ", matches: [all]"),
+    };
+    let target = |name: &&str| {
+        format!(
+            "---\n{{apiVersion: access.smi-spec.io/v1alpha3, kind: TrafficTarget, metadata: {{name: {name}}}, spec: {{
+  destination: {{kind: ServiceAccount, name: {name}, namespace: {home}}},
+  rules: [{{kind: {kind}, name: all{named}}}], sources: [{sources}]}}}}\n",
+            home = servers.0.name()
+        )
+    };
+    let route = format!(
+        "---\n{{apiVersion: specs.smi-spec.io/v1alpha4, kind: {kind}, metadata: {{name: all}}, spec: {{{spec}}}}}\n"
+    );
+    route + &servers.1.iter().map(target).collect::<String>()
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() {
+    let (servers, clients) = (
+        Namespace::with_metadata("backends", STRICT),
+        Namespace::new("buyers", Injection::Enabled),
+    );
+    let names = ["v1", "v2", "v3"];
+    names.iter().for_each(|name| servers.http_server(name, 1));
+    servers.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {of: nobody}, ports: [
+  {name: http, port: 80, targetPort: http}]}}",
+    );
+    servers.apply(&split("root", &names));
+    let buyers = ["one", "two"];
+    buyers.iter().for_each(|name| clients.client(name));
+    clients.client("stranger");
+    servers.wait_ready();
+    clients.wait_ready();
+    servers.apply(&allowed((&servers, &names), (&clients, &buyers), "HTTPRouteGroup"));
+    let root = format!("http://root.{}.svc.cluster.local/", servers.name());
+    for buyer in buyers {
+        clients.expect_reached(buyer, &[&root], &names);
+        for name in names {
+            let itself = format!("http://{name}.{}/", servers.name());
+            clients.expect_reached(buyer, &[&itself], &[name]);
+        }
+    }
+    clients.expect_curl("stranger", &[&root], 0, 403);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn backends_may_share_one_account() {
+    let namespace = Namespace::with_metadata("shared", STRICT);
+    let of = |name: &str| {
+        http_server(name, 1, "")
+            .replace(&format!("serviceAccountName: {name}"), "serviceAccountName: server")
+    };
+    namespace.apply("{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}");
+    namespace.apply(&[of("v1"), of("v2")].join("---\n"));
+    // The root is one of its own backends here.
+    namespace.apply(&split("v1", &["v1", "v2"]));
+    namespace.client("client");
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://v1/"], 0, 403);
+    let allowed = allowed((&namespace, &["server"]), (&namespace, &["client"]), "HTTPRouteGroup");
+    namespace.apply(&allowed);
+    namespace.expect_reached("client", &["http://v1/"], &["v1", "v2"]);
+    namespace.expect_reached("client", &["http://v2/"], &["v2"]);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn connections_of_tcp_are_split_too() {
+    let (servers, clients) =
+        (Namespace::with_metadata("lines", STRICT), Namespace::new("callers", Injection::Enabled));
+    servers.apply(&[server("one", "", "tcp-echo"), server("two", "", "tcp-echo")].join("---\n"));
+    servers.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {of: nobody}, ports: [
+  {name: tcp-echo, port: 9000}]}}",
+    );
+    servers.apply(&split("root", &["one", "two"]));
+    // One of its own backends.
+    servers.apply(&split("one", &["one", "two"]));
+    clients.client("client");
+    clients.client("stranger");
+    servers.wait_ready();
+    clients.wait_ready();
+    servers.apply(&allowed((&servers, &["one", "two"]), (&clients, &["client"]), "TCPRoute"));
+    let of = |name: &str| format!("pod={name} line=hello\n");
+    for root in ["root", "one"] {
+        let root = format!("{root}.{}", servers.name());
+        expect_heard(&clients, "client", &root, |heard| !heard.is_empty());
+        let mut seen = BTreeSet::new();
+        eventually("both take a share", Duration::from_secs(60), || {
+            seen.insert(heard(&clients, "client", &root));
+            (seen.len() > 1).then_some(())
+        });
+        assert_eq!(seen, BTreeSet::from([of("one"), of("two")]), "{root}");
+        expect_heard(&clients, "stranger", &root, str::is_empty);
+    }
+    let itself = format!("two.{}", servers.name());
+    expect_heard(&clients, "client", &itself, |heard| heard == of("two"));
+}
