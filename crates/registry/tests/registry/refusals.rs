@@ -360,7 +360,6 @@ fn refuses_http_routes_of_other_parents() {
             "{parentRefs: [{group: \"\", kind: Service, name: a, sectionName: http}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a, port: 0}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a}, {group: \"\", kind: Service, name: a}]}",
-            "{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [example.com]}",
         ],
         &expect![[r#"
             spec.parentRefs: is missing; add `parentRefs`
@@ -371,7 +370,6 @@ fn refuses_http_routes_of_other_parents() {
             spec.parentRefs[0].sectionName: is not supported; use `port` to name one port of the service
             spec.parentRefs[0].port: 0 is out of range; use a number from 1 to 65535
             spec.parentRefs[1]: is listed twice; remove one of the two
-            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
     );
 }
@@ -509,8 +507,7 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
         format!("{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}")
     };
     let specs: Vec<String> = GRPC_ROUTE_RULES.iter().map(rule).collect();
-    let mut specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    specs.push("{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [a.example]}");
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_specs(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
         &specs,
@@ -529,7 +526,6 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
-            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
     );
 }
