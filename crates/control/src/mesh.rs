@@ -477,6 +477,7 @@ impl Mesh {
             touched.services.extend(self.routes.leading_into(&name.namespace));
             touched.services.extend(self.splits.leading_into(&name.namespace));
             touched.services.extend(self.gateway_tcp_routes.leading_into(&name.namespace));
+            touched.services.extend(self.tls_routes.leading_into(&name.namespace));
         }
         if let Some(new) = new {
             self.grants.insert(name.clone(), new);

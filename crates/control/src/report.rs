@@ -230,7 +230,11 @@ impl Report<'_> {
         let tls = self.mesh.tls_routes().all();
         let tls = tls.map(|route| {
             let backends: Vec<_> = route.rule.backends.iter().collect();
-            self.route(("TLSRoute", &route.rule.route), 1, &route.parents, &backends)
+            let name = &route.rule.route;
+            let kind = RouteKind::Tls.as_str();
+            let mut status = self.route((kind, name), 1, &route.parents, &backends);
+            status.problems.extend(self.ungranted((RouteKind::Tls, name), route));
+            status
         });
         let tcp = self.mesh.gateway_tcp_routes().all();
         let tcp = tcp.map(|route| self.gateway_tcp_route(route));

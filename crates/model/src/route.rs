@@ -27,6 +27,8 @@ pub enum RouteKind {
     Split,
     /// A `TCPRoute` of the Gateway API.
     Tcp,
+    /// A `TLSRoute`, whose rules are of another form: grants name it.
+    Tls,
     /// An `HTTPRoute`.
     #[default]
     Http,
@@ -41,6 +43,7 @@ impl RouteKind {
         match self {
             Self::Split => "TrafficSplit",
             Self::Tcp => "TCPRoute",
+            Self::Tls => "TLSRoute",
             Self::Http => "HTTPRoute",
             Self::Grpc => "GRPCRoute",
         }
@@ -52,6 +55,7 @@ impl RouteKind {
         match self {
             Self::Split => ObjectKey::TrafficSplit(name),
             Self::Tcp => ObjectKey::GatewayTcpRoute(name),
+            Self::Tls => ObjectKey::TlsRoute(name),
             Self::Http => ObjectKey::HttpRoute(name),
             Self::Grpc => ObjectKey::GrpcRoute(name),
         }

@@ -101,6 +101,8 @@ pub enum ServicePolicyKind {
     FaultInjection,
     /// How an endpoint is chosen.
     LoadBalancing,
+    /// How an endpoint that is new gets its share, as FSM has it.
+    TrafficWarmup,
     /// When a request is sent to a second endpoint.
     Hedging,
     /// Who else decides whether requests may come in.
@@ -119,6 +121,7 @@ impl ServicePolicyKind {
         Self::RateLimit,
         Self::FaultInjection,
         Self::LoadBalancing,
+        Self::TrafficWarmup,
         Self::Hedging,
         Self::ExternalAuthorization,
         Self::JwtValidation,
@@ -135,6 +138,7 @@ impl ServicePolicyKind {
             Self::RateLimit => "RateLimit",
             Self::FaultInjection => "FaultInjection",
             Self::LoadBalancing => "LoadBalancing",
+            Self::TrafficWarmup => "TrafficWarmup",
             Self::Hedging => "Hedging",
             Self::ExternalAuthorization => "ExternalAuthorization",
             Self::JwtValidation => "JwtValidation",

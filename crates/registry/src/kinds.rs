@@ -37,6 +37,8 @@ mod smi;
 mod tag_route;
 mod tls_route;
 mod traffic_split;
+mod traffic_warmup;
+mod upstream_global_limit;
 mod upstream_rate_limit;
 mod upstream_traffic_setting;
 mod workload;
@@ -258,6 +260,7 @@ impl Kind {
         Self::ServicePolicy(ServicePolicyKind::RateLimit),
         Self::ServicePolicy(ServicePolicyKind::FaultInjection),
         Self::ServicePolicy(ServicePolicyKind::LoadBalancing),
+        Self::ServicePolicy(ServicePolicyKind::TrafficWarmup),
         Self::ServicePolicy(ServicePolicyKind::Hedging),
         Self::ServicePolicy(ServicePolicyKind::ExternalAuthorization),
         Self::ServicePolicy(ServicePolicyKind::JwtValidation),
@@ -305,6 +308,9 @@ impl Kind {
             | Self::Ingress(_)
             | Self::Egress
             | Self::Retry => &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"],
+            Self::ServicePolicy(ServicePolicyKind::TrafficWarmup) => {
+                &["policy.flomesh.io/v1alpha1"]
+            }
             Self::Workload
             | Self::MeshConfig
             | Self::TagRoute

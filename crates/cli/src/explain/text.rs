@@ -246,7 +246,7 @@ fn told_route(route: &DecidedRoute) -> String {
 fn told_place(kind: RouteKind, rule: usize, index: usize) -> String {
     match kind {
         RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
-        RouteKind::Split | RouteKind::Tcp => String::new(),
+        RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => String::new(),
     }
 }
 

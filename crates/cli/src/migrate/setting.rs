@@ -2,7 +2,7 @@
 
 use leno_model::{
     CircuitBreaker, Each, FixedAnswer, Object, PathMatch, PolicyScope, Rate, RateLimits, RateRule,
-    ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip,
+    ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip, WarmUp,
 };
 use serde_json::{Map, Value, json};
 
@@ -14,8 +14,48 @@ pub(super) fn policies(
     objects: &[&Object],
     policy: &ServicePolicy,
 ) -> Option<Result<Vec<Value>, String>> {
-    let ServiceRule::UpstreamTrafficSetting(both) = &policy.rule else { return None };
-    Some(written(objects, policy, (&both.0, &both.1)))
+    match &policy.rule {
+        ServiceRule::UpstreamTrafficSetting(both) => {
+            Some(written(objects, policy, (&both.0, &both.1)))
+        }
+        ServiceRule::LoadBalancing(rule)
+            if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
+        {
+            Some(warming(objects, policy, rule.warm_up))
+        }
+        _ => None,
+    }
+}
+
+/// A `TrafficWarmup` as a `LoadBalancing`, of which one decides for a service.
+fn warming(
+    objects: &[&Object],
+    policy: &ServicePolicy,
+    warm_up: Option<WarmUp>,
+) -> Result<Vec<Value>, String> {
+    let name = &policy.name;
+    let rival = objects.iter().find(|object| match object {
+        Object::ServicePolicy(other) => {
+            let is_near = other.name.namespace == name.namespace;
+            is_near && other.name.kind == ServicePolicyKind::LoadBalancing
+        }
+        _ => false,
+    });
+    if let Some(rival) = rival {
+        return Err(format!("write its warm-up into {}: one of the two decides", rival.key()));
+    }
+    let Some(WarmUp { time, percent_min }) = warm_up else {
+        return Err("it is switched off: remove it, if nothing else was meant".to_owned());
+    };
+    Ok(vec![json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": "LoadBalancing",
+        "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
+        "spec": {
+            "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
+            "warmUp": {"time": exact(time)?, "minPercent": percent_min},
+        },
+    })])
 }
 
 fn written(
@@ -34,6 +74,10 @@ fn written(
     });
     if let Some(taken) = taken {
         return Err(format!("there is a {} already", taken.key()));
+    }
+    if limits.global.is_some() {
+        let why = "a rate limit service is asked: write it as `global` of a RateLimit by hand";
+        return Err(why.to_owned());
     }
     let PolicyScope::Services(targets) = &policy.scope else {
         return Err("it is about a whole namespace".to_owned());

@@ -308,7 +308,13 @@ fn tls_rules(
     consumer: Option<&Name>,
 ) -> Vec<TlsRule> {
     let routes = mesh.tls_routes().of_port(service, port, consumer);
-    routes.map(|route| route.rule.clone()).collect()
+    let granted = routes.map(|route| {
+        let mut rule = route.rule.clone();
+        let TlsRule { route, backends, .. } = &mut rule;
+        rule.ungranted_weight = take_ungranted(mesh, service, (RouteKind::Tls, route), backends);
+        rule
+    });
+    granted.collect()
 }
 
 /// What the service says; otherwise what its workloads agree on; otherwise it is detected.

@@ -12,7 +12,9 @@ impl Mesh {
         let services = self.services.values().cloned().map(Object::Service);
         let routes = self.routes.all().cloned().map(|route| match route.kind {
             RouteKind::Grpc => Object::GrpcRoute(route),
-            RouteKind::Http | RouteKind::Split | RouteKind::Tcp => Object::HttpRoute(route),
+            RouteKind::Http | RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => {
+                Object::HttpRoute(route)
+            }
         });
         let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);

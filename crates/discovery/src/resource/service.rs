@@ -108,7 +108,8 @@ pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
 
 fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
     match kind {
-        RouteKind::Http | RouteKind::Grpc => proto::RuleObject::Unspecified,
+        // Rules of a TLSRoute have a message of their own.
+        RouteKind::Http | RouteKind::Grpc | RouteKind::Tls => proto::RuleObject::Unspecified,
         RouteKind::Split => proto::RuleObject::TrafficSplit,
         RouteKind::Tcp => proto::RuleObject::TcpRoute,
     }

@@ -61,8 +61,14 @@ fn everywhere() -> Value {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own_status: Vec<String> = own.iter().map(|it| format!("{it}/status")).collect();
     let routes = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
-    let policies =
-        ["upstreamtrafficsettings", "ingressbackends", "accesscontrols", "egresses", "retries"];
+    let policies = [
+        "upstreamtrafficsettings",
+        "ingressbackends",
+        "accesscontrols",
+        "egresses",
+        "retries",
+        "trafficwarmups",
+    ];
     let policies_status = policies.map(|it| format!("{it}/status"));
     let routes_status = routes.map(|it| format!("{it}/status"));
     json!([

@@ -307,6 +307,7 @@ const SMI: &[(&str, &str, &str, &[&str])] = &[
     ("split.smi-spec.io", "TrafficSplit", "trafficsplits", &["v1alpha4", "v1alpha2"]),
     (OSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
     (FSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (FSM, "TrafficWarmup", "trafficwarmups", &["v1alpha1"]),
     (OSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
     (FSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
     (OSM, "AccessControl", "accesscontrols", &["v1alpha1"]),

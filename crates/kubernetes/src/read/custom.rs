@@ -8,7 +8,6 @@ use leno_registry::{Rejected, ServedKind, Warning, read_json};
 use serde_json::{Value, json};
 
 use super::ours::keep_ours;
-use super::place;
 
 /// What became of a custom resource.
 pub(crate) struct Custom {
@@ -25,7 +24,6 @@ pub(crate) fn custom(
     api_version: &str,
     mut object: DynamicObject,
 ) -> Option<Custom> {
-    let hostnames = hostnames_unheeded(kind, &object);
     let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
     if !keep_ours(kind.group, kind.kind, &mut spec) {
         return None;
@@ -42,20 +40,6 @@ pub(crate) fn custom(
     let document =
         json!({"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "spec": spec});
     let created = object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second());
-    let mut outcome = read_json(&document);
-    if let Ok((_, warnings)) = &mut outcome {
-        warnings.extend(hostnames);
-    }
-    Some(Custom { outcome, created, mentioned: mentioned.unwrap_or_default() })
-}
-
-/// For a route of a service host names have no meaning, by the API; it may be one of a gateway too.
-fn hostnames_unheeded(kind: ServedKind, object: &DynamicObject) -> Option<Warning> {
-    let given = object.data.pointer("/spec/hostnames").and_then(Value::as_array);
-    let unheeded = matches!(kind.kind, "HTTPRoute" | "GRPCRoute");
-    given.filter(|names| unheeded && !names.is_empty()).map(|_| Warning {
-        at: place(&object.metadata, kind.kind, "spec.hostnames"),
-        problem: "is not heeded: a route of a service is for all its host names".to_owned(),
-        remedy: "remove it, unless a gateway needs it".to_owned(),
-    })
+    let mentioned = mentioned.unwrap_or_default();
+    Some(Custom { outcome: read_json(&document), created, mentioned })
 }

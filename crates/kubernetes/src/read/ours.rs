@@ -6,15 +6,9 @@ use serde_json::Value;
 pub(super) fn keep_ours(group: &str, kind: &str, spec: &mut Value) -> bool {
     match (group, kind) {
         (GATEWAY, "ReferenceGrant") => keep_grants(spec),
-        (GATEWAY, "HTTPRoute" | "GRPCRoute") => {
-            let ours = keep_service_parents(spec);
-            // For a route of a service they have no meaning, by the API.
-            if let (true, Some(fields)) = (ours, spec.as_object_mut()) {
-                fields.remove("hostnames");
-            }
-            ours
+        (GATEWAY, "HTTPRoute" | "GRPCRoute" | "TLSRoute" | "TCPRoute") => {
+            keep_service_parents(spec)
         }
-        (GATEWAY, "TLSRoute" | "TCPRoute") => keep_service_parents(spec),
         _ => true,
     }
 }
@@ -37,7 +31,8 @@ fn keep_grants(spec: &mut Value) -> bool {
         let (group, kind) = (text(it, "group"), text(it, "kind"));
         match group.as_deref() {
             Some(GATEWAY) => {
-                matches!(kind.as_deref(), Some("HTTPRoute" | "GRPCRoute" | "TCPRoute"))
+                let routes = ["HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute"];
+                kind.is_some_and(|kind| routes.contains(&kind.as_str()))
             }
             Some("split.smi-spec.io") => kind.as_deref() == Some("TrafficSplit"),
             _ => false,
@@ -76,12 +71,11 @@ mod tests {
             (json!([service]), Some(1)),
             (json!([{"name": "edge"}, service]), Some(1)),
         ] {
-            let mut spec = json!({"parentRefs": parents, "hostnames": ["a.b"]});
+            let mut spec = json!({"parentRefs": parents});
             let ours = keep_ours(GATEWAY, "HTTPRoute", &mut spec);
             assert_eq!(ours, left.is_some(), "{parents}");
             if let Some(left) = left {
                 assert_eq!(spec["parentRefs"].as_array().unwrap().len(), left, "{parents}");
-                assert!(spec.get("hostnames").is_none(), "{parents}");
             }
         }
         assert!(!keep_ours(GATEWAY, "TLSRoute", &mut json!({})));
@@ -95,6 +89,7 @@ mod tests {
         let secret = json!({"group": "", "kind": "Secret"});
         for (from, to, ours) in [
             (json!([from(GATEWAY, "HTTPRoute")]), json!([service, secret]), true),
+            (json!([from(GATEWAY, "TLSRoute")]), json!([service]), true),
             (json!([from("split.smi-spec.io", "TrafficSplit")]), json!([service]), true),
             (json!([from(GATEWAY, "Gateway")]), json!([secret]), false),
             (json!([from(GATEWAY, "HTTPRoute")]), json!([secret]), false),

@@ -2,7 +2,7 @@
 
 use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
 
-use super::tls_route::{Reach, read_hostnames, read_patterns};
+use super::tls_route::{read_hostnames, read_patterns};
 use super::{Head, Kind, gateway_tcp_route, grpc_route, http_route, tls_route};
 use crate::field::{Field, Fields};
 
@@ -44,7 +44,7 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
         Kind::TlsRoute => {
             let fields = spec.fields(WITH_HOSTNAMES)?;
             let hostnames = read_hostnames(&fields);
-            let backends = tls_route::read_backends(&fields, &name, Reach::Anywhere);
+            let backends = tls_route::read_backends(&fields, &name);
             let hostnames = hostnames?;
             let rule = TlsRule {
                 route: name,

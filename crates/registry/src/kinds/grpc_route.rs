@@ -9,14 +9,14 @@ use leno_model::{
 
 use super::filter::{self, Family};
 use super::http_route::{
-    MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, refuse_hostnames,
+    MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, warn_of_hostnames,
 };
 use super::{Head, persistence};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
-    refuse_hostnames(&fields);
+    warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(&fields, &name);

@@ -12,11 +12,12 @@ use leno_model::{
 
 use super::filter::{self, Family};
 use super::{Head, persistence, refuse_other_kinds};
+use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
-    refuse_hostnames(&fields);
+    warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(spec, &fields, &name);
@@ -49,12 +50,17 @@ pub(super) fn read_rules(
     rules
 }
 
-pub(super) fn refuse_hostnames(fields: &Fields<'_>) {
-    fields.unsupported(
-        "hostnames",
-        "is not supported: a route of a service is for all its host names",
-        "remove it",
-    );
+/// For a route of a service host names have no meaning, by the API; it may be one of a gateway too.
+pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
+    let given = fields
+        .find("hostnames")
+        .filter(|field| !matches!(field.value(), Value::List(names) if names.is_empty()));
+    if let Some(field) = given {
+        field.warn(
+            "is not heeded: a route of a service is for all its host names",
+            "remove it, unless a gateway needs it",
+        );
+    }
 }
 
 pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {

@@ -41,7 +41,11 @@ fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     }
 }
 
-const GATEWAY_KINDS: [(&str, RouteKind); 3] =
-    [("HTTPRoute", RouteKind::Http), ("GRPCRoute", RouteKind::Grpc), ("TCPRoute", RouteKind::Tcp)];
+const GATEWAY_KINDS: [(&str, RouteKind); 4] = [
+    ("HTTPRoute", RouteKind::Http),
+    ("GRPCRoute", RouteKind::Grpc),
+    ("TCPRoute", RouteKind::Tcp),
+    ("TLSRoute", RouteKind::Tls),
+];
 const SPLIT_KINDS: [(&str, RouteKind); 1] = [("TrafficSplit", RouteKind::Split)];
 const ELEMENTS_MAX: usize = 16;

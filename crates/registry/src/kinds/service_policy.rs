@@ -12,7 +12,7 @@ use super::upstream_rate_limit::Burst;
 use super::{
     Head, circuit_breaker, external_authorization, fault_injection, hedging, jwt_validation,
     load_balancing, outlier_removal, rate_limit, refuse_other_kinds, sermant_removal,
-    upstream_traffic_setting,
+    traffic_warmup, upstream_traffic_setting,
 };
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -51,6 +51,10 @@ pub(super) fn read(
         }
         ServicePolicyKind::LoadBalancing => {
             let (scope, rule) = load_balancing::read(&name.namespace, spec)?;
+            (scope, ServiceRule::LoadBalancing(rule))
+        }
+        ServicePolicyKind::TrafficWarmup => {
+            let (scope, rule) = traffic_warmup::read(&name, spec)?;
             (scope, ServiceRule::LoadBalancing(rule))
         }
         ServicePolicyKind::Hedging => {

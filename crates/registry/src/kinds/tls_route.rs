@@ -1,8 +1,6 @@
 //! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2`, attached to services.
 
-use leno_model::{
-    HostPattern, RouteName, RouteParent, TlsRoute, TlsRule, WeightedBackend, leads_back,
-};
+use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
 use super::Head;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
@@ -13,26 +11,15 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
-    let own = parents.as_deref().unwrap_or_default();
-    let backends = read_backends(&fields, &route, Reach::Namespace(own))?;
+    let backends = read_backends(&fields, &route)?;
     let rule = TlsRule { route, hostnames: hostnames?, backends, ungranted_weight: 0 };
     Some(TlsRoute { parents: parents?, rule })
-}
-
-/// Where the backends of a route may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach<'a> {
-    /// In its namespace, or what it is attached to.
-    Namespace(&'a [RouteParent]),
-    /// Anywhere: somebody else looks for grants.
-    Anywhere,
 }
 
 /// The backends of its only rule.
 pub(super) fn read_backends(
     fields: &Fields<'_>,
     route: &RouteName,
-    reach: Reach<'_>,
 ) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.list(RULES_MAX)?[..] else {
@@ -41,18 +28,8 @@ pub(super) fn read_backends(
     };
     let rule_fields = rule.fields(&["name", "backendRefs"])?;
     let listed = rule_fields.require("backendRefs");
-    let backends = rule_fields.each("backendRefs", BACKENDS_MAX, |one| {
-        let backend = read_backend(one, &route.namespace)?;
-        let is_own = |parents| {
-            backend.service.namespace == route.namespace || leads_back(parents, &backend.service)
-        };
-        if matches!(reach, Reach::Namespace(parents) if !is_own(parents)) {
-            let problem = format!("is not in the route's namespace, {}", route.namespace);
-            one.refuse(problem, "use a service of the route's namespace; no grant is read for it");
-            return None;
-        }
-        Some(backend)
-    });
+    let backends = rule_fields
+        .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its sessions are cut off",

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use leno_model::{Each, FixedAnswer, PathMatch, Rate, RateLimits, RateRule, RequestMatch};
+use leno_model::{Descriptor, Each, FixedAnswer, PathMatch, Rate, RateLimits, RateRule};
 
 use super::answer::headers;
+use super::upstream_global_limit as global;
 use crate::field::{Field, Fields};
 
 /// What `burst` means: the two lines of the family differ.
@@ -37,31 +38,107 @@ impl Burst {
 /// replace.
 pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
+    let mut descriptors = Vec::new();
     for (index, route) in route_list(spec)?.iter().enumerate() {
-        let fields = route.fields(&["path", "rateLimit"])?;
-        let field = fields.require("path")?;
-        let path = field.regex();
-        let is_said = |rule: &RateRule| {
-            rule.requests.iter().any(|request| match &request.path {
-                PathMatch::Regex(said) => path.as_ref() == Some(said),
-                _ => false,
-            })
-        };
-        if limits.rules.iter().any(is_said) {
-            field.refuse("has a limit already, in a route before", "remove one of the two");
-            continue;
+        let (path, said) = read_route(route, (index, burst), &mut limits.rules)?;
+        if let Some(fields) = said {
+            let fields = fields.fields(&["descriptors"])?;
+            fields.require("descriptors")?;
+            descriptors.extend(global::descriptors(&fields, &global::at_path(path))?);
         }
-        let Some(field) = fields.find("rateLimit") else {
-            route.refuse("limits nothing", "add `rateLimit`, or remove the route");
-            continue;
-        };
-        let local = local(field)?;
-        let request = RequestMatch { path: PathMatch::Regex(path?), ..RequestMatch::default() };
-        let rule = read_requests(&local, (format!("httpRoutes[{index}]"), burst))?;
-        limits.rules.push(RateRule { requests: vec![request], is_last: true, ..rule });
     }
-    let Some(field) = spec.find("rateLimit") else { return Some(limits) };
-    let local = local(field)?;
+    let Some(field) = spec.find("rateLimit") else {
+        return whole(spec, limits, descriptors);
+    };
+    let fields = field.fields(&["local", "global"])?;
+    if fields.find("local").is_none() && fields.find("global").is_none() {
+        field.refuse("limits nothing", "add `local` or `global`");
+    }
+    if let Some(local) = fields.find("local") {
+        read_local(local, burst, &mut limits)?;
+    }
+    if let Some(field) = fields.find("global") {
+        // Envoy sends those of a route in place of those of all requests, and here all are sent.
+        let limit = global::read(field)?;
+        if !limit.descriptors.is_empty() && !descriptors.is_empty() {
+            field.refuse(
+                "describes all requests, and routes describe theirs, which Envoy sends instead",
+                "describe either all requests or those of routes",
+            );
+        }
+        limits.global = Some(Box::new(limit));
+    }
+    whole(spec, limits, descriptors)
+}
+
+/// With the descriptors of routes, which are sent to the service that is named beside them.
+fn whole(
+    spec: &Fields<'_>,
+    mut limits: RateLimits,
+    descriptors: Vec<Descriptor>,
+) -> Option<RateLimits> {
+    match &mut limits.global {
+        Some(limit) => limit.descriptors.extend(descriptors),
+        None if descriptors.is_empty() => return Some(limits),
+        None => {
+            spec.here().refuse(
+                "has descriptors for routes, and no service that they are sent to",
+                "add `rateLimit.global.http`",
+            );
+            return None;
+        }
+    }
+    if limits.global.as_ref().is_some_and(|limit| limit.descriptors.is_empty()) {
+        spec.here().refuse(
+            "names a rate limit service, and nothing that describes a request",
+            "add `descriptors` to `rateLimit.global.http`, or to routes",
+        );
+    }
+    Some(limits)
+}
+
+/// The path of a route, and what a service is asked about it. Its local limit is added to `rules`.
+fn read_route<'a>(
+    route: &Field<'a>,
+    (index, burst): (usize, Burst),
+    rules: &mut Vec<RateRule>,
+) -> Option<(String, Option<Field<'a>>)> {
+    let fields = route.fields(&["path", "rateLimit"])?;
+    let field = fields.require("path")?;
+    let path = field.regex()?;
+    let is_said = |rule: &RateRule| {
+        rule.requests.iter().any(|request| match &request.path {
+            PathMatch::Regex(said) => *said == path,
+            _ => false,
+        })
+    };
+    if rules.iter().any(is_said) {
+        field.refuse("has a limit already, in a route before", "remove one of the two");
+        return Some((path, None));
+    }
+    let limit = fields.find("rateLimit");
+    let parts = match limit {
+        Some(field) => Some(field.fields(&["local", "global"])?),
+        None => None,
+    };
+    let part = |key| parts.as_ref().and_then(|parts| parts.find(key));
+    let (local, global) = (part("local"), part("global"));
+    if local.is_none() && global.is_none() {
+        route.refuse("limits nothing", "add `rateLimit`, or remove the route");
+    }
+    if let Some(local) = local {
+        let rule = read_requests(local, (format!("httpRoutes[{index}]"), burst))?;
+        rules.push(RateRule {
+            requests: vec![global::at_path(path.clone())],
+            is_last: true,
+            ..rule
+        });
+    }
+    Some((path, global.cloned()))
+}
+
+/// What every sidecar counts for itself.
+fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Option<()> {
     let fields = local.fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
         let fields = tcp.fields(&["connections", "unit", "burst"])?;
@@ -73,7 +150,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     if fields.find("tcp").is_none() && fields.find("http").is_none() {
         local.refuse("limits nothing", "add `http` or `tcp`");
     }
-    Some(limits)
+    Some(())
 }
 
 fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
@@ -81,17 +158,6 @@ fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
         Some(field) => field.list(ROUTES_MAX),
         None => Some(Vec::new()),
     }
-}
-
-/// What every sidecar counts for itself. What a service counts for all is said in a `RateLimit`.
-fn local<'a>(field: &Field<'a>) -> Option<Field<'a>> {
-    let fields = field.fields(&["local", "global"])?;
-    fields.unsupported(
-        "global",
-        "is not supported here",
-        "remove it, and write a RateLimit with `global` for the same service",
-    );
-    fields.require("local").cloned()
 }
 
 fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<RateRule> {

@@ -14,6 +14,7 @@ impl World<'_> {
                 for (index, target) in targets.iter().enumerate() {
                     let (field, name_field) = match policy.name.kind {
                         ServicePolicyKind::UpstreamTrafficSetting => ("spec".to_owned(), "host"),
+                        ServicePolicyKind::TrafficWarmup => ("metadata".to_owned(), "name"),
                         _ => (format!("spec.targetRefs[{index}]"), "name"),
                     };
                     let (service, port) = (&target.service, target.port);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    Abort, BalanceAlgorithm, Delay, HashKey, HedgeRule, LoadBalancing, ServiceRule, WarmUp,
+    Abort, BalanceAlgorithm, Delay, HashKey, HedgeRule, LoadBalancing, PolicyScope, ServiceRule,
+    WarmUp,
 };
 
 use crate::service_policies::{check_refusals_of, policy};
@@ -184,5 +185,46 @@ fn refuses_a_hedging_that_means_nothing() {
             spec.percent: is not a field that is known here; remove it, or use `targetRefs`, `after` or `methods`
             spec.targetRefs: is missing; add `targetRefs`
         "#]],
+    );
+}
+
+#[test]
+fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
+    let [text] = &crate::pages::examples("traffic-warmup.md")[..] else { panic!("one example") };
+    let read = policy(text);
+    let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
+    let warm_up = Some(WarmUp { time: Duration::from_secs(120), percent_min: 5 });
+    let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
+    assert_eq!(rule, LoadBalancing { algorithm, warm_up });
+    assert!(matches!(&read.scope, PolicyScope::Services(targets)
+        if targets.len() == 1 && targets[0].service.to_string() == "stock/stock"));
+    let of = |spec: &str| {
+        let text = format!(
+            "{{apiVersion: policy.flomesh.io/v1alpha1, kind: TrafficWarmup, metadata: {{name: x}}, \
+             spec: {spec}}}"
+        );
+        let ServiceRule::LoadBalancing(rule) = policy(&text).rule else { panic!("{text}") };
+        rule.warm_up
+    };
+    let default = WarmUp { time: Duration::from_secs(90), percent_min: 10 };
+    assert_eq!(of("{aggression: 1.0, maxWeight: 100}"), Some(default));
+    assert_eq!(of("{enable: false}"), None);
+}
+
+#[test]
+fn refuses_a_warm_up_that_grows_otherwise() {
+    let specs =
+        ["{aggression: 2}", "{maxWeight: 80}", "{minWeight: 0}", "{duration: 10ms}", "{curve: 2}"];
+    check_refusals_of(
+        "policy.flomesh.io",
+        "TrafficWarmup",
+        &specs,
+        &expect![[r#"
+        spec.aggression: 2 is no even growth, and there is no other here; use 1, or remove it
+        spec.maxWeight: is not 100: an endpoint that is warm has its whole share here; use 100, or give the service fewer requests with a route
+        spec.minWeight: 0 is out of range; use a number from 1 to 100
+        spec.duration: "10ms" is out of range; use a time from 1s to 86400s
+        spec.curve: is not a field that is known here; remove it, or use `enable`, `duration`, `minWeight`, `maxWeight` or `aggression`
+    "#]],
     );
 }

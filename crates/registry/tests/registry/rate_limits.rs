@@ -165,10 +165,11 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
         &specs,
         &expect![[r#"
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
-            spec.rateLimit.local: is missing; add `local`
+            spec.rateLimit: limits nothing; add `local` or `global`
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.rateLimit.local: limits nothing; add `http` or `tcp`
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
-            spec.rateLimit.global: is not supported here; remove it, and write a RateLimit with `global` for the same service
+            spec.rateLimit.global.http.rateLimitService: is missing; add `rateLimitService`
             spec.rateLimit.local.http.unit: "day" is not known here; use `second`, `minute` or `hour`
             spec.rateLimit.local.http.requests: 0 is out of range; use a number from 1 to 1000000
             spec.rateLimit.local.http.responseStatusCode: 200 is no error; use 400 to 599
@@ -178,6 +179,123 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
             spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
             spec.httpRoutes[0].path: "/a[" is not a regular expression (unclosed character class); correct it; the syntax is RE2's, without look-around or back references
             spec.httpRoutes[1].path: has a limit already, in a route before; remove one of the two
+        "#]],
+    );
+}
+
+#[test]
+fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
+    let text = &crate::pages::examples("upstream-traffic-setting.md")[1];
+    let read = policy(text);
+    let global = read.rule.limits().unwrap().global.as_deref().unwrap();
+    assert_eq!(global.decider.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
+    assert_eq!(global.decider.timeout, Duration::from_millis(50));
+    assert_eq!(global.decider.unanswered, leno_model::Unanswered::Deny);
+    assert_eq!((global.domain.as_str(), global.tells), ("stock", true));
+    let entries: Vec<(&str, String)> = global
+        .descriptors
+        .iter()
+        .flat_map(|it| &it.entries)
+        .map(|it| (it.key.as_str(), format!("{:?}", it.value)))
+        .collect();
+    expect![[r#"
+        [
+            (
+                "generic_key",
+                "Text(\"items\")",
+            ),
+            (
+                "remote_address",
+                "Address",
+            ),
+            (
+                "user",
+                "Header(\"x-user\")",
+            ),
+            (
+                "header_match",
+                "Text(\"mobile\")",
+            ),
+        ]
+    "#]]
+    .assert_debug_eq(&entries);
+    let requests: Vec<_> = global.descriptors.iter().map(|it| &it.requests).collect();
+    expect![[r#"
+        [
+            [
+                RequestMatch {
+                    path: Regex(
+                        "/items/[0-9]+",
+                    ),
+                    methods: [],
+                    headers: [],
+                    query: [],
+                },
+            ],
+            [
+                RequestMatch {
+                    path: Regex(
+                        "/items/[0-9]+",
+                    ),
+                    methods: [],
+                    headers: [],
+                    query: [],
+                },
+            ],
+            [
+                RequestMatch {
+                    path: Regex(
+                        "/items/[0-9]+",
+                    ),
+                    methods: [],
+                    headers: [
+                        FieldMatch {
+                            name: "user-agent",
+                            value: Regex(
+                                "app/.*",
+                            ),
+                        },
+                    ],
+                    query: [],
+                },
+            ],
+        ]
+    "#]]
+    .assert_debug_eq(&requests);
+}
+
+#[test]
+fn refuses_a_limit_for_all_that_has_no_words_here() {
+    let service = "rateLimitService: {host: rls, port: 8081}, domain: d";
+    let entry = "descriptors: [{entries: [{remoteAddress: {}}]}]";
+    let route = "httpRoutes: [{path: /a, rateLimit: {global: {descriptors: [{entries: [{genericKey: {value: a}}]}]}}}]";
+    let specs = [
+        format!(
+            "{{host: a.default, rateLimit: {{global: {{tcp: {{domain: d}}, http: {{{service}, {entry}}}}}}}}}"
+        ),
+        format!("{{host: a.default, rateLimit: {{global: {{http: {{{service}}}}}}}}}"),
+        format!(
+            "{{host: a.default, rateLimit: {{global: {{http: {{{service}, {entry}}}}}}}, {route}}}"
+        ),
+        format!("{{host: a.default, {route}}}"),
+        format!(
+            "{{host: a.default, rateLimit: {{global: {{http: {{{service}, descriptors: [{{entries: [{{headerValueMatch: {{value: v, expectMatch: false, headers: [{{name: a, exact: b}}]}}}}]}}]}}}}}}}}"
+        ),
+        "{host: a.default, rateLimit: {}}".to_owned(),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "policy.openservicemesh.io",
+        "UpstreamTrafficSetting",
+        &specs,
+        &expect![[r#"
+            spec.rateLimit.global.tcp: is not supported: a service counts requests here; remove it, and limit connections with `local.tcp`
+            spec: names a rate limit service, and nothing that describes a request; add `descriptors` to `rateLimit.global.http`, or to routes
+            spec.rateLimit.global: describes all requests, and routes describe theirs, which Envoy sends instead; describe either all requests or those of routes
+            spec: has descriptors for routes, and no service that they are sent to; add `rateLimit.global.http`
+            spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests that do not match, which has no words here; remove `expectMatch`, and describe those that match
+            spec.rateLimit: limits nothing; add `local` or `global`
+            spec: limits nothing; add `connectionSettings`, `rateLimit` or `httpRoutes`
         "#]],
     );
 }

@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `Hedging`, `ExternalAuthorization`, `JwtValidation`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy`, `TrafficSplit`, `IngressBackend`, `AccessControl`, `Egress` or `Retry`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `TrafficWarmup`, `Hedging`, `ExternalAuthorization`, `JwtValidation`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy`, `TrafficSplit`, `IngressBackend`, `AccessControl`, `Egress` or `Retry`
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`
@@ -364,7 +364,6 @@ fn refuses_http_routes_of_other_parents() {
             "{parentRefs: [{group: \"\", kind: Service, name: a, sectionName: http}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a, port: 0}]}",
             "{parentRefs: [{group: \"\", kind: Service, name: a}, {group: \"\", kind: Service, name: a}]}",
-            "{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [example.com]}",
         ],
         &expect![[r#"
             spec.parentRefs: is missing; add `parentRefs`
@@ -375,7 +374,6 @@ fn refuses_http_routes_of_other_parents() {
             spec.parentRefs[0].sectionName: is not supported; use `port` to name one port of the service
             spec.parentRefs[0].port: 0 is out of range; use a number from 1 to 65535
             spec.parentRefs[1]: is listed twice; remove one of the two
-            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
     );
 }
@@ -513,8 +511,7 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
         format!("{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}")
     };
     let specs: Vec<String> = GRPC_ROUTE_RULES.iter().map(rule).collect();
-    let mut specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    specs.push("{parentRefs: [{group: \"\", kind: Service, name: a}], hostnames: [a.example]}");
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_specs(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
         &specs,
@@ -533,7 +530,6 @@ fn refuses_grpc_routes_that_cannot_be_honoured() {
             spec.rules[0].timeouts: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].retry: is not a field that is known here; remove it, or use `name`, `matches`, `filters`, `backendRefs` or `sessionPersistence`
             spec.rules[0].backendRefs[0].filters[0].requestHeaderModifier: is missing; add `requestHeaderModifier`
-            spec.hostnames: is not supported: a route of a service is for all its host names; remove it
         "#]],
     );
 }

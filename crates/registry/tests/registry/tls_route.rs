@@ -1,7 +1,7 @@
 //! `TLSRoute`: what is read of it and what is refused.
 
 use expect_test::expect;
-use leno_model::{HostPattern, Object, RouteParent, ServiceName, TlsRoute};
+use leno_model::{HostPattern, Object, RouteKind, RouteParent, ServiceName, TlsRoute};
 use leno_registry::{lint, read_str};
 
 use crate::refusals::check_specs;
@@ -95,4 +95,44 @@ fn what_a_tls_route_refers_to_is_looked_for() {
         TLSRoute shop/shops: spec.rules[0].backendRefs[0].name: there is no Service shop/one; add the Service
         TLSRoute shop/shops: spec.rules[0].backendRefs[1].name: there is no Service shop/two; add the Service
     "#]].assert_eq(&lines.concat());
+}
+
+#[test]
+fn a_backend_may_be_in_another_namespace_and_a_grant_names_the_kind() {
+    let away = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
+    let backends = read(&away).rule.backends;
+    assert_eq!(backends[1].service, ServiceName::new("away", "two").unwrap());
+    let grant = "{apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, \
+                 metadata: {name: g, namespace: away}, spec: {to: [{group: \"\", kind: Service}], \
+                 from: [{group: gateway.networking.k8s.io, kind: TLSRoute, namespace: shop}, \
+                 {group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}]}}";
+    let (objects, rejected) = read_str("f.yaml", grant);
+    assert_eq!(rejected, []);
+    let [(Object::ReferenceGrant(grant), _)] = &objects[..] else { panic!("{objects:?}") };
+    let shop = leno_model::Name::new("shop").unwrap();
+    let permits = |kind| grant.permits(kind, &shop, &backends[1].service);
+    assert!(permits(RouteKind::Tls) && permits(RouteKind::Http) && !permits(RouteKind::Tcp));
+}
+
+#[test]
+fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
+    for kind in ["HTTPRoute", "GRPCRoute"] {
+        let document = serde_json::json!({
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"name": "a", "namespace": "shop"},
+            "spec": {
+                "parentRefs": [{"group": "", "kind": "Service", "name": "a"}],
+                "hostnames": ["a.example"],
+                "rules": [{"backendRefs": [{"name": "a", "port": 1}]}],
+            },
+        });
+        let (_, warnings) = leno_registry::read_json(&document).unwrap();
+        let told: Vec<_> = warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
+        let field = Some("spec.hostnames".to_owned());
+        let why = "is not heeded: a route of a service is for all its host names";
+        assert_eq!(told, [(&field, why)], "{kind}");
+        let (objects, rejected) = read_str("f.yaml", &document.to_string());
+        assert_eq!((objects.len(), rejected), (1, Vec::new()), "{kind}");
+    }
 }

@@ -69,6 +69,34 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
     }
 }
 
+#[test]
+fn sessions_go_to_another_namespace_only_with_a_grant_there() {
+    let route = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: TLSRoute\n\
+                 metadata: {name: tls, namespace: bookinfo}\nspec:\n  \
+                 parentRefs: [{group: \"\", kind: Service, name: reviews}]\n  hostnames: [a.b]\n  \
+                 rules: [{backendRefs: [{name: reviews, port: 9080}, \
+                 {name: reviews-v2, namespace: away, port: 9080, weight: 10}]}]\n";
+    let shares = |mesh: &Mesh| {
+        let reviews = mesh.service(&service("reviews")).unwrap();
+        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let [rule] = &port.tls_rules[..] else { panic!("one rule") };
+        (rule.backends.len(), rule.ungranted_weight)
+    };
+    for (kind, expected) in [("TLSRoute", (2, 0)), ("TCPRoute", (1, 10))] {
+        let mut mesh = mesh(&format!("{BOOKINFO}{route}"));
+        assert_eq!(shares(&mesh), (1, 10));
+        let grant = format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\n\
+             metadata: {{name: g, namespace: away}}\nspec:\n  from: [{{group: \
+             gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
+             to: [{{group: \"\", kind: Service}}]\n"
+        );
+        let touched = mesh.apply(Change::Upsert(crate::fixture::objects(&grant).remove(0)));
+        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert_eq!(shares(&mesh), expected, "{kind}");
+    }
+}
+
 /// Bookinfo, and a client of another namespace that has a route of its own.
 const CONSUMER: &str = r#"
 ---

@@ -2,7 +2,7 @@
 
 use leno_model::{
     GatewayTcpRoute, Name, Object, ReferenceGrant, RouteKind, RouteParent, ServiceName, TcpRule,
-    TlsRoute, TlsRule, leads_back,
+    TlsRoute, TlsRule, WeightedBackend, leads_back,
 };
 use serde_json::Value;
 
@@ -192,18 +192,23 @@ fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
             let all = all.map(|it| (route.kind, own, &it.service, it.port));
             (&route.parents, all.collect())
         }
-        Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. } })
-        | Object::GatewayTcpRoute(GatewayTcpRoute {
+        Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. } }) => {
+            (parents, of_kind(RouteKind::Tls, &route.namespace, backends))
+        }
+        Object::GatewayTcpRoute(GatewayTcpRoute {
             parents,
             rule: TcpRule { route, backends, .. },
-        }) => {
-            // A TLSRoute has none in other namespaces, so that the kind does not matter.
-            let all =
-                backends.iter().map(|it| (RouteKind::Tcp, &route.namespace, &it.service, it.port));
-            (parents, all.collect())
-        }
+        }) => (parents, of_kind(RouteKind::Tcp, &route.namespace, backends)),
         _ => (&[], Vec::new()),
     }
+}
+
+fn of_kind<'a>(
+    kind: RouteKind,
+    own: &'a Name,
+    backends: &'a [WeightedBackend],
+) -> Vec<Backend<'a>> {
+    backends.iter().map(|it| (kind, own, &it.service, it.port)).collect()
 }
 
 /// A backend: of which kind of route, in which namespace that is, the service and its port.

@@ -1,0 +1,66 @@
+//! Reads `TrafficWarmup` of FSM: how a new endpoint of the service of its name gets its share.
+
+use std::time::Duration;
+
+use leno_model::{
+    BalanceAlgorithm, LoadBalancing, Name, PolicyScope, RouteParent, ServiceName,
+    ServicePolicyName, WarmUp,
+};
+
+use super::service_policy::{number_or, percent_or, time_or};
+use crate::field::{Field, Fields};
+
+pub(super) fn read(
+    name: &ServicePolicyName,
+    spec: &Field<'_>,
+) -> Option<(PolicyScope, LoadBalancing)> {
+    let fields = spec.fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+    let time = time_or(&fields, "duration", (least, most), DURATION_DEFAULT);
+    let percent_min = percent_or(&fields, "minWeight", 1, 10);
+    let whole = number_or(&fields, "maxWeight", (0, 100), 100);
+    if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), whole) {
+        field.refuse(
+            "is not 100: an endpoint that is warm has its whole share here",
+            "use 100, or give the service fewer requests with a route",
+        );
+    }
+    check_aggression(&fields);
+    let is_on = match fields.find("enable") {
+        Some(field) => field.boolean()?,
+        None => true,
+    };
+    let (time, percent_min) = (time?, percent_min?);
+    whole?;
+    let service = ServiceName { namespace: name.namespace.clone(), name: own_service(spec, name)? };
+    let warm_up = is_on.then_some(WarmUp { time, percent_min });
+    let rule = LoadBalancing { algorithm: BalanceAlgorithm::LeastRequest { choices: 2 }, warm_up };
+    Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
+}
+
+/// It has the name of the service, which is no name of one if it has a dot.
+fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
+    let is_service = !name.name.as_str().contains('.');
+    if !is_service {
+        spec.refuse(
+            format!("is for the service of its own name, and {} is none", name.name),
+            "give it the name of a Service of its namespace",
+        );
+    }
+    is_service.then(|| name.name.clone())
+}
+
+/// Shares grow evenly here, which is what the default means.
+fn check_aggression(fields: &Fields<'_>) {
+    let Some(field) = fields.find("aggression") else { return };
+    let is_even = field.spelling().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
+    if !is_even {
+        field.refuse(
+            format!("{} is no even growth, and there is no other here", field.shown()),
+            "use 1, or remove it",
+        );
+    }
+}
+
+/// FSM's.
+const DURATION_DEFAULT: Duration = Duration::from_secs(90);

@@ -1,0 +1,171 @@
+//! Reads `rateLimit.global` of OSM's `UpstreamTrafficSetting`: what Envoy's rate limit service is asked.
+
+use std::time::Duration;
+
+use leno_model::{
+    Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue, FieldMatch, FixedAnswer,
+    GlobalLimit, PathMatch, RequestMatch, Server, Unanswered, ValueMatch,
+};
+
+use super::http_route::header_name;
+use super::request_test::only_one;
+use super::service_policy::time_or;
+use crate::field::{Field, Fields};
+
+/// What `global` says: whom to ask, and what describes every request.
+pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
+    let parts = global.fields(&["tcp", "http"])?;
+    parts.unsupported(
+        "tcp",
+        "is not supported: a service counts requests here",
+        "remove it, and limit connections with `local.tcp`",
+    );
+    let fields = parts.require("http")?.fields(&[
+        "rateLimitService",
+        "domain",
+        "descriptors",
+        "timeout",
+        "failOpen",
+        "enableXRateLimitHeaders",
+        "responseStatusCode",
+    ])?;
+    let at = fields.require("rateLimitService").and_then(server);
+    let (least, most) = (Decider::TIMEOUT_MIN, Decider::TIMEOUT_MAX);
+    let timeout = time_or(&fields, "timeout", (least, most), TIMEOUT_DEFAULT);
+    let opens = flag_or(&fields, "failOpen", true)?;
+    let unanswered = if opens { Unanswered::Allow } else { Unanswered::Deny };
+    let decider = Decider { at: at?, timeout: timeout?, unanswered };
+    let status = match fields.find("responseStatusCode") {
+        Some(field) => Some(u16::try_from(field.number(400, 599)?).ok()?),
+        None => None,
+    };
+    Some(GlobalLimit {
+        decider,
+        domain: fields.require("domain").and_then(Field::text)?.to_owned(),
+        descriptors: descriptors(&fields, &RequestMatch::default())?,
+        answer: FixedAnswer { status, ..FixedAnswer::default() },
+        tells: flag_or(&fields, "enableXRateLimitHeaders", false)?,
+    })
+}
+
+/// The field `descriptors`, for requests like this; none where there is no such field.
+pub(super) fn descriptors(fields: &Fields<'_>, like: &RequestMatch) -> Option<Vec<Descriptor>> {
+    let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
+    let elements = field.list(DESCRIPTORS_MAX)?;
+    elements.iter().map(|element| descriptor(element, like)).collect()
+}
+
+fn descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
+    let list = element.fields(&["entries"])?.require("entries")?.list(ENTRIES_MAX)?;
+    if list.is_empty() {
+        element.refuse("has no entries, so that nothing is sent", "add one, or remove it");
+        return None;
+    }
+    let mut request = like.clone();
+    let entries: Option<Vec<_>> = list.iter().map(|it| entry(it, &mut request)).collect();
+    let requests = if request == RequestMatch::default() { Vec::new() } else { vec![request] };
+    Some(Descriptor { requests, entries: entries?, hits: 1 })
+}
+
+/// One of the four ways to describe a request; what it must have for that goes into `request`.
+fn entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
+    let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
+    let parts = element.fields(&keys)?;
+    let which = only_one(&parts, &keys)?;
+    let field = parts.find(which)?;
+    let (default, value, fields) = match which {
+        "genericKey" => {
+            let fields = field.fields(&["value", "key"])?;
+            ("generic_key", DescriptorValue::Text(text(&fields, "value")?), fields)
+        }
+        "remoteAddress" => ("remote_address", DescriptorValue::Address, field.fields(&[])?),
+        "requestHeader" => {
+            let fields = field.fields(&["name", "key"])?;
+            fields.require("key")?;
+            let name = fields.require("name")?;
+            ("", DescriptorValue::Header(header_name(name, name.text()?)?), fields)
+        }
+        _ => {
+            let fields = field.fields(&["value", "headers", "key", "expectMatch"])?;
+            if !flag_or(&fields, "expectMatch", true)? {
+                field.refuse(
+                    "describes requests that do not match, which has no words here",
+                    "remove `expectMatch`, and describe those that match",
+                );
+                return None;
+            }
+            for header in fields.require("headers")?.list(ENTRIES_MAX)? {
+                request.headers.push(header_match(&header)?);
+            }
+            ("header_match", DescriptorValue::Text(text(&fields, "value")?), fields)
+        }
+    };
+    let key = match fields.find("key") {
+        Some(field) => field.text()?.to_owned(),
+        None => default.to_owned(),
+    };
+    Some(DescriptorEntry { key, value })
+}
+
+fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
+    const HOW: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
+    let fields =
+        element.fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
+    let name = fields.require("name")?;
+    let name = header_name(name, name.text()?)?;
+    let which = only_one(&fields, &HOW)?;
+    let field = fields.find(which)?;
+    let literal = || field.text().map(regex::escape);
+    let value = match which {
+        "exact" => ValueMatch::Exact(field.text()?.to_owned()),
+        "regex" => ValueMatch::Regex(field.regex()?),
+        "prefix" => ValueMatch::Regex(format!("{}.*", literal()?)),
+        "suffix" => ValueMatch::Regex(format!(".*{}", literal()?)),
+        "contains" => ValueMatch::Regex(format!(".*{}.*", literal()?)),
+        _ => {
+            if !field.boolean()? {
+                field.refuse("is false, which has no words here", "remove the header");
+                return None;
+            }
+            ValueMatch::Regex(".*".to_owned())
+        }
+    };
+    Some(FieldMatch { name, value })
+}
+
+fn server(field: &Field<'_>) -> Option<DeciderAddress> {
+    let fields = field.fields(&["host", "port"])?;
+    let host = fields.require("host");
+    let port = fields.require("port").and_then(Field::port);
+    let (host, port) = (host?, port?);
+    match Server::parse(&format!("http://{}:{port}", host.text()?)) {
+        Ok(server) => Some(DeciderAddress::Outside(server)),
+        Err(why) => {
+            let problem = format!("{} is no host to ask: {why}", host.shown());
+            host.refuse(problem, "use a host name or an address");
+            None
+        }
+    }
+}
+
+fn text(fields: &Fields<'_>, key: &str) -> Option<String> {
+    fields.require(key)?.text().map(str::to_owned)
+}
+
+fn flag_or(fields: &Fields<'_>, key: &str, default: bool) -> Option<bool> {
+    match fields.find(key) {
+        Some(field) => field.boolean(),
+        None => Some(default),
+    }
+}
+
+/// The path of a route with descriptors of its own.
+pub(super) fn at_path(pattern: String) -> RequestMatch {
+    RequestMatch { path: PathMatch::Regex(pattern), ..RequestMatch::default() }
+}
+
+/// The schema's.
+const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+/// As many as a `RateLimit` may have.
+const DESCRIPTORS_MAX: usize = 16;
+const ENTRIES_MAX: usize = 16;
