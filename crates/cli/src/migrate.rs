@@ -3,6 +3,7 @@
 mod access;
 mod document;
 mod mesh_config;
+mod published;
 mod rewrite;
 mod sermant;
 mod setting;
@@ -31,14 +32,17 @@ pub(crate) struct MigrateArgs {
     /// The directory that the new files are written to; it is made, and must be empty if it is there
     #[arg(short, long, value_name = "DIRECTORY")]
     output: PathBuf,
+    /// The namespace of what has none: items of Sermant's configuration centre
+    #[arg(long, value_name = "NAMESPACE", default_value = "default")]
+    namespace: String,
 }
 
 impl MigrateArgs {
     /// Reads everything, decides, and writes only when everything could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         check_empty(&self.output)?;
-        let documents = document::read(&self.file)?;
-        let fates = rewrite(&documents);
+        let documents = document::read(&self.file, &self.namespace)?;
+        let fates = rewrite(&documents, &self.namespace);
         write(&self.output, &documents, &fates)?;
         let report = Report::of(&documents, &fates);
         output::print(&report.text)?;

@@ -8,7 +8,8 @@ use anyhow::{Context as _, bail};
 use leno_model::{Egress, Object};
 use leno_registry::{FileSource, outline, read_str};
 
-use super::mesh_config;
+use super::published::Item;
+use super::{mesh_config, published};
 
 /// One document.
 pub(super) struct Document {
@@ -29,6 +30,8 @@ pub(super) enum Found {
     Object(Box<Object>),
     /// The settings of another mesh: whether every member is let in, and what else they say.
     Settings { permissive: bool, egress: Egress, others: Vec<String> },
+    /// An item of Sermant's configuration centre that no object holds.
+    Published(Item),
     /// Of a kind that Leno does not read.
     Unknown(String),
     /// Comments alone.
@@ -40,7 +43,9 @@ impl Document {
     pub(super) fn object(&self) -> Option<&Object> {
         match &self.found {
             Found::Object(object) => Some(object),
-            Found::Settings { .. } | Found::Unknown(_) | Found::Comments => None,
+            Found::Settings { .. } | Found::Published(_) | Found::Unknown(_) | Found::Comments => {
+                None
+            }
         }
     }
 }
@@ -56,7 +61,7 @@ impl fmt::Display for Document {
 /// # Errors
 /// When a file cannot be read, two would have one name, or a document is refused that is of a kind
 /// that Leno reads.
-pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Document>> {
+pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Document>> {
     let mut documents: Vec<Document> = Vec::new();
     let mut refused = Vec::new();
     let mut targets: Vec<PathBuf> = Vec::new();
@@ -73,6 +78,15 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Document>> {
             let text = fs::read_to_string(&file)
                 .with_context(|| format!("{} cannot be read", file.display()))?;
             for (line, text) in split(&text) {
+                let items = published::items(text);
+                if !items.is_empty() {
+                    let place = (format!("{}:{line}", file.display()), target.clone());
+                    let read = items.into_iter().map(|item| read_item(item, namespace, &place));
+                    let (good, bad): (Vec<_>, Vec<_>) = read.partition(Result::is_ok);
+                    documents.extend(good.into_iter().flatten());
+                    refused.extend(bad.into_iter().filter_map(Result::err));
+                    continue;
+                }
                 match read_one(&file, line, text) {
                     Ok(Some((title, found))) => documents.push(Document {
                         place: format!("{}:{line}", file.display()),
@@ -94,6 +108,16 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Vec<Document>> {
         bail!("there is no document: name files of YAML");
     }
     Ok(documents)
+}
+
+/// An item as a document at this place, for this file.
+fn read_item(
+    item: Item,
+    namespace: &str,
+    (place, target): &(String, PathBuf),
+) -> Result<Document, String> {
+    let (title, text, found) = published::read(item, namespace)?;
+    Ok(Document { place: place.clone(), title, target: target.clone(), text, found })
 }
 
 /// The files of a path, as every other command finds them.

@@ -10,8 +10,9 @@ use leno_registry::read_str;
 use serde_json::Value;
 
 use super::document::{Document, Found};
+use super::published::Item;
 use super::sermant::Native;
-use super::{access, mesh_config, sermant, setting, split, yaml};
+use super::{access, mesh_config, published, sermant, setting, split, yaml};
 
 /// What becomes of a document.
 pub(super) enum Fate {
@@ -30,8 +31,13 @@ pub(super) enum Fate {
 }
 
 /// Decides about every document, in their order.
-pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
+pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
     let objects: Vec<&Object> = documents.iter().filter_map(Document::object).collect();
+    let items = documents.iter().filter_map(|document| match &document.found {
+        Found::Published(item) => Some(item),
+        _ => None,
+    });
+    let items: Vec<&Item> = items.collect();
     let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
     let mut fates: Vec<Fate> = documents
         .iter()
@@ -44,6 +50,13 @@ pub(super) fn rewrite(documents: &[Document]) -> Vec<Fate> {
                 has_config = true;
                 Fate::Rewritten(vec![mesh_config::native(*permissive, *egress)])
             }
+            Found::Published(item) => match published::fate(&items, &objects, item, namespace) {
+                Fate::Nearly(objects, differences) => match readable(&objects) {
+                    Ok(()) => Fate::Nearly(objects, differences),
+                    Err(why) => Fate::Lost(why),
+                },
+                fate => fate,
+            },
             Found::Unknown(why) => Fate::Lost(why.clone()),
             Found::Comments => Fate::Native,
         })
@@ -108,11 +121,16 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
     let kept = kept.filter(|(_, fate)| matches!(fate, Fate::Native | Fate::Left(_)));
     let mut taken: BTreeSet<String> =
         kept.filter_map(|(it, _)| Some(it.object()?.key().to_string())).collect();
-    for fate in fates {
+    for (document, fate) in documents.iter().zip(fates) {
         let (Fate::Rewritten(objects) | Fate::Nearly(objects, _)) = &*fate else { continue };
         let names: Vec<String> = objects.iter().map(yaml::name).collect();
         match names.iter().find(|name| taken.contains(*name)) {
-            Some(name) => *fate = Fate::Left(format!("there would be another {name}")),
+            Some(name) => {
+                let why = format!("there would be another {name}");
+                // What no object holds cannot stay.
+                let stays = !matches!(document.found, Found::Published(_));
+                *fate = if stays { Fate::Left(why) } else { Fate::Lost(why) };
+            }
             None => taken.extend(names),
         }
     }

@@ -9,6 +9,8 @@ mod group;
 mod help;
 mod migrate;
 #[cfg(test)]
+mod migrate_items;
+#[cfg(test)]
 mod migrate_sermant;
 mod mistakes;
 mod run;

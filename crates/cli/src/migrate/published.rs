@@ -1,0 +1,231 @@
+//! Items of Sermant's configuration centre as they lie there: keys with texts of YAML.
+
+mod group;
+mod rule;
+
+use leno_model::Object;
+use leno_registry::{outline, read_str};
+use serde_json::{Value, json};
+
+use super::document::Found;
+use super::rewrite::Fate;
+use super::yaml;
+
+/// An item.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Item {
+    /// Its key, such as `servicecomb.rateLimiting.checkout`.
+    pub(super) key: String,
+    /// What it holds.
+    pub(super) content: String,
+}
+
+/// The items that a document holds; none when it is something else.
+///
+/// It is a map from keys to contents; or whatever has fields `key` and `value` (or `content`), as the API
+/// of ServiceComb KIE answers. Those that are switched off there say nothing.
+pub(super) fn items(text: &str) -> Vec<Item> {
+    let Some(values) = outline(text) else { return Vec::new() };
+    if values.iter().any(|(path, _)| path == "apiVersion") {
+        return Vec::new();
+    }
+    let value = |path: String| values.iter().find(|(known, _)| *known == path);
+    let keys = values.iter().filter(|(_, key)| is_key(key));
+    let listed = keys.filter_map(|(path, key)| {
+        let place = path.strip_suffix("key").filter(|it| it.is_empty() || it.ends_with('.'))?;
+        let content =
+            value(format!("{place}value")).or_else(|| value(format!("{place}content")))?;
+        let is_off = value(format!("{place}status")).is_some_and(|(_, it)| it == "disabled");
+        (!is_off).then(|| Item { key: key.clone(), content: content.1.clone() })
+    });
+    let listed: Vec<Item> = listed.collect();
+    if listed.is_empty() { by_line(text) } else { listed }
+}
+
+/// The items of a map, whose keys stand at the beginning of lines.
+fn by_line(text: &str) -> Vec<Item> {
+    let mut items: Vec<Item> = Vec::new();
+    for line in text.lines() {
+        let is_blank = line.trim().is_empty() || line.trim_start().starts_with('#');
+        match items.last_mut() {
+            Some(item) if is_blank || line.starts_with([' ', '-']) => {
+                item.content.push_str(line);
+                item.content.push('\n');
+            }
+            None if is_blank => {}
+            _ => {
+                let Some((key, rest)) = line.split_once(':').filter(|(key, _)| is_key(key)) else {
+                    return Vec::new();
+                };
+                // A text in a block is the same without its sign.
+                let rest = rest.trim().trim_start_matches(['|', '>', '+', '-']);
+                items.push(Item { key: key.to_owned(), content: format!("{rest}\n") });
+            }
+        }
+    }
+    items
+}
+
+fn is_key(text: &str) -> bool {
+    text.starts_with("servicecomb.") || text == REMOVAL
+}
+
+/// What an item is, with its title and as Leno would read it.
+///
+/// # Errors
+/// Sentences, when it is a rule that is read and says something that is refused.
+pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found), String> {
+    let Some(wrapped) = wrapped(&item, namespace) else {
+        let title = format!("item {}", item.key);
+        return Ok((title, format!("{}:\n{}", item.key, item.content), Found::Published(item)));
+    };
+    let text = yaml::write(&wrapped);
+    let (mut objects, rejected) = read_str("item", &text);
+    match (objects.pop(), rejected.is_empty()) {
+        (Some((object, _)), true) => {
+            Ok((object.key().to_string(), text, Found::Object(Box::new(object))))
+        }
+        _ => {
+            let told = rejected.iter().map(|refusal| {
+                let field = refusal.at.field.as_deref().unwrap_or("document");
+                format!("item {}: {field}: {}; {}", item.key, refusal.problem, refusal.remedy)
+            });
+            Err(told.collect::<Vec<_>>().join("\n  "))
+        }
+    }
+}
+
+/// The object that holds an item, if Leno reads it as it stands.
+fn wrapped(item: &Item, namespace: &str) -> Option<Value> {
+    let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
+    let is_route = routes.iter().any(|known| {
+        let rest = item.key.strip_prefix(known);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    });
+    let (kind, spec) = match is_route {
+        true => (
+            "SermantRouteRule",
+            json!({"compat": "sermant", "key": item.key, "rules": item.content}),
+        ),
+        false if item.key == REMOVAL => {
+            ("SermantRemoval", json!({"compat": "sermant", "config": item.content}))
+        }
+        false => return None,
+    };
+    let name = item.key.trim_start_matches("servicecomb.");
+    Some(json!({
+        "apiVersion": "leno.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name_of(name), "namespace": namespace},
+        "spec": spec,
+    }))
+}
+
+/// A name that an object may have.
+fn name_of(text: &str) -> String {
+    let mut name = String::new();
+    for character in text.chars() {
+        if character.is_ascii_uppercase() && !name.is_empty() && !name.ends_with('-') {
+            name.push('-');
+        }
+        let is_plain = character.is_ascii_alphanumeric();
+        name.push(if is_plain { character.to_ascii_lowercase() } else { '-' });
+    }
+    name.trim_matches('-').to_owned()
+}
+
+/// What becomes of an item about the flow of requests: those with one scene belong together.
+pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace: &str) -> Fate {
+    let Some((family, scene)) = parts(item) else {
+        return Fate::Lost("its key names no scene, and is none that is known here".to_owned());
+    };
+    let of_scene = || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == scene));
+    if family == "matchGroup" {
+        let others = of_scene().filter(|it| it.key != item.key);
+        let mut fates = others.map(|it| fate(items, objects, it, namespace));
+        return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
+            true => Fate::Dropped("the rules of its scene say the same themselves"),
+            false => Fate::Lost("no rule of its scene is kept".to_owned()),
+        };
+    }
+    let Some(matches) = of_scene().find(|it| it.key == format!("servicecomb.matchGroup.{scene}"))
+    else {
+        let why = format!("there is no servicecomb.matchGroup.{scene}, so that nothing is its");
+        return Fate::Lost(why);
+    };
+    let written = group::read(&matches.content)
+        .map_err(|why| format!("{}: {why}", matches.key))
+        .and_then(|group| rule::native(family, (&name_of(scene), namespace), &group, &item.content))
+        .and_then(|written| rivals(items, objects, item, written));
+    match written {
+        Ok((object, difference)) => Fate::Nearly(vec![object], vec![difference]),
+        Err(why) => Fate::Lost(why),
+    }
+}
+
+/// Of two policies of one kind for a service only one decides.
+fn rivals(
+    items: &[&Item],
+    objects: &[&Object],
+    item: &Item,
+    written: (Value, &'static str),
+) -> Result<(Value, &'static str), String> {
+    let kind = written.0["kind"].as_str().unwrap_or_default();
+    let family = parts(item).map(|(family, _)| family);
+    let other = items.iter().find(|it| it.key != item.key && parts(it).map(|it| it.0) == family);
+    if let Some(other) = other {
+        return Err(format!("{} is another: write one {kind} for both by hand", other.key));
+    }
+    let rival = objects.iter().find_map(|object| match object {
+        Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => Some(object.key()),
+        _ => None,
+    });
+    match rival {
+        Some(rival) => Err(format!("{rival} may be about the same: put this into it by hand")),
+        None => Ok(written),
+    }
+}
+
+/// The family of a key, and its scene.
+fn parts(item: &Item) -> Option<(&str, &str)> {
+    item.key.strip_prefix("servicecomb.")?.split_once('.')
+}
+
+const REMOVAL: &str = "sermant.removal.config";
+
+#[cfg(test)]
+mod tests {
+    use super::{Item, items, name_of};
+
+    #[test]
+    fn items_are_found_as_they_lie() {
+        let item = |key: &str, content: &str| Item { key: key.into(), content: content.into() };
+        let rate = "servicecomb.rateLimiting.a";
+        for (text, expected) in [
+            (
+                "servicecomb.rateLimiting.a: {rate: 1}\nsermant.removal.config: |\n  a: 1\n",
+                vec![item(rate, "{rate: 1}\n"), item("sermant.removal.config", "\n  a: 1\n")],
+            ),
+            (
+                "total: 2\ndata:\n- {key: servicecomb.rateLimiting.a, value: \"rate: 1\"}\n\
+                 - {key: servicecomb.retry.a, value: \"\", status: disabled}\n",
+                vec![item(rate, "rate: 1")],
+            ),
+            ("key: servicecomb.rateLimiting.a\ncontent: 'rate: 2'\n", vec![item(rate, "rate: 2")]),
+            ("servicecomb.rateLimiting.a: {rate: 1}\nother: 1\n", Vec::new()),
+            ("key: other\nvalue: 'a: 1'\n", Vec::new()),
+            ("apiVersion: v1\nkey: servicecomb.rateLimiting.a\nvalue: 'a: 1'\n", Vec::new()),
+        ] {
+            assert_eq!(items(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_objects() {
+        for (text, name) in
+            [("routeRule.orders", "route-rule-orders"), ("Check_Out", "check-out"), ("-a-", "a")]
+        {
+            assert_eq!(name_of(text), name);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Which requests a scene is about: `servicecomb.matchGroup`.
+
+use leno_registry::outline;
+use serde_json::{Map, Value, json};
+
+/// Requests, and where they are looked at.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    /// The services that enforce the rule; every one when empty.
+    pub(super) services: Vec<String>,
+    /// The service that a client calls, where clients enforce it.
+    pub(super) callee: Option<String>,
+    /// Any of these, as native policies have them; all requests when empty.
+    pub(super) matches: Vec<Value>,
+}
+
+/// Single values with their paths.
+type Values = [(String, String)];
+
+/// Reads it; otherwise the field that cannot be kept, and why.
+pub(super) fn read(content: &str) -> Result<Group, String> {
+    let values = outline(content).ok_or("it is no YAML, or empty")?;
+    let mut group = Group::default();
+    for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
+        for service in value.split(',').map(str::trim).filter(|it| !it.is_empty()) {
+            if service.contains(':') {
+                return Err(format!("{path}: {service:?} names a version: policies are for all"));
+            }
+            group.services.push(service.to_owned());
+        }
+    }
+    for index in 0.. {
+        let place = format!("matches[{index}].");
+        let below = values.iter().filter_map(|(path, value)| {
+            Some((path.strip_prefix(&place)?.to_owned(), value.clone()))
+        });
+        let below: Vec<(String, String)> = below.collect();
+        if below.is_empty() {
+            break;
+        }
+        let callee = value(&below, "serviceName").map(str::to_owned);
+        if index > 0 && callee != group.callee {
+            return Err(format!("{place}serviceName: another service than the match before"));
+        }
+        group.callee = callee;
+        let requests = requests(&below).map_err(|why| format!("{place}{why}"))?;
+        group.matches.extend(requests);
+    }
+    // One that is for everything leaves nothing to the others.
+    if group.matches.iter().any(|it| it.as_object().is_some_and(Map::is_empty)) {
+        group.matches.clear();
+    }
+    Ok(group)
+}
+
+/// One match for each method.
+fn requests(below: &Values) -> Result<Vec<Value>, String> {
+    let mut terms = Map::new();
+    let mut headers = Vec::new();
+    let mut methods = Vec::new();
+    for (path, value) in below {
+        if matches!(path.as_str(), "name" | "serviceName") {
+            continue;
+        }
+        if let Some(operator) = path.strip_prefix("apiPath.") {
+            let (kind, value) =
+                compared(operator, value).map_err(|why| format!("{path}: {why}"))?;
+            let twice = terms.insert("path".to_owned(), json!({"type": kind, "value": value}));
+            if twice.is_some() {
+                return Err("apiPath: has several operators: use one expression".to_owned());
+            }
+        } else if let Some(rest) = path.strip_prefix("headers.") {
+            let (name, operator) =
+                rest.rsplit_once('.').ok_or_else(|| format!("{path}: no operator"))?;
+            let (kind, value) =
+                compared(operator, value).map_err(|why| format!("{path}: {why}"))?;
+            headers.push(json!({"name": name, "type": kind, "value": value}));
+        } else if path.starts_with("method") {
+            methods.push(value.as_str());
+        } else {
+            return Err(format!("{path}: is not known here"));
+        }
+    }
+    if !headers.is_empty() {
+        terms.insert("headers".to_owned(), headers.into());
+    }
+    if methods.is_empty() {
+        return Ok(vec![Value::Object(terms)]);
+    }
+    let with = methods.into_iter().map(|method| {
+        let mut terms = terms.clone();
+        terms.insert("method".to_owned(), json!(method));
+        Value::Object(terms)
+    });
+    Ok(with.collect())
+}
+
+/// An operator in native words: those about parts are of characters, not of elements.
+fn compared(operator: &str, value: &str) -> Result<(&'static str, String), String> {
+    let plain = regex::escape(value);
+    let pattern = match operator {
+        "exact" => return Ok(("Exact", value.to_owned())),
+        "prefix" => format!("{plain}.*"),
+        "suffix" => format!(".*{plain}"),
+        "contains" => format!(".*{plain}.*"),
+        _ => return Err(format!("{operator} has no native form")),
+    };
+    Ok(("RegularExpression", pattern))
+}
+
+/// The single value at a path.
+pub(super) fn value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
+    values.iter().find(|(known, _)| known == path).map(|(_, value)| value.as_str())
+}

@@ -1,0 +1,266 @@
+//! What a scene does with its requests, as native policies.
+
+use std::time::Duration;
+
+use leno_registry::outline;
+use serde_json::{Map, Value, json};
+
+use super::group::{Group, value};
+use crate::migrate::terms::time;
+
+/// An object that says the same, and how it differs all the same.
+type Written = (Value, &'static str);
+
+/// The rule of a family for the requests of a group; otherwise the field that cannot be kept, why, and
+/// what to do.
+pub(super) fn native(
+    family: &str,
+    name: (&str, &str),
+    group: &Group,
+    content: &str,
+) -> Result<Written, String> {
+    let values = outline(content).unwrap_or_default();
+    let rule = Rule { name, group, values: &values };
+    match family {
+        "rateLimiting" => rule.rate_limit(),
+        "faultInjection" => rule.fault(),
+        "circuitBreaker" => rule.circuit(),
+        _ => Err(by_hand(family)),
+    }
+}
+
+/// Why the others are not rewritten.
+fn by_hand(family: &str) -> String {
+    let why = match family {
+        "bulkhead" => {
+            "it bounds some requests: write `concurrency` of a RateLimit, for all of them"
+        }
+        "instanceIsolation" => {
+            "instances are judged by another algorithm: write an OutlierRemoval with `rate`"
+        }
+        "retry" => {
+            "whether its attempts count the first differs: write `retry` of an HTTPRoute's rule"
+        }
+        "system" => {
+            "nothing looks at a machine's load here: `concurrency.adaptive` of a RateLimit protects"
+        }
+        "loadbalance" => "its algorithms are those of libraries: write a LoadBalancing",
+        "tagRule" | "laneRule" => {
+            "keys of `enabled-previous-rule` are not read: publish it under servicecomb.routeRule"
+        }
+        _ => "it is no key that is known here",
+    };
+    format!("{why}, by hand")
+}
+
+struct Rule<'a> {
+    /// The name of its scene and the namespace.
+    name: (&'a str, &'a str),
+    group: &'a Group,
+    values: &'a [(String, String)],
+}
+
+impl Rule<'_> {
+    fn rate_limit(&self) -> Result<Written, String> {
+        self.knows(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
+        if self.group.callee.is_some() {
+            return Err(
+                "matches[].serviceName: a RateLimit protects a service where it is: name it \
+                        in `services`"
+                    .to_owned(),
+            );
+        }
+        if !self.time("timeoutDuration", 0)?.is_zero() {
+            return Err("timeoutDuration: no request waits for room: remove it".to_owned());
+        }
+        let (rate, period) = (self.number("rate", 1000)?, self.time("limitRefreshPeriod", 1000)?);
+        // A native time is a second at least.
+        let periods = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
+        let periods = u32::try_from(periods).unwrap_or(1);
+        let mut rule = self.matching();
+        rule.insert("requests".to_owned(), json!(rate.saturating_mul(periods.into())));
+        rule.insert("in".to_owned(), json!(written(period.saturating_mul(periods))?));
+        rule.insert("burst".to_owned(), json!(rate));
+        let targets = self.services()?;
+        Ok((
+            self.object("RateLimit", json!({"targetRefs": targets, "rules": [rule]})),
+            "room comes back evenly, and not all at once when a period is over",
+        ))
+    }
+
+    fn fault(&self) -> Result<Written, String> {
+        let known = ["type", "percentage", "delayTime", "errorCode", "fallbackType", "forceClosed"];
+        self.knows(&known)?;
+        self.refuse_switched("forceClosed")?;
+        let percent = self.text("percentage").and_then(|it| it.parse::<u32>().ok());
+        let percent = percent.filter(|it| (1..=100).contains(it));
+        let percent =
+            percent.ok_or("percentage: is not from 1 to 100, so that nothing is injected")?;
+        let mut rule = self.matching();
+        match self.text("type") {
+            Some("delay") => {
+                let delay = written(self.time("delayTime", 0)?)?;
+                rule.insert("delay".to_owned(), json!({"time": delay, "percent": percent}));
+            }
+            Some("abort") if self.text("fallbackType") == Some("ReturnNull") => {
+                return Err("fallbackType: nothing here answers 200 with nothing: use \
+                            ThrowException"
+                    .to_owned());
+            }
+            Some("abort") => {
+                let status = self.number("errorCode", 500)?;
+                rule.insert("abort".to_owned(), json!({"status": status, "percent": percent}));
+            }
+            _ => return Err("type: is neither `delay` nor `abort`".to_owned()),
+        }
+        let targets = match (&self.group.callee, self.group.services.is_empty()) {
+            (None, _) => self.services()?,
+            (Some(callee), true) => target(callee),
+            (Some(_), false) => {
+                return Err("services: callers have accounts here: name them in `from` of a \
+                            FaultInjection by hand"
+                    .to_owned());
+            }
+        };
+        Ok((
+            self.object("FaultInjection", json!({"targetRefs": targets, "rules": [rule]})),
+            "requests are chosen by chance, and not evenly, and by the sidecars of clients",
+        ))
+    }
+
+    fn circuit(&self) -> Result<Written, String> {
+        self.knows(&[
+            "failureRateThreshold",
+            "slowCallRateThreshold",
+            "slowCallDurationThreshold",
+            "minimumNumberOfCalls",
+            "slidingWindowType",
+            "slidingWindowSize",
+            "waitDurationInOpenState",
+            "permittedNumberOfCallsInHalfOpenState",
+            "forceOpen",
+            "forceClosed",
+        ])?;
+        self.refuse_switched("forceOpen")?;
+        self.refuse_switched("forceClosed")?;
+        let Some(callee) = self.group.callee.as_ref().filter(|_| self.group.services.is_empty())
+        else {
+            return Err("a CircuitBreaker is of the clients of a service: say which with \
+                        `serviceName` alone"
+                .to_owned());
+        };
+        if !self.group.matches.is_empty() {
+            return Err("matches: a CircuitBreaker is about all requests to a service".to_owned());
+        }
+        if self.text("slidingWindowType").is_some_and(|it| it != "time") {
+            return Err("slidingWindowType: a window is a time here: use `time`".to_owned());
+        }
+        let window = self.time("slidingWindowSize", 100)?;
+        if window < Duration::from_secs(1) {
+            return Err(
+                "slidingWindowSize: is cut to whole seconds there, and 0 is none".to_owned()
+            );
+        }
+        let trip = json!({
+            "failures": ["connect", "timeout", "reset", "5xx"],
+            "window": written(window)?,
+            "minimumRequests": self.number("minimumNumberOfCalls", 100)?,
+            "percent": self.number("failureRateThreshold", 50)?,
+            "slow": {
+                "from": written(self.time("slowCallDurationThreshold", 60_000)?)?,
+                "percent": self.number("slowCallRateThreshold", 100)?,
+            },
+            "openFor": written(self.time("waitDurationInOpenState", 60_000)?)?,
+            "probes": self.number("permittedNumberOfCallsInHalfOpenState", 10)?,
+        });
+        let spec = json!({"targetRefs": target(callee), "trip": trip, "answer": {"status": 429}});
+        Ok((
+            self.object("CircuitBreaker", spec),
+            "a failure is what a sidecar sees: no connection, no answer, or a status from 500 on",
+        ))
+    }
+
+    fn object(&self, kind: &str, spec: Value) -> Value {
+        json!({
+            "apiVersion": "leno.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": self.name.0, "namespace": self.name.1},
+            "spec": spec,
+        })
+    }
+
+    /// A rule with its name, for the requests of the group.
+    fn matching(&self) -> Map<String, Value> {
+        let mut rule = Map::new();
+        rule.insert("name".to_owned(), json!(self.name.0));
+        if !self.group.matches.is_empty() {
+            rule.insert("matches".to_owned(), json!(self.group.matches));
+        }
+        rule
+    }
+
+    fn services(&self) -> Result<Value, String> {
+        match &self.group.services[..] {
+            [] => Err("services: is missing, which means every service: name them".to_owned()),
+            services => Ok(services.iter().map(|it| reference(it)).collect()),
+        }
+    }
+
+    /// Nothing else is said: what is not understood is not kept in part.
+    fn knows(&self, fields: &[&str]) -> Result<(), String> {
+        let mut others = self.values.iter().map(|(path, _)| path.as_str());
+        match others.find(|path| !fields.contains(path)) {
+            Some(other) => Err(format!("{other}: is not known here")),
+            None => Ok(()),
+        }
+    }
+
+    fn refuse_switched(&self, field: &str) -> Result<(), String> {
+        match self.text(field) {
+            Some("true") => {
+                Err(format!("{field}: it is switched, and says nothing about requests"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn text(&self, field: &str) -> Option<&str> {
+        value(self.values, field)
+    }
+
+    fn number(&self, field: &str, default: u64) -> Result<u64, String> {
+        match self.text(field) {
+            None => Ok(default),
+            Some(text) => text.parse().map_err(|_| format!("{field}: {text:?} is no whole number")),
+        }
+    }
+
+    /// Milliseconds, or a number with its unit, as in `10S`.
+    fn time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
+        let Some(text) = self.text(field) else { return Ok(Duration::from_millis(default_ms)) };
+        let upper = text.to_ascii_uppercase();
+        let digits = upper.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+        let unit = upper.get(digits.len()..).unwrap_or_default();
+        let factor = match unit {
+            "" | "MS" => 1,
+            "S" => 1_000,
+            "M" => 60_000,
+            "H" => 3_600_000,
+            _ => return Err(format!("{field}: {text:?} is no time that is known here")),
+        };
+        let number: u64 = digits.parse().map_err(|_| format!("{field}: {text:?} is no time"))?;
+        Ok(Duration::from_millis(number.saturating_mul(factor)))
+    }
+}
+
+fn target(service: &str) -> Value {
+    json!([reference(service)])
+}
+
+fn reference(service: &str) -> Value {
+    json!({"kind": "Service", "name": service})
+}
+
+fn written(duration: Duration) -> Result<String, String> {
+    time(duration).ok_or_else(|| format!("{duration:?} is finer than a millisecond"))
+}

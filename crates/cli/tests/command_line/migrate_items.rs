@@ -1,0 +1,100 @@
+//! `leno migrate` of items as they lie in Sermant's configuration centre.
+
+use crate::run::Place;
+
+/// As pages show them: keys with what they hold.
+const ITEMS: &str = r#"
+# Of the application shop.
+servicecomb.routeRule.orders: |
+  - kind: routematcher.sermant.io/flow
+    rules:
+      - precedence: 1
+        match: {headers: {id: {exact: "1"}}}
+        route: [{weight: 100, tags: {version: "2"}}]
+sermant.removal.config:
+  enableRemoval: true
+servicecomb.matchGroup.checkout:
+  services: "orders,stock"
+  matches:
+  - {apiPath: {prefix: /pay.}, method: [POST, PUT], headers: {x-tier: {exact: gold}}}
+servicecomb.rateLimiting.checkout: {rate: 10, limitRefreshPeriod: 500}
+servicecomb.faultInjection.checkout: {type: abort, percentage: 20, errorCode: 503}
+servicecomb.bulkhead.checkout: {maxConcurrentCalls: 5}
+servicecomb.matchGroup.clients:
+  matches: [{name: all, serviceName: stock}]
+servicecomb.circuitBreaker.clients: {slidingWindowSize: 10S, failureRateThreshold: 40}
+servicecomb.retry.clients: {maxAttempts: 2}
+servicecomb.retry.nobody: {maxAttempts: 2}
+servicecomb.matchGroup.nothing: {matches: []}
+servicecomb.tagRule: []
+"#;
+
+/// As the API of ServiceComb KIE answers.
+const ANSWER: &str = r#"
+total: 3
+data:
+- {key: servicecomb.matchGroup.a, value: "services: web", labels: {app: shop}}
+- {key: servicecomb.rateLimiting.a, value: "rate: 5", labels: {app: shop}}
+- {key: servicecomb.faultInjection.a, value: "{type: delay, percentage: 5, delayTime: 2S}", status: disabled}
+"#;
+
+#[test]
+fn items_become_policies_or_are_told_of() {
+    let place = Place::with(&[("old/items.yaml", ITEMS)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    for (item, fate) in [
+        ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
+        ("SermantRemoval shop/sermant-removal-config", "another algorithm"),
+        ("item servicecomb.matchGroup.checkout", "the rules of its scene say the same"),
+        ("item servicecomb.rateLimiting.checkout", "is RateLimit shop/checkout, but: room comes"),
+        ("item servicecomb.faultInjection.checkout", "is FaultInjection shop/checkout, but: "),
+        ("item servicecomb.bulkhead.checkout", "write `concurrency` of a RateLimit"),
+        (
+            "item servicecomb.circuitBreaker.clients",
+            "is CircuitBreaker shop/clients, but: a failure",
+        ),
+        ("item servicecomb.retry.clients", "write `retry` of an HTTPRoute's rule, by hand"),
+        ("item servicecomb.retry.nobody", "there is no servicecomb.matchGroup.nobody"),
+        ("item servicecomb.matchGroup.nothing", "no rule of its scene is kept"),
+        ("item servicecomb.tagRule", "names no scene"),
+    ] {
+        let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
+        assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
+    }
+    let new = std::fs::read_to_string(place.path().join("new/items.yaml")).expect("a file");
+    let (objects, rejected) = leno_registry::read_str("new", &new);
+    assert_eq!((objects.len(), rejected), (5, Vec::new()), "{new}");
+    let limit = "requests: 20\n    in: \"1s\"\n    burst: 10\n";
+    assert!(new.contains(limit) && new.contains("method: PUT\n"), "{new}");
+}
+
+#[test]
+fn answers_of_a_configuration_centre_are_items() {
+    let place = Place::with(&[("old/kie.yaml", ANSWER)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    assert!(done.out.contains("is RateLimit default/a, but: "), "{}", done.out);
+    assert!(!done.out.contains("faultInjection"), "{}", done.out);
+}
+
+#[test]
+fn what_has_no_native_form_is_named_with_its_field() {
+    let group = "servicecomb.matchGroup.a: {services: web}\n";
+    for (items, why) in [
+        ("servicecomb.rateLimiting.a: {timeoutDuration: 5}", "timeoutDuration: no request waits"),
+        ("servicecomb.rateLimiting.a: {rate: x}", "rate: \"x\" is no whole number"),
+        ("servicecomb.rateLimiting.a: {speed: 1}", "speed: is not known here"),
+        ("servicecomb.faultInjection.a: {type: delay}", "percentage: is not from 1 to 100"),
+        ("servicecomb.circuitBreaker.a: {forceOpen: true}", "forceOpen: it is switched"),
+        ("servicecomb.circuitBreaker.a: {}", "`serviceName` alone"),
+        ("servicecomb.instanceIsolation.a: {}", "write an OutlierRemoval"),
+        ("servicecomb.system.a: {qps: 5}", "`concurrency.adaptive`"),
+    ] {
+        let items = format!("{group}{items}\n");
+        let place = Place::with(&[("old/items.yaml", items.as_str())]);
+        let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(done.code, Some(3), "{done:?}");
+        assert!(done.out.contains(why), "{items} {}", done.out);
+    }
+}
