@@ -1,5 +1,6 @@
 //! `leno diagnose NAMESPACE/WORKLOAD`: which step of the way to or from a workload fails.
 
+mod reach;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
 use crate::get::Mesh;
 use crate::output::{self, shown};
+use reach::Reached;
 use steps::{Facts, Removed, Step, Verdict, examine};
 
 /// Arguments of `leno diagnose`.
@@ -75,6 +77,8 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         histories: BTreeMap::new(),
         ready: None,
         removed: Vec::new(),
+        reached: Vec::new(),
+        decision: None,
     };
     let behind = facts.workloads.iter().find(|known| known.name == workload);
     let services = behind.map(|known| known.services.clone()).unwrap_or_default();
@@ -91,6 +95,15 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         let removed = ask::admin(admin, "/removed").await.ok();
         let removed = removed.and_then(|page| serde_json::from_slice::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
+        let known = proxy.map(|proxy| proxy.subscriptions.as_slice()).unwrap_or_default();
+        // What it calls, or the one service that it is about.
+        let called = known.iter().map(String::as_str).filter(|_| to.is_none()).chain(to);
+        for service in called.take(reach::SERVICES_MAX) {
+            facts.reached.extend(Reached::asked(admin, service).await);
+        }
+    }
+    if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
+        facts.decision = reach::decision(&facts.status, workload, service).await;
     }
     Ok(facts)
 }
@@ -120,8 +133,11 @@ fn text(workload: &str, steps: &[Step]) -> String {
 
 const EXAMPLES: &str = "\
 Examples:
-  leno diagnose shop/cart-1                       sidecar, identity, doors, policies, requests
+  leno diagnose shop/cart-1                       sidecar, identity, doors, policies, requests, connectivity
   leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls
+
+Connectivity is tried by the sidecar itself: it connects to endpoints, with mutual TLS, and asks the
+application nothing. What policies say of a request is decided by the control plane, as on its page.
 
 Exit codes: 0 no step fails; 1 one does, or no control plane answers; 2 wrong usage.
 ";

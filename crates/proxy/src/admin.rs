@@ -22,6 +22,7 @@ use crate::removed::RemovedEndpoints;
 use crate::world::World;
 
 mod page;
+mod reach;
 
 /// What the admin page shows.
 pub(crate) struct Admin {
@@ -29,6 +30,8 @@ pub(crate) struct Admin {
     /// The control thread's counters.
     pub(crate) shard: Shard,
     pub(crate) scraping: Scraping,
+    /// Endpoints are connected to for one question at a time.
+    pub(crate) reaching: Semaphore,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
@@ -81,7 +84,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     }
 }
 
-async fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
@@ -92,6 +95,10 @@ async fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Byt
         "/connections" => json(&page::connections(admin)),
         "/requests" => json(&page::requests(admin)),
         "/removed" => json(&page::removed(admin)),
+        "/reach" => match reach::asked(admin, request.uri().query().unwrap_or_default()).await {
+            Ok(told) => json(&told),
+            Err(problem) => text(StatusCode::BAD_REQUEST, problem),
+        },
         "/" => text(StatusCode::OK, INDEX.into()),
         _ => text(StatusCode::NOT_FOUND, INDEX.into()),
     }
@@ -171,7 +178,8 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
     response
 }
 
-const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed\n";
+const INDEX: &str =
+    "leno proxy: /metrics /ready /world /connections /requests /removed /reach?service=NS/NAME\n";
 /// Times that the application's metrics are read at once: more scrapers than anybody has.
 const SCRAPES_MAX: usize = 4;
 /// Admin connections at once; more wait.

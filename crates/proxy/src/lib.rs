@@ -213,6 +213,7 @@ impl Proxy {
             config: self.config.clone(),
             shard: telemetry.shard(),
             scraping: Scraping::default(),
+            reaching: tokio::sync::Semaphore::new(1),
             telemetry: telemetry.clone(),
             world: world.clone(),
             connections,

@@ -104,10 +104,15 @@ impl DemoArgs {
         std::fs::write(&file, manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
         let data = DataDirectory::claim(scratch.path().join("data"))?;
+        let hint = format!(
+            " --data {}\nRules:    {}: take the TrafficTarget for details away there, save, and \
+             what needs it turns red",
+            data.path().display(),
+            file.display()
+        );
         let mut config = Config::new(data.path().to_owned(), vec![file]);
         config.page = self.serve.then_some(self.page);
         config.playground = Some(playground());
-        let hint = format!(" --data {}", data.path().display());
         self.say("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();

@@ -11,6 +11,7 @@ use leno_control::status::{
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
+use super::reach::Reached;
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, share};
 
@@ -29,6 +30,10 @@ pub(super) struct Facts {
     pub(super) ready: Option<Result<(), String>>,
     /// The endpoints that it leaves out.
     pub(super) removed: Vec<RemovedEndpoint>,
+    /// How it fared when it connected to endpoints.
+    pub(super) reached: Vec<Reached>,
+    /// What would become of a request to the service that it is about.
+    pub(super) decision: Option<Step>,
 }
 
 /// The answer of a sidecar's `/removed`.
@@ -79,7 +84,7 @@ impl Verdict {
 }
 
 impl Step {
-    fn fine(name: &'static str, what: impl Into<String>) -> Self {
+    pub(super) fn fine(name: &'static str, what: impl Into<String>) -> Self {
         Self { name, verdict: Verdict::Fine, what: what.into(), remedy: None }
     }
 
@@ -91,11 +96,19 @@ impl Step {
         Self { name, verdict, what: what.into(), remedy: Some(remedy.into()) }
     }
 
-    fn problem(name: &'static str, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(super) fn problem(
+        name: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self::told((name, Verdict::Problem), what, remedy)
     }
 
-    fn notice(name: &'static str, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(super) fn notice(
+        name: &'static str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Self::told((name, Verdict::Notice), what, remedy)
     }
 }
@@ -121,7 +134,10 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps.extend(doors(facts, workload));
     steps.extend(policies(facts, workload));
     steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
-    steps.extend(to.into_iter().flat_map(|to| way_to(facts, proxy, to)));
+    match to {
+        Some(to) => steps.extend(way_to(facts, proxy, to)),
+        None => steps.extend(facts.reached.iter().flat_map(Reached::steps)),
+    }
     steps
 }
 
@@ -301,11 +317,15 @@ fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
         ));
     }
     steps.extend(requests(facts, to));
-    steps.push(Step::notice(
-        "decision",
-        "rules and policies decide about each request by itself",
-        format!("leno explain request --from WORKLOAD --url http://{}/", host(to)),
-    ));
+    steps.extend(facts.reached.iter().flat_map(Reached::steps));
+    let undecided = || {
+        Step::notice(
+            "decision",
+            "rules and policies decide about each request by itself",
+            format!("leno explain request --from WORKLOAD --url http://{}/", host(to)),
+        )
+    };
+    steps.push(facts.decision.clone().unwrap_or_else(undecided));
     steps
 }
 
@@ -314,7 +334,7 @@ fn find<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
 }
 
 /// `namespace/name` as applications write it.
-fn host(service: &str) -> String {
+pub(super) fn host(service: &str) -> String {
     match service.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => service.to_owned(),

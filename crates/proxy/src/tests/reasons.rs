@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::Response;
 use leno_model::{
     Access, AccessLog, CircuitBreaker, CircuitLimits, Each, FixedAnswer, LogForm, Protocol, Rate,
@@ -15,7 +14,7 @@ use super::fixture::{
     Application, Client, GET, Mesh, OK, Setup, Sidecar, at_once, closed_port, endpoint, run, until,
     view,
 };
-use super::http2::{application, call, connect, send, whole};
+use super::http2::{application, call, connect, whole};
 use super::routes::{routed, rule};
 use super::tracing::tracing;
 use crate::access_log;
@@ -29,11 +28,11 @@ struct Case {
 }
 
 /// Whose sidecar says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 enum By {
     /// Nothing arrives at the server's.
     Client,
-    /// The client's passes it on, and counts it as well.
+    /// To the client's it is an answer like those of the application.
     Server,
 }
 
@@ -119,9 +118,9 @@ async fn told_by(sidecar: &mut Sidecar, reason: &str) {
 }
 
 async fn told(mesh: &mut Mesh, case: &Case) {
-    told_by(&mut mesh.client, case.reason).await;
-    if case.by == By::Server {
-        told_by(&mut mesh.server, case.reason).await;
+    match case.by {
+        By::Client => told_by(&mut mesh.client, case.reason).await,
+        By::Server => told_by(&mut mesh.server, case.reason).await,
     }
 }
 
@@ -139,7 +138,6 @@ fn whoever_tells_of_a_failure_uses_one_word() {
                 answer = client.ask(GET).await;
             }
             assert_eq!(answer.reason(), Some(case.reason));
-            assert!(answer.text().contains(case.reason), "{}", answer.text());
             told(&mut mesh, case).await;
         }
     });
@@ -159,8 +157,7 @@ fn calls_of_grpc_are_told_the_same_word() {
             let mut told_to = None;
             for _ in 0..2 {
                 let mut client = connect(mesh.door).await;
-                let (response, mut stream) = client.send_request(call("/a/B"), false).unwrap();
-                send(&mut stream, Bytes::from_static(b"message"), true).await;
+                let (response, _) = client.send_request(call("/a/B"), true).unwrap();
                 let fields = response.await.unwrap().headers().clone();
                 told_to = fields.contains_key("leno-reason").then_some(fields);
                 if told_to.is_some() {

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_identity::{peer, reason_of, server_name};
-use leno_model::{EndpointId, Protocol, Reason, Side, SpiffeId};
-use leno_telemetry::{ConnectionSide, Count};
+use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, SpiffeId};
+use leno_telemetry::{ConnectionSide, Count, Shard};
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -16,13 +16,15 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::{Http1Upstream, Lease, Speaks, Upstream};
+use crate::config::Config;
 use crate::connections::Counted;
 use crate::dial::dial;
 use crate::http2::client::greet;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, until};
+use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
 use crate::worker::Worker;
+use crate::world::World;
 
 /// One attempt to reach an endpoint. It goes on if the request that began it is gone.
 #[derive(Default)]
@@ -223,25 +225,42 @@ async fn reach(
     greeted
 }
 
+/// What it takes to begin a session with an endpoint.
+pub(crate) struct Way<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) world: &'a World,
+    pub(crate) tls: &'a TlsConfigs,
+    pub(crate) shard: &'a Shard,
+}
+
 /// The session, and when its peer's certificate expires.
 async fn handshake(
     upstream: &Upstream,
     worker: &Worker,
     offer: Offer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
-    let endpoint = &upstream.endpoint;
-    let credential = worker.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let Worker { config, world, tls, shard, .. } = worker;
+    session(&upstream.endpoint, &Way { config, world, tls, shard }, offer).await
+}
+
+/// The same for whoever has the way.
+pub(crate) async fn session(
+    endpoint: &Endpoint,
+    way: &Way<'_>,
+    offer: Offer,
+) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
+    let credential = way.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
     // Nobody is expected where there is no sidecar, and no session begun.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
-    let config = worker.tls.client(&credential, (expected, offer))?;
+    let config = way.tls.client(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    let address = worker.world.own_door(endpoint).unwrap_or(endpoint.address);
-    let tcp = tcp(address, worker).await?;
+    let address = way.world.own_door(endpoint).unwrap_or(endpoint.address);
+    let tcp = tcp(address, way.config).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
     let count =
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
-    worker.shard.add(count, 1);
+    way.shard.add(count, 1);
     let tls = shaken.map_err(|error| reason_of(&error, Side::Upstream))?;
     // A resumed session is not verified again: its certificate may have expired since.
     match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
@@ -267,7 +286,7 @@ pub(crate) async fn application(
 ) -> Result<Http1Upstream, Reason> {
     let place = worker.places.clone().try_acquire_owned();
     let place = place.map_err(|_| Reason::TooManyConnections)?;
-    let tcp = tokio::time::timeout(patience, tcp(address, worker))
+    let tcp = tokio::time::timeout(patience, tcp(address, &worker.config))
         .await
         .map_err(|_| Reason::ConnectTimeout)??;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
@@ -275,8 +294,8 @@ pub(crate) async fn application(
     Ok(Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted).at(place))
 }
 
-async fn tcp(address: SocketAddr, worker: &Worker) -> Result<TcpStream, Reason> {
-    dial(address, &worker.config.interception).await.map_err(|_| Reason::ConnectFailed)
+pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {
+    dial(address, &config.interception).await.map_err(|_| Reason::ConnectFailed)
 }
 
 /// Attempts that one request joins before it gives up on an endpoint that keeps filling up: more

@@ -1,0 +1,155 @@
+//! What has to be tried or decided: whether a sidecar reaches endpoints, and what policies say.
+
+use std::net::SocketAddr;
+
+use leno_control::status::{ServiceStatus, Status};
+use leno_model::Reason;
+use serde::Deserialize;
+
+use super::steps::{Step, host};
+use crate::ask;
+
+/// How a sidecar fared with the endpoints of one service.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct Reached {
+    service: String,
+    /// Why it does not even know the service.
+    reason: Option<String>,
+    endpoints: Vec<ReachedEndpoint>,
+    /// Those that were too many.
+    left_out: usize,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct ReachedEndpoint {
+    workload: String,
+    address: String,
+    reason: Option<String>,
+    took_ms: f64,
+}
+
+impl Reached {
+    /// Lets a sidecar try. None when it cannot, as that of an older release.
+    pub(super) async fn asked(admin: SocketAddr, service: &str) -> Option<Self> {
+        let page = ask::admin(admin, &format!("/reach?service={service}")).await.ok()?;
+        serde_json::from_slice(&page).ok()
+    }
+
+    /// What that says.
+    pub(super) fn steps(&self) -> Vec<Step> {
+        const NAME: &str = "connectivity";
+        let service = &self.service;
+        if let Some(reason) = &self.reason {
+            let what = format!("its sidecar is not told of {service}: {reason}");
+            return vec![Step::problem(NAME, what, remedy(reason))];
+        }
+        if self.endpoints.is_empty() {
+            let what = format!("its sidecar is told of no endpoint of {service}");
+            let remedy = "there is none, or no policy lets it use the service: see its other steps";
+            return vec![Step::notice(NAME, what, remedy)];
+        }
+        let unreached = self.endpoints.iter().filter_map(|it| Some((it, it.reason.as_ref()?)));
+        let mut steps: Vec<Step> = unreached
+            .map(|(it, reason)| {
+                let ReachedEndpoint { workload, address, took_ms, .. } = it;
+                let what = format!(
+                    "{workload} of {service} is not reached at {address}: {reason}, after {took_ms:.0} ms"
+                );
+                Step::problem(NAME, what, remedy(reason))
+            })
+            .collect();
+        let reached = self.endpoints.len() - steps.len();
+        if reached > 0 {
+            let slowest = self.endpoints.iter().filter(|it| it.reason.is_none());
+            let slowest = slowest.map(|it| it.took_ms).fold(0.0, f64::max);
+            let rest = match self.left_out {
+                0 => String::new(),
+                several => format!("; {several} more were not tried"),
+            };
+            let all = self.endpoints.len();
+            let what = format!(
+                "{reached} of {all} endpoints of {service} are reached, with mutual TLS, within {slowest:.0} ms{rest}"
+            );
+            steps.insert(0, Step::fine(NAME, what));
+        }
+        steps
+    }
+}
+
+fn remedy(reason: &str) -> String {
+    let known = Reason::ALL.iter().find(|known| known.label() == reason);
+    let what = known.map(|known| known.remedy()).unwrap_or_default();
+    format!("{what} (leno explain {reason})")
+}
+
+/// What would become of a request by the workload, as the control plane decides on the mesh as it is.
+/// None when it has no page that can be asked.
+pub(super) async fn decision(
+    status: &Status,
+    workload: &str,
+    service: &ServiceStatus,
+) -> Option<Step> {
+    const NAME: &str = "decision";
+    let page = status.page.as_deref()?.strip_prefix("http://")?;
+    // Beyond loopback it wants its token, and tells nothing more than this.
+    let page: SocketAddr = page.strip_suffix('/')?.parse().ok()?;
+    let port = service.ports.first()?.port;
+    let url = format!("http://{}:{port}/", host(&service.name));
+    let path = format!("/api/explain?from={workload}&url={url}");
+    let told = ask::admin(page, &path).await.ok()?;
+    let told = String::from_utf8_lossy(&told);
+    let verdict = told.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
+    let what = format!("GET {url}: {verdict}");
+    let remedy =
+        format!("leno explain request --from {workload} --url {url} says which rules decide");
+    Some(match verdict.chars().next() {
+        // Allowed, or sent elsewhere by a rule.
+        Some('2' | '3') => Step::fine(NAME, what),
+        // That path may be none of the service's.
+        Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
+            Step::notice(NAME, what, remedy)
+        }
+        _ if verdict.starts_with("it depends") => Step::notice(NAME, what, remedy),
+        _ => Step::problem(NAME, what, remedy),
+    })
+}
+
+/// The most services whose endpoints are tried when none is named.
+pub(super) const SERVICES_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnose::steps::Verdict;
+
+    fn reached(reasons: &[Option<&str>]) -> Reached {
+        let endpoint = |(number, reason): (usize, &Option<&str>)| ReachedEndpoint {
+            workload: format!("shop/stock-{number}"),
+            address: "10.0.0.1:80".to_owned(),
+            reason: reason.map(str::to_owned),
+            took_ms: 1.4,
+        };
+        Reached {
+            service: "shop/stock".to_owned(),
+            reason: None,
+            endpoints: reasons.iter().enumerate().map(endpoint).collect(),
+            left_out: 2,
+        }
+    }
+
+    #[test]
+    fn endpoints_that_are_not_reached_are_named_with_what_to_do() {
+        let steps = reached(&[None, Some("connect-failed"), None]).steps();
+        let verdicts: Vec<Verdict> = steps.iter().map(|step| step.verdict).collect();
+        assert_eq!(verdicts, [Verdict::Fine, Verdict::Problem]);
+        assert!(steps[0].what.contains("2 of 3 endpoints of shop/stock"), "{steps:?}");
+        assert!(steps[0].what.contains("2 more were not tried"), "{steps:?}");
+        assert!(steps[1].what.contains("shop/stock-1 of shop/stock is not reached"), "{steps:?}");
+        let remedy = steps[1].remedy.as_deref().unwrap_or_default();
+        assert!(remedy.ends_with("(leno explain connect-failed)"), "{remedy}");
+        assert_eq!(reached(&[]).steps()[0].verdict, Verdict::Notice);
+        let unknown = Reached { reason: Some("discovery-timeout".to_owned()), ..reached(&[]) };
+        assert_eq!(unknown.steps()[0].verdict, Verdict::Problem);
+    }
+}

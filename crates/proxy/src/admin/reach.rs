@@ -1,0 +1,130 @@
+//! Whether the endpoints of a service can be reached from here: found out by connecting, for whoever asks.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_model::{Endpoint, Reason, ServiceName};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio::task::JoinSet;
+
+use super::Admin;
+use crate::tls::{ALPN_LINK, Offer, TlsConfigs};
+use crate::upstream::connect::{Way, session, tcp};
+
+/// Connects to each endpoint of the service that a query names, and says how that went. One question
+/// at a time.
+///
+/// # Errors
+/// What is wrong with the question.
+pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
+    let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
+    let name = name.and_then(|name| name.parse::<ServiceName>().ok());
+    let name = name.ok_or("say of which service: /reach?service=NAMESPACE/NAME\n")?;
+    let Ok(_turn) = admin.reaching.acquire().await else { return Err("it ends\n".to_owned()) };
+    let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_PATIENCE).await {
+        Ok((scene, _)) => {
+            let view = scene.plans.snapshot.services.get(&name);
+            let ports = view.iter().flat_map(|view| view.ports.values());
+            (None, ports.flat_map(|port| port.endpoints.iter().cloned()).collect())
+        }
+        Err(reason) => (Some(reason.label()), Vec::new()),
+    };
+    let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
+    let mut reached = all(admin, endpoints).await;
+    reached.sort_by(|one, other| one.0.cmp(&other.0));
+    let reached: Vec<Value> = reached.into_iter().map(|(_, told)| told).collect();
+    Ok(json!({
+        "service": name.to_string(),
+        "reason": known,
+        "endpoints": reached,
+        "left_out": left_out,
+    }))
+}
+
+/// All at once: each has its own time.
+async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
+    let mut under_way = JoinSet::new();
+    for endpoint in endpoints.into_iter().take(ENDPOINTS_MAX) {
+        let admin = admin.clone();
+        under_way.spawn_local(async move {
+            let Admin { config, world, shard, .. } = &*admin;
+            // Configurations of its own: a session that is resumed would prove nothing now.
+            let tls = TlsConfigs::default();
+            let began = Instant::now();
+            let outcome = one(&endpoint, &Way { config, world, tls: &tls, shard }).await;
+            let told = json!({
+                "workload": endpoint.id.workload.to_string(),
+                "port": endpoint.id.port,
+                "address": endpoint.address.to_string(),
+                "reason": outcome.err().map(Reason::label),
+                "took_ms": began.elapsed().as_secs_f64() * 1e3,
+            });
+            (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), told)
+        });
+    }
+    let mut told = Vec::new();
+    while let Some(done) = under_way.join_next().await {
+        told.extend(done.ok());
+    }
+    told
+}
+
+/// Connects, with mutual TLS where a sidecar is, and waits for its first word: only that tells that
+/// it takes our certificate.
+async fn one(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
+    let reached = async {
+        if endpoint.account.is_none() {
+            return tcp(endpoint.address, way.config).await.map(drop);
+        }
+        let (mut tls, _) = session(endpoint, way, Offer::All).await?;
+        if tls.get_ref().1.alpn_protocol() != Some(ALPN_LINK) {
+            return Ok(());
+        }
+        match tls.read_u8().await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Reason::UpstreamHandshakeFailed),
+        }
+    };
+    let reached = tokio::time::timeout(ENDPOINT_PATIENCE, reached).await;
+    reached.unwrap_or(Err(Reason::ConnectTimeout))
+}
+
+/// The most endpoints that are connected to for one question.
+const ENDPOINTS_MAX: usize = 16;
+/// For each of them; with the next, less than whoever asks waits.
+const ENDPOINT_PATIENCE: Duration = Duration::from_secs(2);
+/// For a service that is not known here yet.
+const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::fixture::{Application, Mesh, OK, closed_port, credential, endpoint, run};
+
+    #[test]
+    fn an_endpoint_is_reached_or_the_reason_is_told() {
+        run(async {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let worker = &mesh.client.worker;
+            let (config, world, shard) = (&*worker.config, &*worker.world, &*worker.shard);
+            let tls = TlsConfigs::default();
+            let way = Way { config, world, tls: &tls, shard };
+            assert_eq!(one(&mesh.endpoint(), &way).await, Ok(()));
+            let other = endpoint("ratings-1", mesh.inbound, "details");
+            assert_eq!(one(&other, &way).await, Err(Reason::WrongIdentity));
+            let closed = endpoint("ratings-9", closed_port(), "ratings");
+            assert_eq!(one(&closed, &way).await, Err(Reason::ConnectFailed));
+            let plain = Endpoint { account: None, address: app.address, ..mesh.endpoint() };
+            assert_eq!(one(&plain, &way).await, Ok(()));
+            assert_eq!(app.requests().len(), 0, "nothing is asked of the application");
+            // Whom the server does not trust: it says so only after the handshake.
+            let folder = tempfile::tempdir().unwrap();
+            let stranger = crate::tests::fixture::authority(folder.path(), "cluster.local");
+            mesh.client.trust(credential(&stranger, "productpage"));
+            assert!(one(&mesh.endpoint(), &way).await.is_err());
+        });
+    }
+}
