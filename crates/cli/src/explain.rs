@@ -25,9 +25,9 @@ use crate::data_directory::DataArgs;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric; all reasons when
-    /// left out
-    #[arg(value_parser = topics(), hide_possible_values = true)]
+    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by its word or
+    /// its code; all reasons when left out
+    #[arg(value_parser = topics(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
     /// For `explain change`: the number of a change of the running mesh, of `leno get changes`
     #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
@@ -82,21 +82,21 @@ pub(crate) enum ExplainFormat {
 impl ExplainArgs {
     /// Prints the answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.topic.as_deref() {
-            None => reason::list(self.output),
-            Some(CHANGE) => change::run(&self.data.path()?, self.id, self.output),
-            Some(REQUEST) => request::run(&self.file, &self.request, self.output),
-            Some(label) => match Reason::from_label(label) {
+        let Some(topic) = self.topic.as_deref() else { return reason::list(self.output) };
+        match topic.to_ascii_lowercase().as_str() {
+            CHANGE => change::run(&self.data.path()?, self.id, self.output),
+            REQUEST => request::run(&self.file, &self.request, self.output),
+            _ => match Reason::named(topic) {
                 Some(reason) => reason::show(reason, self.output),
-                None => anyhow::bail!("there is no reason `{label}`: see `leno explain`"),
+                None => anyhow::bail!("there is no reason `{topic}`: see `leno explain`"),
             },
         }
     }
 }
 
 fn topics() -> PossibleValuesParser {
-    let labels = Reason::ALL.iter().map(|reason| reason.label());
-    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(labels))
+    let words = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
+    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(words))
 }
 
 const REQUEST: &str = "request";
@@ -109,6 +109,7 @@ Examples:
   leno explain -f mesh/ request --from shop/cart-1 -X POST -H 'x-user: jason' \\
       --url http://orders.shop:8080/orders -o json
   leno explain denied-outbound
+  leno explain E3004
   leno explain change 1763769600000042
   leno explain
 

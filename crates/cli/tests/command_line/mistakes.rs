@@ -7,11 +7,13 @@ use crate::run::{MESH, Place};
 #[test]
 fn wrong_usage_is_told_apart_from_failure() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "Usage"),
         (&["fly"], "fly"),
         (&["check"], "--file"),
         (&["explain", "no-such-reason"], "no-such-reason"),
+        (&["explain", "denied-outbond"], "denied-outbound"),
+        (&["explain", "E30044"], "E3004"),
         (&["explain", "request"], "--url"),
         (
             &["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", "ratings"],
