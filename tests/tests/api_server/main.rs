@@ -7,6 +7,7 @@
 )]
 
 mod gateways;
+mod migration;
 mod server;
 mod statuses;
 mod world;

@@ -43,6 +43,11 @@ impl Server {
         client(&self.directory.path().join("kubeconfig"), None).await
     }
 
+    /// How commands find it.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.directory.path().join("kubeconfig")
+    }
+
     /// A client that is somebody else.
     pub(crate) async fn client_as(&self, user: &str) -> Client {
         client(&self.directory.path().join("kubeconfig"), Some(user)).await
