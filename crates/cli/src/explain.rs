@@ -3,9 +3,11 @@
 mod backend;
 mod change;
 mod decide;
+mod inbound;
 mod reason;
 mod request;
 mod rivals;
+mod running;
 mod tags;
 mod target;
 mod text;
@@ -26,15 +28,16 @@ use crate::output::Structured;
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExplainArgs {
-    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric; all reasons when
-    /// left out
-    #[arg(value_parser = topics(), hide_possible_values = true)]
+    /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by its word or
+    /// its code; all reasons when left out
+    #[arg(value_parser = topics(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
     /// For `explain change`: the number of a change of the running mesh, of `leno get changes`
     #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
     id: Option<u64>,
-    /// A file or directory of YAML; may be given again
-    #[arg(short, long = "file", value_name = "PATH", required_if_eq("topic", REQUEST))]
+    /// A file or directory of YAML; may be given again. For `explain request`: the running mesh is asked
+    /// when left out
+    #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
     #[command(flatten)]
     request: RequestArgs,
@@ -96,35 +99,47 @@ impl ExplainFormat {
 impl ExplainArgs {
     /// Prints the answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.topic.as_deref() {
-            None => reason::list(self.output),
-            Some(CHANGE) => change::run(&self.data.path()?, self.id, self.output),
-            Some(REQUEST) => request::run(&self.file, &self.request, self.output),
-            Some(label) => match Reason::from_label(label) {
+        let Some(topic) = self.topic.as_deref() else { return reason::list(self.output) };
+        match topic.to_ascii_lowercase().as_str() {
+            CHANGE => change::run(&self.data.path()?, self.id, self.output),
+            REQUEST if self.file.is_empty() => {
+                running::run(&self.data.path()?, &self.request, self.output)
+            }
+            REQUEST => request::run(&self.file, &self.request, self.output),
+            _ => match Reason::named(topic) {
                 Some(reason) => reason::show(reason, self.output),
-                None => anyhow::bail!("there is no reason `{label}`: see `leno explain`"),
+                None => anyhow::bail!("there is no reason `{topic}`: see `leno explain`"),
             },
         }
     }
 }
 
 fn topics() -> PossibleValuesParser {
-    let labels = Reason::ALL.iter().map(|reason| reason.label());
-    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(labels))
+    let words = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
+    PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(words))
 }
 
 const REQUEST: &str = "request";
 const CHANGE: &str = "change";
 
+/// The request would not reach the application.
+const REFUSED: u8 = 3;
+
 const EXAMPLES: &str = "\
 Examples:
+  leno explain request --from bookinfo/productpage-1 --url http://ratings.bookinfo:9080/
   leno explain -f mesh/ request --from bookinfo/productpage-1 \\
       --url http://ratings.bookinfo:9080/ratings/1
   leno explain -f mesh/ request --from shop/cart-1 -X POST -H 'x-user: jason' \\
       --url http://orders.shop:8080/orders -o json
   leno explain denied-outbound
+  leno explain E3004
   leno explain change 1763769600000042
   leno explain
+
+`explain request` decides on the files of -f alone; without them on the mesh that runs with --data,
+and then it also says which endpoints the client's sidecar has removed for a while and which are not
+there yet.
 
 Exit codes of `explain request`: 0 the request would reach the application; 3 it would be
 answered by a sidecar, as the last line says; 1 the question could not be answered (unknown

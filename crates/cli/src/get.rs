@@ -2,7 +2,7 @@
 
 pub(crate) mod changes;
 mod connections;
-mod removed;
+pub(crate) mod removed;
 mod rules;
 mod sidecars;
 mod table;

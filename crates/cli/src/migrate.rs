@@ -1,52 +1,71 @@
 //! `leno migrate`: rewrites the rules of other meshes into native ones, and lists what it could not.
 
 mod access;
+mod check;
 mod document;
+mod living;
 mod mesh_config;
 mod published;
+mod report;
 mod rewrite;
 mod sermant;
 mod setting;
 mod split;
 mod terms;
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use self::document::{Document, Found};
+use self::check::CheckArgs;
+use self::document::Document;
+use self::report::Report;
 use self::rewrite::{Fate, rewrite};
 use crate::{output, yaml};
 
 /// Arguments of `leno migrate`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(subcommand_negates_reqs = true)]
 pub(crate) struct MigrateArgs {
+    #[command(subcommand)]
+    step: Option<Step>,
     /// A file or directory of YAML; may be given again
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     file: Vec<PathBuf>,
     /// The directory that the new files are written to; it is made, and must be empty if it is there
-    #[arg(short, long, value_name = "DIRECTORY")]
-    output: PathBuf,
+    #[arg(short, long, value_name = "DIRECTORY", required = true)]
+    output: Option<PathBuf>,
     /// The namespace of what has none: items of Sermant's configuration centre
-    #[arg(long, value_name = "NAMESPACE", default_value = "default")]
+    #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
     namespace: String,
+}
+
+/// What else there is to do.
+#[derive(Debug, Subcommand)]
+enum Step {
+    /// Say what would be kept, changed and not kept, of files or of a cluster, and write nothing
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
 }
 
 impl MigrateArgs {
     /// Reads everything, decides, and writes only when everything could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        check_empty(&self.output)?;
+        if let Some(Step::Check(check)) = self.step {
+            return check.run();
+        }
+        let output = self.output.context("--output is missing")?;
+        check_empty(&output)?;
         let documents = document::read(&self.file, &self.namespace)?;
         let fates = rewrite(&documents, &self.namespace);
-        write(&self.output, &documents, &fates)?;
+        write(&output, &documents, &fates)?;
         let report = Report::of(&documents, &fates);
-        output::print(&report.text)?;
-        Ok(if report.is_whole { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
+        output::print(&report.told())?;
+        Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
     }
 }
 
@@ -94,83 +113,36 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
     Ok(())
 }
 
-/// What became of every document.
-struct Report {
-    text: String,
-    /// Nothing foreign is left, and nothing is lost.
-    is_whole: bool,
-}
-
-impl Report {
-    fn of(documents: &[Document], fates: &[Fate]) -> Self {
-        let mut text = String::new();
-        let (mut native, mut rewritten, mut nearly, mut left, mut lost) = (0, 0, 0, 0, 0);
-        for (document, fate) in documents.iter().zip(fates) {
-            let told = match fate {
-                Fate::Native if matches!(document.found, Found::Comments) => continue,
-                Fate::Native => {
-                    native += 1;
-                    continue;
-                }
-                Fate::Rewritten(objects) => {
-                    rewritten += 1;
-                    let names: Vec<String> = objects.iter().map(yaml::name).collect();
-                    format!("rewritten: {document} is {}", names.join(" and "))
-                }
-                Fate::Nearly(objects, differences) => {
-                    rewritten += 1;
-                    nearly += 1;
-                    let names: Vec<String> = objects.iter().map(yaml::name).collect();
-                    let differences = differences.join("; ");
-                    format!("rewritten: {document} is {}, but: {differences}", names.join(" and "))
-                }
-                Fate::Dropped(why) => {
-                    rewritten += 1;
-                    format!("dropped: {document}: {why}")
-                }
-                Fate::Left(why) => {
-                    left += 1;
-                    format!("left as it is: {document}: {why}")
-                }
-                Fate::Lost(why) => {
-                    lost += 1;
-                    format!("not kept: {document}: {why}")
-                }
-            };
-            writeln!(text, "{told}").expect("a String takes what is written");
-            if let (Found::Settings { others, .. }, Fate::Rewritten(_)) = (&document.found, fate)
-                && !others.is_empty()
-            {
-                lost += 1;
-                writeln!(text, "not kept: {document}: {}", others.join(", "))
-                    .expect("a String takes what is written");
-            }
-        }
-        let but = match nearly {
-            0 => String::new(),
-            nearly => format!(" ({nearly} decide otherwise in a rare case)"),
-        };
-        writeln!(
-            text,
-            "{native} native already, {rewritten} rewritten{but}, {left} left as they are, {lost} not kept"
-        )
-        .expect("a String takes what is written");
-        Self { text, is_whole: nearly == 0 && left == 0 && lost == 0 }
-    }
-}
+/// The namespace of what names none.
+const NAMESPACE: &str = "default";
 
 /// Something foreign is left, or something is lost.
 const NOT_WHOLE: u8 = 3;
 
 const EXAMPLES: &str = "\
 Examples:
+  leno migrate check -f old-mesh/
   leno migrate -f old-mesh/ -o mesh/
   leno check -f mesh/
 
 Every file is written anew under the same name. Documents that are native already, or of the Gateway
 API, stay as they are. What cannot be said in other words without a change of meaning is left as it
-is where Leno reads it, and not kept where it does not; both are listed, with the reason.
+is where Leno reads it, and not kept where it does not; both are listed, with the reason. So is an
+object of another mesh that asks for what Leno does not have, and whether it may have kept somebody out.
 
 Exit codes: 0 everything is native now; 3 something is left or not kept; 1 something could not be
 read, and nothing is written; 2 wrong usage.
+";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  leno migrate check -f old-mesh/
+  leno migrate check                  the cluster that kubectl would use
+  leno migrate check -o json
+
+Of a cluster it looks at every kind of openservicemesh.io, flomesh.io and smi-spec.io that is
+installed, and at their annotations and labels of namespaces and pods.
+
+Exit codes: 0 everything is kept, perhaps in other words; 3 something is not; 1 something could not
+be read; 2 wrong usage.
 ";

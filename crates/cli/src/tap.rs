@@ -236,7 +236,7 @@ fn row(record: &Value) -> String {
 }
 
 /// RFC 3986 §2.3: what is not unreserved is percent-encoded.
-fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         match byte {

@@ -12,8 +12,9 @@ use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
-use leno_model::WorkloadName;
+use leno_model::{Object, WorkloadName};
 use leno_telemetry::{Form, Names};
+use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -22,6 +23,7 @@ use crate::asking::over;
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
+use crate::playground::Explaining;
 use crate::tap::Lines;
 
 /// What the admin socket needs to answer.
@@ -31,6 +33,7 @@ pub(crate) struct Admin {
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
     pub(crate) taps: Arc<Taps>,
+    pub(crate) explaining: Explaining,
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -167,6 +170,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             admin.reload.notify_one();
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
+        (&Method::GET, "/explain") => return explain(admin, query.unwrap_or_default()).await,
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
             Some(Question::Metrics(..)) => match metrics(&request) {
                 Ok(question) => question,
@@ -178,6 +182,24 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
         _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
     ask_owner(&admin.questions, question).await
+}
+
+/// What would decide the request that a query describes, for people and for programs.
+async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+    match admin.explaining.explain(query, objects(&admin.questions)).await {
+        Ok(explained) => {
+            typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(explained)))
+        }
+        Err((status, reason)) => text(status, format!("{}\n", reason.trim_end())),
+    }
+}
+
+/// All that is in force, unless the owner of the mesh is going.
+pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
+    match answered(questions, Question::Objects).await {
+        Some(Answer::Objects(objects)) => Some(objects),
+        Some(Answer::Json(_) | Answer::Metrics(..)) | None => None,
+    }
 }
 
 /// What the owner of the mesh says.
@@ -283,6 +305,7 @@ pub(crate) fn stopping() -> Response<Full<Bytes>> {
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
                      /policies /rejected /status /metrics /traffic /history?service=NAMESPACE/NAME \
                      /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
+                     /explain?from=NAMESPACE/NAME&url=URL[&method=METHOD][&header=NAME:VALUE] \
                      /tap?service=NAMESPACE/NAME, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 

@@ -48,7 +48,7 @@ pub struct Config {
     pub report_every: Option<Duration>,
     /// Where the page for browsers is; none when absent.
     pub page: Option<SocketAddr>,
-    /// What explains requests on that page; it cannot when absent.
+    /// What explains requests, on that page and to `leno explain`; nothing does when absent.
     pub playground: Option<Playground>,
     /// How long it waits for what.
     pub times: Times,

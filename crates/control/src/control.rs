@@ -29,6 +29,7 @@ use crate::owner::{Inbox, Owner, Queues, Told, own};
 use crate::page::Page;
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, Peers, follow_all};
+use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
 use crate::server::{Gauges, Guests, Server, accept};
@@ -329,13 +330,9 @@ impl Ground {
             taps: Arc::new(Taps::new(drawn())),
         });
         let following = self.following(server.events.clone());
-        self.show(&mut tasks, &questions, &server.taps);
-        let admin = Arc::new(Admin {
-            questions: questions.clone(),
-            invitations: Arc::clone(&invitations),
-            reload: Arc::clone(&self.reload),
-            taps: Arc::clone(&server.taps),
-        });
+        let lent = (Explaining::with(self.config.playground.clone()), Arc::clone(&server.taps));
+        self.show(&mut tasks, &questions, lent.clone());
+        let admin = self.desk(&questions, &invitations, lent);
         let inbox = Inbox {
             updates,
             events: from_proxies,
@@ -379,12 +376,31 @@ impl Ground {
         }
     }
 
+    /// What the admin socket needs to answer.
+    fn desk(
+        &self,
+        questions: &Questions,
+        invitations: &Arc<Invitations>,
+        (explaining, taps): (Explaining, Arc<Taps>),
+    ) -> Arc<Admin> {
+        Arc::new(Admin {
+            questions: questions.clone(),
+            invitations: Arc::clone(invitations),
+            reload: Arc::clone(&self.reload),
+            taps,
+            explaining,
+        })
+    }
+
     /// Begins to serve the page for browsers, if there is one.
-    fn show(&mut self, tasks: &mut JoinSet<()>, questions: &Questions, taps: &Arc<Taps>) {
+    fn show(
+        &mut self,
+        tasks: &mut JoinSet<()>,
+        questions: &Questions,
+        lent: (Explaining, Arc<Taps>),
+    ) {
         let Some(page) = self.page.take() else { return };
-        let playground = self.config.playground.clone();
-        let asked = (playground, Arc::clone(taps));
-        let serving = page.serve(questions.clone(), asked, self.stop.subscribe());
+        let serving = page.serve(questions.clone(), lent, self.stop.subscribe());
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 

@@ -43,7 +43,7 @@ pub use explain::{UnknownWorkload, snapshot_for};
 pub use health::Health;
 pub use invite::InviteError;
 pub use part::EndedUnexpectedly;
-pub use playground::{Asked, Playground};
+pub use playground::{Asked, Explained, Playground};
 pub use review::{Holder, Review, ReviewError, Reviewer};
 pub use serving::ServingError;
 pub use watch::{UPDATES_MAX, trust_domain_of};

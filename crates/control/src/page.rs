@@ -20,10 +20,10 @@ use leno_discovery::Taps;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use crate::admin::{Questions, answered, ask_owner, question, stopping};
+use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
 use crate::answering::{Answering, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
-use crate::playground::{Asked, Playground};
+use crate::playground::Explaining;
 use crate::tap::Lines;
 
 /// Where the page is and who may see it.
@@ -74,13 +74,13 @@ impl Page {
     pub(crate) async fn serve(
         self,
         questions: Questions,
-        (playground, taps): (Option<Playground>, Arc<Taps>),
+        (explaining, taps): (Explaining, Arc<Taps>),
         stop: watch::Receiver<bool>,
     ) {
-        let (asking, explaining) = (Semaphore::new(1), Arc::new(Semaphore::new(1)));
+        let asking = Semaphore::new(1);
         let key = self.token.map(|token| Key::new(token, self.address.port()));
         let live = self.live;
-        let desk = Desk { questions, key, live, playground, taps, asking, explaining };
+        let desk = Desk { questions, key, live, explaining, taps, asking };
         let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
@@ -92,13 +92,11 @@ struct Desk {
     key: Option<Key>,
     /// What has to be shown for live requests, beside the key where there is one.
     live: String,
-    playground: Option<Playground>,
+    explaining: Explaining,
     taps: Arc<Taps>,
     /// One question at a time, however many browsers there are: the owner of the mesh has other
     /// work.
     asking: Semaphore,
-    /// One request is explained at a time, whether or not somebody still waits for it.
-    explaining: Arc<Semaphore>,
 }
 
 /// What lets in.
@@ -149,8 +147,8 @@ impl Desk {
         if let Some((_, kind, content)) = FILES.iter().find(|(name, ..)| *name == path) {
             return typed(StatusCode::OK, kind, *content);
         }
-        if let Some(playground) = self.playground.as_ref().filter(|_| path == "/api/explain") {
-            return self.explain(playground, query.unwrap_or_default()).await;
+        if path == "/api/explain" {
+            return self.explain(query.unwrap_or_default()).await;
         }
         // Metrics are for those who scrape the admin socket.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
@@ -195,28 +193,10 @@ impl Desk {
     }
 
     /// What would decide the request that a query describes.
-    async fn explain(&self, playground: &Playground, query: &str) -> Response<Full<Bytes>> {
-        let asked = match Asked::parse(query) {
-            Ok(asked) => asked,
-            Err(reason) => return text(StatusCode::BAD_REQUEST, reason),
-        };
-        let turn = Arc::clone(&self.explaining).acquire_owned().await;
-        let Ok(turn) = turn else { return stopping() };
-        let Some(Answer::Objects(objects)) = answered(&self.questions, Question::Objects).await
-        else {
-            return stopping();
-        };
-        // It compiles the whole mesh: nobody else is to wait for that.
-        let playground = playground.clone();
-        let explained = move || {
-            let explained = playground.explain(&objects, &asked);
-            drop(turn);
-            explained
-        };
-        match tokio::task::spawn_blocking(explained).await {
-            Ok(Ok(explained)) => text(StatusCode::OK, explained),
-            Ok(Err(reason)) => text(StatusCode::BAD_REQUEST, reason),
-            Err(_) => stopping(),
+    async fn explain(&self, query: &str) -> Response<Full<Bytes>> {
+        match self.explaining.explain(query, objects(&self.questions)).await {
+            Ok(explained) => text(StatusCode::OK, explained.text),
+            Err((status, reason)) => text(status, reason),
         }
     }
 }

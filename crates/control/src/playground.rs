@@ -1,11 +1,15 @@
-//! The playground of the page: what would decide a request, on the mesh as it is.
+//! What would decide a request, on the mesh as it is: for the page, and for `leno explain`.
 //!
 //! Whoever assembles the program has the code that decides; the control plane only lends its objects.
 
 use std::fmt;
 use std::sync::Arc;
 
+use hyper::StatusCode;
 use leno_model::Object;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use crate::answering::decoded;
 
@@ -13,7 +17,16 @@ use crate::answering::decoded;
 #[derive(Clone)]
 pub struct Playground(Arc<Explain>);
 
-type Explain = dyn Fn(&[Object], &Asked) -> Result<String, String> + Send + Sync;
+type Explain = dyn Fn(&[Object], &Asked) -> Result<Explained, String> + Send + Sync;
+
+/// What would decide a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explained {
+    /// For people, line by line; the last one is the verdict.
+    pub text: String,
+    /// The same for programs.
+    pub decision: Value,
+}
 
 /// A request as it is asked about; nothing of it is checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,15 +42,63 @@ pub struct Asked {
 }
 
 impl Playground {
-    /// With what explains: the text of the answer, or what is wrong with the question.
+    /// With what explains: the answer, or what is wrong with the question.
     pub fn new(
-        explain: impl Fn(&[Object], &Asked) -> Result<String, String> + Send + Sync + 'static,
+        explain: impl Fn(&[Object], &Asked) -> Result<Explained, String> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(explain))
     }
+}
 
-    pub(crate) fn explain(&self, objects: &[Object], asked: &Asked) -> Result<String, String> {
-        (self.0)(objects, asked)
+/// Where requests are explained: one at a time, whether or not somebody still waits for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Explaining {
+    playground: Option<Playground>,
+    turns: Arc<Semaphore>,
+}
+
+impl Explaining {
+    /// Without a playground nothing can be explained.
+    pub(crate) fn with(playground: Option<Playground>) -> Self {
+        Self { playground, turns: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// What would decide the request that a query describes, on the objects that are in force when
+    /// its turn comes; or the status and what is wrong.
+    pub(crate) async fn explain(
+        &self,
+        query: &str,
+        objects: impl Future<Output = Option<Vec<Object>>>,
+    ) -> Result<Explained, (StatusCode, String)> {
+        let refused = |reason| (StatusCode::BAD_REQUEST, reason);
+        let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned());
+        let Some(playground) = self.playground.clone() else {
+            return Err((StatusCode::NOT_FOUND, UNABLE.to_owned()));
+        };
+        let asked = Asked::parse(query).map_err(refused)?;
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopping())?;
+        let objects = objects.await.ok_or_else(stopping)?;
+        // It compiles the whole mesh: nobody else is to wait for that.
+        let explained = move || {
+            let explained = (playground.0)(&objects, &asked);
+            drop(turn);
+            explained
+        };
+        let explained = tokio::task::spawn_blocking(explained).await;
+        explained.map_err(|_| stopping())?.map_err(refused)
+    }
+}
+
+#[cfg(test)]
+impl Explaining {
+    /// Whether nothing is explained now.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.turns.available_permits() > 0
+    }
+
+    /// Waits until nothing is.
+    pub(crate) async fn idle(&self) {
+        drop(self.turns.acquire().await.unwrap());
     }
 }
 
@@ -68,6 +129,9 @@ impl Asked {
         Ok(asked)
     }
 }
+
+const UNABLE: &str = "this control plane explains no requests\n";
+const STOPPING: &str = "the control plane is shutting down\n";
 
 /// More than anybody types.
 const HEADERS_MAX: usize = 32;

@@ -3,13 +3,15 @@
 mod changes;
 mod keys;
 mod policies;
+mod rules;
 mod shares;
 
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
-    HttpRoute, RouteKind, RouteName, RouteParent, Service, WeightedBackend, Workload, leads_back,
+    HttpRoute, RouteKind, RouteName, RouteParent, Service, ServiceName, WeightedBackend, Workload,
+    leads_back,
 };
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
@@ -223,8 +225,10 @@ impl Report<'_> {
             let name = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
             let mut status = self.route(name, route.rules.len(), &route.parents, &backends);
-            status.problems.extend(self.overruled(route));
-            status.problems.extend(self.ungranted((route.kind, &route.name), route));
+            for (index, parent) in route.parents.iter().enumerate() {
+                status.refuse(index, self.overruled(route, parent));
+            }
+            status.unresolve(self.ungranted((route.kind, &route.name), route));
             status
         });
         let tls = self.mesh.tls_routes().all();
@@ -249,36 +253,30 @@ impl Report<'_> {
         parents: &[RouteParent],
         backends: &[&WeightedBackend],
     ) -> RouteStatus {
-        let mut problems = Vec::new();
-        for (service, port) in parents
-            .iter()
-            .map(|parent| (&parent.service, parent.port))
-            .chain(backends.iter().map(|backend| (&backend.service, Some(backend.port))))
-        {
-            let problem = match (self.mesh.service(service), port) {
-                (None, _) => format!("Service {service} does not exist"),
-                (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
-                    format!("Service {service} has no port {port}")
-                }
-                _ => continue,
-            };
-            if !problems.contains(&problem) {
-                problems.push(problem);
-            }
-        }
-        let parents = parents.iter().map(|parent| match parent.port {
+        let told = |parent: &RouteParent| match parent.port {
             Some(port) => format!("{}:{port}", parent.service),
             None => parent.service.to_string(),
-        });
+        };
         let shares = backends.iter();
         let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
-        RouteStatus {
-            kind: kind.to_owned(),
-            name: name.to_string(),
-            parents: parents.collect(),
-            rules,
-            backends: shares.collect(),
-            problems,
+        let mut status =
+            RouteStatus::new((kind, name), parents.iter().map(told), (rules, shares.collect()));
+        for (index, parent) in parents.iter().enumerate() {
+            status.refuse(index, self.absent(&parent.service, parent.port));
+        }
+        let absent = backends.iter().filter_map(|it| self.absent(&it.service, Some(it.port)));
+        status.unresolve(absent);
+        status
+    }
+
+    /// What of a service is not there.
+    fn absent(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
+        match (self.mesh.service(service), port) {
+            (None, _) => Some(format!("Service {service} does not exist")),
+            (Some(found), Some(port)) if !found.ports.iter().any(|p| p.port == port) => {
+                Some(format!("Service {service} has no port {port}"))
+            }
+            _ => None,
         }
     }
 
@@ -295,17 +293,15 @@ impl Report<'_> {
         ungranted
     }
 
-    /// The `GRPCRoute`s beside which an `HTTPRoute` has no say.
-    fn overruled(&self, route: &HttpRoute) -> Vec<String> {
+    /// The `GRPCRoute`s beside which an `HTTPRoute` has no say at a parent.
+    fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<String> {
         let others = self.mesh.routes().all().filter(|other| {
             other.kind > route.kind && other.name.namespace == route.name.namespace
         });
         let meets = |other: &&HttpRoute| {
             other.parents.iter().any(|one| {
-                route.parents.iter().any(|two| {
-                    let ports = one.port.zip(two.port);
-                    one.service == two.service && ports.is_none_or(|(one, two)| one == two)
-                })
+                let ports = one.port.zip(parent.port);
+                one.service == parent.service && ports.is_none_or(|(one, two)| one == two)
             })
         };
         let told = |other: &HttpRoute| {

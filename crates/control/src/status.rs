@@ -4,6 +4,7 @@ mod traffic;
 
 use std::collections::BTreeMap;
 
+use leno_model::RouteName;
 use serde::{Deserialize, Serialize};
 
 pub use traffic::{
@@ -243,25 +244,94 @@ pub struct RouteStatus {
     pub backends: Vec<String>,
     /// What it refers to and is not there.
     pub problems: Vec<String>,
+    /// How it stands with each of its parents, in their order.
+    #[serde(default)]
+    pub attached: Vec<ParentStatus>,
 }
 
-/// A policy.
+impl RouteStatus {
+    /// A route of which nothing bad is known yet.
+    pub(crate) fn new(
+        (kind, name): (&str, &RouteName),
+        parents: impl Iterator<Item = String>,
+        (rules, backends): (usize, Vec<String>),
+    ) -> Self {
+        let parents: Vec<String> = parents.collect();
+        let attached = parents.iter().cloned().map(|parent| ParentStatus {
+            parent,
+            accepted: true,
+            resolved: true,
+            why: Vec::new(),
+        });
+        let attached = attached.collect();
+        let (kind, name) = (kind.to_owned(), name.to_string());
+        Self { kind, name, parents, rules, backends, problems: Vec::new(), attached }
+    }
+
+    /// Takes in why it has no say at one of its parents.
+    pub(crate) fn refuse(&mut self, parent: usize, why: impl IntoIterator<Item = String>) {
+        for why in why {
+            if let Some(parent) = self.attached.get_mut(parent) {
+                parent.accepted = false;
+                parent.why.push(why.clone());
+            }
+            self.add(why);
+        }
+    }
+
+    /// Takes in what it leads to and may not, or cannot.
+    pub(crate) fn unresolve(&mut self, why: impl IntoIterator<Item = String>) {
+        for why in why {
+            for parent in &mut self.attached {
+                parent.resolved = false;
+                if !parent.why.contains(&why) {
+                    parent.why.push(why.clone());
+                }
+            }
+            self.add(why);
+        }
+    }
+
+    fn add(&mut self, problem: String) {
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+}
+
+/// How it stands with a route at one of its parents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParentStatus {
+    /// The service, or port of it.
+    pub parent: String,
+    /// Whether the parent is there and the route has a say at it.
+    pub accepted: bool,
+    /// Whether all that the route leads to is there and may be led to.
+    pub resolved: bool,
+    /// Why not, where one of both is not so.
+    pub why: Vec<String>,
+}
+
+/// A policy, or other rules that are no routes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PolicyStatus {
-    /// `TrafficTarget` or `AccessPolicy`.
+    /// Its kind, such as `TrafficTarget` or `OutlierRemoval`.
     #[serde(default)]
     pub kind: String,
     /// `namespace/name`.
     pub name: String,
-    /// Whose inbound traffic it allows.
+    /// Whose traffic it is about.
     pub destination: String,
     /// Who is named.
     pub sources: Vec<String>,
-    /// What is allowed or denied, a line for each rule.
+    /// What it says, a line for each rule.
     pub rules: Vec<String>,
-    /// Whether it decides anything: in permissive mode only a rule that denies does.
+    /// Whether it decides anything.
     pub in_force: bool,
-    /// What it refers to and is not there; that part allows nothing.
+    /// Why it does not: the mode, another object that decides instead, nothing that it is about.
+    #[serde(default)]
+    pub why: Option<String>,
+    /// What it refers to and is not there; that part does nothing.
     pub problems: Vec<String>,
 }
 

@@ -38,6 +38,7 @@ pub mod service;
 pub mod service_policy;
 pub mod sight;
 pub mod snapshot;
+pub mod standing;
 pub mod tag;
 pub mod tap;
 pub mod tcp_rule;
@@ -112,6 +113,7 @@ pub use service_policy::{
 };
 pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, Tracing};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
+pub use standing::Standing;
 pub use tag::{
     Caller, CallerRule, Callers, FieldTest, Lane, LaneMark, LaneRule, NumberRelation, Otherwise,
     Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules, Sticky, TagDialect,

@@ -27,9 +27,9 @@ pub enum Retry {
 }
 
 macro_rules! reasons {
-    ($($(#[doc = $caption:literal])+ $variant:ident $label:literal $status:literal $side:ident $retry:ident
+    ($($(#[doc = $caption:literal])+ $variant:ident $code:literal $label:literal $status:literal $side:ident $retry:ident
         $remedy:literal;)+) => {
-        /// Why a request or connection failed. One table: label, status, side, retry, remedy.
+        /// Why a request or connection failed. One table: code, label, status, side, retry, remedy.
         ///
         /// Status 0 means that no response is made: the connection is reset or was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +38,13 @@ macro_rules! reasons {
         impl Reason {
             /// Every reason, in the order of the documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The code of it, for good: a new reason gets the next number of its side, and that of one
+            /// that is gone is never given again. `E1…` is downstream, `E2…` upstream, `E3…` ours.
+            #[must_use]
+            pub const fn code(self) -> &'static str {
+                match self { $(Self::$variant => $code,)+ }
+            }
 
             /// The word used in metrics, logs and the `leno-reason` response header.
             #[must_use]
@@ -80,158 +87,166 @@ macro_rules! reasons {
             pub fn from_label(label: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|reason| reason.label() == label)
             }
+
+            /// The reason with this label or code, in capitals or not.
+            #[must_use]
+            pub fn named(word: &str) -> Option<Self> {
+                let is_it = |name: &str| name.eq_ignore_ascii_case(word);
+                let mut all = Self::ALL.iter().copied();
+                all.find(|reason| is_it(reason.code()) || is_it(reason.label()))
+            }
         }
     };
 }
 
 reasons! {
     /// The request is not valid HTTP/1.1, or is ambiguous about where it ends.
-    BadRequest "bad-request" 400 Downstream Never
+    BadRequest "E1001" "bad-request" 400 Downstream Never
         "Correct the client; see the syntax that is refused in `crates/wire`.";
     /// The request's head is larger than 64 KiB or has too many header fields.
-    HeadTooLarge "head-too-large" 431 Downstream Never
+    HeadTooLarge "E1002" "head-too-large" 431 Downstream Never
         "Send fewer or smaller header fields, cookies above all.";
     /// The request's head did not arrive in time.
-    HeadTimeout "head-timeout" 408 Downstream Never
+    HeadTimeout "E1003" "head-timeout" 408 Downstream Never
         "Look at the client or the network; the limit is `--head-timeout`.";
     /// The client stopped sending its body, or stopped reading the response, for too long.
-    BodyStalled "body-stalled" 408 Downstream Never
+    BodyStalled "E1004" "body-stalled" 408 Downstream Never
         "Look at the client or the network; the limit is `--body-stall-timeout`.";
     /// Nothing was said on a TCP connection, either way, for too long.
-    IdleTimeout "idle-timeout" 0 Downstream Never
+    IdleTimeout "E1005" "idle-timeout" 0 Downstream Never
         "Let the client keep its connections alive; the limit is `--idle-connection`.";
     /// The client went away, or its body ended before its declared length.
-    DownstreamClosed "downstream-closed" 0 Downstream Never
+    DownstreamClosed "E1006" "downstream-closed" 0 Downstream Never
         "Look at the client: it gave up or was cut off.";
     /// Plaintext arrived where mutual TLS is required.
-    PlaintextRefused "plaintext-refused" 0 Downstream Never
+    PlaintextRefused "E1007" "plaintext-refused" 0 Downstream Never
         "Give the client a sidecar; it is not a member of the mesh.";
     /// The TLS handshake of the client failed or did not finish in time.
-    HandshakeFailed "handshake-failed" 0 Downstream Never
+    HandshakeFailed "E1008" "handshake-failed" 0 Downstream Never
         "Look at the client's log; the limit is `--handshake-timeout`.";
     /// The peer's certificate is not signed by a root that this mesh trusts.
-    UntrustedPeer "untrusted-peer" 0 Downstream Never
+    UntrustedPeer "E1009" "untrusted-peer" 0 Downstream Never
         "Let the client join this mesh: another authority signed it.";
     /// The peer's certificate has expired or is not valid yet.
-    ExpiredPeer "expired-peer" 0 Downstream Never
+    ExpiredPeer "E1010" "expired-peer" 0 Downstream Never
         "See why the client's sidecar could not renew; compare the clocks.";
     /// The peer's identity belongs to another trust domain.
-    ForeignTrustDomain "foreign-trust-domain" 0 Downstream Never
+    ForeignTrustDomain "E1011" "foreign-trust-domain" 0 Downstream Never
         "Use a peer of this mesh, or the same `spec.trustDomain` in both meshes.";
     /// This sidecar holds as many connections as it may.
-    TooManyConnections "too-many-connections" 503 Ours Never
+    TooManyConnections "E3001" "too-many-connections" 503 Ours Never
         "Close idle connections, or raise `--connections-max`.";
     /// No service of this name, or no such port on it, is known to the mesh.
-    UnknownService "unknown-service" 404 Ours Never
+    UnknownService "E3002" "unknown-service" 404 Ours Never
         "Correct the host name or the port, or add the Service.";
     /// The service has routes and none of them matches the request.
-    NoRoute "no-route" 404 Ours Never
+    NoRoute "E3003" "no-route" 404 Ours Never
         "Add a match that fits to an HTTPRoute of the service.";
     /// No policy lets this client use the service at all.
-    DeniedOutbound "denied-outbound" 403 Ours Never
+    DeniedOutbound "E3004" "denied-outbound" 403 Ours Never
         "Name the client's account as a source of a TrafficTarget whose destination is the \
          account behind the service.";
     /// The destination's policies do not allow this peer to make this request.
-    Denied "denied" 403 Ours Never
+    Denied "E3005" "denied" 403 Ours Never
         "Add the client's account to the sources of the policy that `leno explain request` names.";
     /// The destination's policies allow this peer some requests, but none like this one.
-    NoPolicyRoute "no-policy-route" 404 Ours Never
+    NoPolicyRoute "E3006" "no-policy-route" 404 Ours Never
         "Add a match that fits to an HTTPRouteGroup that a policy uses.";
     /// The route's backend does not exist, or all its backends have weight 0.
-    InvalidBackend "invalid-backend" 500 Ours Never
+    InvalidBackend "E3007" "invalid-backend" 500 Ours Never
         "Correct `backendRefs` of the HTTPRoute: names, ports, weights.";
     /// The control plane did not answer about this service in time.
-    DiscoveryTimeout "discovery-timeout" 503 Ours Never
+    DiscoveryTimeout "E3008" "discovery-timeout" 503 Ours Never
         "Start the control plane, or find out why it does not answer.";
     /// The service has no endpoint that can be used now.
-    NoEndpoint "no-endpoint" 503 Ours Never
+    NoEndpoint "E3009" "no-endpoint" 503 Ours Never
         "Start a workload that the service selects; see `leno get services`.";
     /// This sidecar is draining and takes no new requests.
-    Draining "draining" 503 Ours Never
+    Draining "E3010" "draining" 503 Ours Never
         "Send to another endpoint: this one is being stopped.";
     /// Something that this version does not support was asked for.
-    Unsupported "unsupported" 501 Ours Never
+    Unsupported "E3011" "unsupported" 501 Ours Never
         "Do without it; this version cannot do it.";
     /// The endpoint refused the connection, or could not be reached.
-    ConnectFailed "connect-failed" 503 Upstream Always
+    ConnectFailed "E2001" "connect-failed" 503 Upstream Always
         "Look at the endpoint: `leno get workloads`, its log, its port.";
     /// The endpoint did not accept the connection in time.
-    ConnectTimeout "connect-timeout" 504 Upstream Always
+    ConnectTimeout "E2002" "connect-timeout" 504 Upstream Always
         "Look at the endpoint and at the network between.";
     /// The TLS handshake with the endpoint failed.
-    UpstreamHandshakeFailed "upstream-handshake-failed" 502 Upstream Always
+    UpstreamHandshakeFailed "E2003" "upstream-handshake-failed" 502 Upstream Always
         "Look at the log of the endpoint's sidecar.";
     /// The endpoint proved to be somebody else, or its certificate is not acceptable.
-    WrongIdentity "wrong-identity" 502 Upstream Never
+    WrongIdentity "E2004" "wrong-identity" 502 Upstream Never
         "Find out who listens at the endpoint's address instead of it.";
     /// The upstream refused the request before looking at it (it drains or is full).
-    UpstreamRefused "upstream-refused" 503 Upstream Always
+    UpstreamRefused "E2005" "upstream-refused" 503 Upstream Always
         "Look at the endpoint: it drains or is full.";
     /// The upstream connection broke before the response was complete.
-    UpstreamReset "upstream-reset" 502 Upstream IfUnsent
+    UpstreamReset "E2006" "upstream-reset" 502 Upstream IfUnsent
         "Look at the application's log: it broke the connection.";
     /// The upstream stopped sending its response, or stopped reading the request, for too long.
-    UpstreamStalled "upstream-stalled" 504 Upstream Never
+    UpstreamStalled "E2007" "upstream-stalled" 504 Upstream Never
         "Look at the application: why it is stuck; the limit is `--body-stall-timeout`.";
     /// The upstream's response is not valid HTTP/1.1.
-    UpstreamMalformed "upstream-malformed" 502 Upstream Never
+    UpstreamMalformed "E2008" "upstream-malformed" 502 Upstream Never
         "Correct the application: its response is not valid HTTP/1.1.";
     /// The request timeout of the route passed.
-    RequestTimeout "request-timeout" 504 Upstream Never
+    RequestTimeout "E2009" "request-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.request`.";
     /// The time that the route gives one attempt passed.
-    AttemptTimeout "attempt-timeout" 504 Upstream Never
+    AttemptTimeout "E2010" "attempt-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.backendRequest`.";
     /// The peer's account is revoked, whatever its certificate says.
-    RevokedPeer "revoked-peer" 403 Downstream Never
+    RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
         "Take the account out of `spec.revoked` of the MeshConfig, if it is to be a member again.";
     /// No instance carries the tags that a tag rule demands for the request.
-    NoTaggedEndpoint "no-tagged-endpoint" 503 Ours Never
+    NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Ours Never
         "Start a workload with these labels, or say in the TagRoute what takes such requests \
          `otherwise`; `leno explain request` shows rule and instances.";
     /// The circuit of the service is open: too many requests to it failed, and nothing is sent.
-    CircuitOpen "circuit-open" 503 Ours Never
+    CircuitOpen "E3013" "circuit-open" 503 Ours Never
         "Mend the service; the circuit closes by itself. See its CircuitBreaker for when it opens.";
     /// As much is under way to the service as its circuit breaker lets.
-    CircuitFull "circuit-full" 503 Ours Never
+    CircuitFull "E3014" "circuit-full" 503 Ours Never
         "Send less at a time, or raise the limits of the service's CircuitBreaker.";
     /// A rule of an access policy denies it.
-    DeniedByPolicy "denied-by-policy" 403 Ours Never
+    DeniedByPolicy "E3015" "denied-by-policy" 403 Ours Never
         "Change the deny rule of the AccessPolicy that `leno explain request` names.";
     /// More came in than a rate limit lets.
-    RateLimited "rate-limited" 429 Ours Never
+    RateLimited "E3016" "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \
          when there is room again.";
     /// As many requests are under way as the application is given at once.
-    Overloaded "overloaded" 503 Ours Never
+    Overloaded "E3017" "overloaded" 503 Ours Never
         "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
     /// The destination is not of the mesh, and nothing may leave it.
-    EgressDenied "egress-denied" 403 Ours Never
+    EgressDenied "E3018" "egress-denied" 403 Ours Never
         "Give the destination a Service with meshed workloads, or set `spec.egress` of the \
          MeshConfig to allow.";
     /// A policy injects this fault on purpose.
-    FaultInjected "fault-injected" 503 Ours Never
+    FaultInjected "E3019" "fault-injected" 503 Ours Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";
     /// The request is for a host name that another certificate of the gateway is for.
-    Misdirected "misdirected" 421 Downstream Never
+    Misdirected "E1013" "misdirected" 421 Downstream Never
         "Nothing is wrong: the client asks again on a connection of its own for that host name.";
     /// The request shows no JSON web token where one is required.
-    TokenMissing "token-missing" 401 Downstream Never
+    TokenMissing "E1014" "token-missing" 401 Downstream Never
         "Let the client send a token of an issuer that the JwtValidation names, where it looks for it.";
     /// The JSON web token of the request is not accepted.
-    TokenInvalid "token-invalid" 401 Downstream Never
+    TokenInvalid "E1015" "token-invalid" 401 Downstream Never
         "Read `www-authenticate` of the answer, which says why; then see issuer, audience, keys and \
          clocks of the JwtValidation that the access log names.";
     /// An authorization service denied it.
-    DeniedByService "denied-by-service" 403 Ours Never
+    DeniedByService "E3020" "denied-by-service" 403 Ours Never
         "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \
          shows it.";
     /// An authorization service was to decide, and did not.
-    AuthorizationUnavailable "authorization-unavailable" 403 Ours Never
+    AuthorizationUnavailable "E3021" "authorization-unavailable" 403 Ours Never
         "Look at the service that the ExternalAuthorization names, and at the sidecar's log; \
          `onFailure: allow` lets requests in meanwhile.";
     /// A rate limit service was to decide, and did not.
-    RateLimitUnavailable "rate-limit-unavailable" 500 Ours Never
+    RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Ours Never
         "Look at the service that `global` of the RateLimit names, and at the sidecar's log; \
          `onFailure: allow` lets requests in meanwhile.";
 }
@@ -259,5 +274,90 @@ mod tests {
                 assert_eq!(reason.side(), Side::Upstream, "{reason:?}");
             }
         }
+    }
+
+    /// Operators look codes up for years: a line of this list never changes and never goes, also when
+    /// the reason does. A new reason adds one.
+    const GIVEN: &[(&str, &str)] = &[
+        ("E1001", "bad-request"),
+        ("E1002", "head-too-large"),
+        ("E1003", "head-timeout"),
+        ("E1004", "body-stalled"),
+        ("E1005", "idle-timeout"),
+        ("E1006", "downstream-closed"),
+        ("E1007", "plaintext-refused"),
+        ("E1008", "handshake-failed"),
+        ("E1009", "untrusted-peer"),
+        ("E1010", "expired-peer"),
+        ("E1011", "foreign-trust-domain"),
+        ("E3001", "too-many-connections"),
+        ("E3002", "unknown-service"),
+        ("E3003", "no-route"),
+        ("E3004", "denied-outbound"),
+        ("E3005", "denied"),
+        ("E3006", "no-policy-route"),
+        ("E3007", "invalid-backend"),
+        ("E3008", "discovery-timeout"),
+        ("E3009", "no-endpoint"),
+        ("E3010", "draining"),
+        ("E3011", "unsupported"),
+        ("E2001", "connect-failed"),
+        ("E2002", "connect-timeout"),
+        ("E2003", "upstream-handshake-failed"),
+        ("E2004", "wrong-identity"),
+        ("E2005", "upstream-refused"),
+        ("E2006", "upstream-reset"),
+        ("E2007", "upstream-stalled"),
+        ("E2008", "upstream-malformed"),
+        ("E2009", "request-timeout"),
+        ("E2010", "attempt-timeout"),
+        ("E1012", "revoked-peer"),
+        ("E3012", "no-tagged-endpoint"),
+        ("E3013", "circuit-open"),
+        ("E3014", "circuit-full"),
+        ("E3015", "denied-by-policy"),
+        ("E3016", "rate-limited"),
+        ("E3017", "overloaded"),
+        ("E3018", "egress-denied"),
+        ("E3019", "fault-injected"),
+        ("E1013", "misdirected"),
+        ("E1014", "token-missing"),
+        ("E1015", "token-invalid"),
+        ("E3020", "denied-by-service"),
+        ("E3021", "authorization-unavailable"),
+        ("E3022", "rate-limit-unavailable"),
+    ];
+
+    #[test]
+    fn a_code_once_given_stays_with_its_reason() {
+        let codes: HashSet<_> = GIVEN.iter().map(|(code, _)| code).collect();
+        assert_eq!(codes.len(), GIVEN.len(), "no code is given twice");
+        for reason in Reason::ALL {
+            let found = (reason.code(), reason.label());
+            assert!(GIVEN.contains(&found), "add {found:?} to the list; change no line of it");
+        }
+        for (code, label) in GIVEN {
+            let there = Reason::ALL.iter().find(|reason| reason.code() == *code);
+            assert!(there.is_none_or(|reason| reason.label() == *label), "{code} is of {label}");
+        }
+    }
+
+    #[test]
+    fn a_code_says_whose_fault_it_is_and_is_read_in_any_case() {
+        for reason in Reason::ALL {
+            let of_side = match reason.side() {
+                Side::Downstream => "E1",
+                Side::Upstream => "E2",
+                Side::Ours => "E3",
+            };
+            let code = reason.code();
+            assert!(code.len() == 5 && code.starts_with(of_side), "{reason:?}: {code}");
+            for word in [code, &code.to_lowercase(), reason.label(), &reason.label().to_uppercase()]
+            {
+                assert_eq!(Reason::named(word), Some(*reason), "{word}");
+            }
+        }
+        assert_eq!(Reason::named("E9999"), None);
+        assert_eq!(Reason::named(""), None);
     }
 }

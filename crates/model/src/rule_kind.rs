@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::change::ObjectKey;
+use crate::ingress::{IngressKind, IngressName};
 use crate::name::{Name, PolicyName, RouteName, TagRouteName};
 use crate::route::RouteKind;
 use crate::service_policy::{ServicePolicyKind, ServicePolicyName};
@@ -25,6 +26,8 @@ pub enum RuleKind {
     Tags(TagDialect),
     /// A policy about retries.
     Retry,
+    /// What opens ports to clients outside the mesh.
+    Ingress(IngressKind),
 }
 
 impl RuleKind {
@@ -39,6 +42,7 @@ impl RuleKind {
             Self::ServicePolicy(kind) => kind.as_str(),
             Self::Tags(dialect) => dialect.as_str(),
             Self::Retry => "Retry",
+            Self::Ingress(kind) => kind.as_str(),
         }
     }
 
@@ -48,11 +52,13 @@ impl RuleKind {
         let routes = [RouteKind::Split, RouteKind::Tcp, RouteKind::Http, RouteKind::Grpc];
         let tags = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
         let policies = ServicePolicyKind::ALL.iter().copied().map(Self::ServicePolicy);
+        let ingress = IngressKind::ALL.iter().copied().map(Self::Ingress);
         routes
             .into_iter()
             .map(Self::Route)
             .chain([Self::TlsRoute, Self::AccessPolicy, Self::TrafficTarget, Self::Retry])
             .chain(policies)
+            .chain(ingress)
             .chain(tags.into_iter().map(Self::Tags))
             .find(|kind| kind.as_str() == word)
     }
@@ -71,6 +77,7 @@ impl RuleKind {
             }
             Self::Tags(dialect) => dialect.object(TagRouteName { namespace, name }),
             Self::Retry => ObjectKey::Retry(PolicyName { namespace, name }),
+            Self::Ingress(kind) => ObjectKey::Ingress(IngressName { kind, namespace, name }),
         }
     }
 }
@@ -104,6 +111,8 @@ mod tests {
             "SermantRouteRule",
             "Lane",
             "Retry",
+            "IngressBackend",
+            "AccessControl",
         ] {
             let kind = RuleKind::from_word(word).unwrap();
             assert_eq!(kind.as_str(), word);

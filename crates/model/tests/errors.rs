@@ -27,7 +27,7 @@ fn the_document_of_errors_is_the_list_of_reasons() {
 #[test]
 fn every_cell_of_the_table_is_one_line_and_its_prose_a_sentence() {
     for reason in Reason::ALL {
-        for text in [reason.label(), reason.caption(), reason.remedy()] {
+        for text in [reason.label(), reason.code(), reason.caption(), reason.remedy()] {
             assert!(!text.is_empty() && !text.contains(['|', '\n']), "{reason:?}: {text}");
         }
         for sentence in [reason.caption(), reason.remedy()] {
@@ -46,8 +46,9 @@ fn render() -> String {
         };
         writeln!(
             text,
-            "| `{}` | {status} | {} | {} | {} | {} |",
+            "| `{}` | {} | {status} | {} | {} | {} | {} |",
             reason.label(),
+            reason.code(),
             side(reason.side()),
             retry(reason.retry()),
             reason.caption(),
@@ -87,13 +88,14 @@ leno-reason: denied-outbound;side=ours;workload=\"bookinfo/client-1\"
 ```
 
 `workload` is the one whose sidecar answered. A response without this header comes from an
-application. `leno explain REASON` prints a row of the table on any machine.
+application. `leno explain` with the word or the code of a reason prints a row of the table on any
+machine. A code stays for good: one that is gone is never given again.
 
 This page is generated from `leno_model::Reason`; the test `crates/model/tests/errors.rs` compares
 the two, and says what to do when they differ.
 
-| reason | status | side | tried again | meaning | what to do |
-|---|---|---|---|---|---|
+| reason | code | status | side | tried again | meaning | what to do |
+|---|---|---|---|---|---|---|
 ";
 
 const AFTER: &str = "

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use leno_model::{Change, Object, ObjectKey};
 
-use crate::document::{Mark, documents};
+use crate::document::{Mark, Node, documents};
 use crate::kinds::{self, Identity};
 use crate::lint::lint;
+use crate::outline::whereabouts;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::scan::{Content, Contents, Scan, scan};
 
@@ -172,11 +173,16 @@ impl FileSource {
             .into_iter()
             .map(|located| (subject(&Place::of(&located.key, "")), located))
             .collect();
+        let mut texts: BTreeMap<&Path, Vec<Node>> = BTreeMap::new();
         for warning in &mut warnings {
-            if let Some(located) = places.get(&subject(&warning.at)) {
-                warning.at.file = Some(located.file.display().to_string());
-                warning.at.line = Some(located.line);
-            }
+            let Some(located) = places.get(&subject(&warning.at)) else { continue };
+            // Only what is odd is read once more: nobody keeps where every field was.
+            let documents = texts.entry(&located.file).or_insert_with(|| written(&located.file));
+            let document = documents.iter().find(|document| document.mark.line == located.line);
+            let field = warning.at.field.as_deref().unwrap_or_default();
+            let line = document.map(|document| whereabouts(document, field).line);
+            warning.at.file = Some(located.file.display().to_string());
+            warning.at.line = Some(line.unwrap_or(located.line));
         }
         warnings
     }
@@ -274,6 +280,12 @@ impl FileSource {
         });
         (current.collect(), warnings)
     }
+}
+
+/// The documents that a file has now; none when it cannot be read.
+fn written(file: &Path) -> Vec<Node> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    documents(&text).unwrap_or_default()
 }
 
 /// What became of one file.

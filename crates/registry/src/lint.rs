@@ -1,8 +1,10 @@
 //! Looks at all objects together: what refers to nothing is probably a slip of the pen.
 
 mod access;
+mod anchoring;
 mod border;
 mod guard;
+mod repeated;
 mod retry;
 mod tags;
 
@@ -38,22 +40,35 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::HttpRoute(route) => {
                 world.lint_route(route, &mut notes);
                 world.lint_rivals(route, &mut notes);
+                world.lint_repeated(route, &mut notes);
+                anchoring::lint_route(route, &mut notes);
             }
-            Object::GrpcRoute(route) => world.lint_route(route, &mut notes),
+            Object::GrpcRoute(route) => {
+                world.lint_route(route, &mut notes);
+                world.lint_repeated(route, &mut notes);
+            }
             Object::TlsRoute(route) => world.lint_tls_route(route, &mut notes),
             Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
-            Object::ServicePolicy(policy) => world.lint_service_policy(policy, &mut notes),
+            Object::ServicePolicy(policy) => {
+                world.lint_service_policy(policy, &mut notes);
+                repeated::lint_policy(policy, &mut notes);
+                anchoring::lint_policy(policy, &mut notes);
+            }
             Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
             Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
-            Object::Lane(lane) => world.lint_lane(lane, &mut notes),
+            Object::Lane(lane) => {
+                world.lint_lane(lane, &mut notes);
+                repeated::lint_lane(lane, &mut notes);
+            }
             Object::MeshConfig(config) => world.lint_mesh_config(config, &mut notes),
-            Object::AccessPolicy(policy) => world.lint_access_policy(policy, &mut notes),
+            Object::AccessPolicy(policy) => {
+                world.lint_access_policy(policy, &mut notes);
+                anchoring::lint_access(policy, &mut notes);
+            }
             Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
             Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),
-            Object::HttpRouteGroup(_)
-            | Object::TcpRoute(_)
-            | Object::ReferenceGrant(_)
-            | Object::Gateway(_) => {}
+            Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut notes),
+            Object::TcpRoute(_) | Object::ReferenceGrant(_) | Object::Gateway(_) => {}
             Object::Ingress(policy) => world.lint_ingress(policy, &mut notes),
             Object::Egress(policy) => world.lint_egress(policy, &mut notes),
             Object::Retry(policy) => world.lint_retry(policy, &mut notes),
@@ -71,6 +86,8 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
+    /// Both kinds of routes for requests.
+    routes: Vec<&'a HttpRoute>,
     /// What of the Gateway API is attached where.
     attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
@@ -156,15 +173,15 @@ impl<'a> World<'a> {
                         world.published.entry(scope).or_insert(&rule.name);
                     }
                 }
-                Object::HttpRoute(_)
-                | Object::TlsRoute(_)
-                | Object::Lane(_)
-                | Object::Gateway(_)
-                | Object::Egress(_) => {}
+                Object::HttpRoute(route) => world.routes.push(route),
+                Object::TlsRoute(_) | Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
                 Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
-                Object::GrpcRoute(route) => world.grpc_routes.push(route),
+                Object::GrpcRoute(route) => {
+                    world.grpc_routes.push(route);
+                    world.routes.push(route);
+                }
                 Object::ReferenceGrant(grant) => world.grants.push(grant),
                 Object::AccessPolicy(policy) => world.access_policies.push(policy),
                 Object::TrafficSplit(split) => world.splits.push(split),

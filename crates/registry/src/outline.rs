@@ -1,6 +1,6 @@
-//! The outline of a document of any kind: its single values, each with its path.
+//! The outline of a document of any kind: its single values, each with its path, and where a path is.
 
-use crate::document::{Node, Value, documents};
+use crate::document::{Mark, Node, Value, documents};
 
 /// The single values of the first document of a text, each with its path such as `spec.a[0].b`;
 /// `None` when it is no YAML, or holds nothing.
@@ -34,9 +34,36 @@ fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
     }
 }
 
+/// Where a field is, by its path such as `spec.a[0].b`; of what is not written, where that is which
+/// would hold it.
+pub(crate) fn whereabouts(document: &Node, path: &str) -> Mark {
+    let (mut at, mut node) = (document.mark, document);
+    let steps = path.split('.').flat_map(|step| step.split_inclusive(']'));
+    for step in steps {
+        let (key, index) = match step.split_once('[') {
+            Some((key, index)) => (key, Some(index.trim_end_matches(']'))),
+            None => (step, None),
+        };
+        if !key.is_empty() {
+            let Value::Map(map) = &node.value else { break };
+            let found =
+                map.iter().find(|(name, _)| matches!(&name.value, Value::Text(it) if it == key));
+            let Some((name, value)) = found else { break };
+            (at, node) = (name.mark, value);
+        }
+        let Some(index) = index else { continue };
+        let Value::List(list) = &node.value else { break };
+        let element = index.parse().ok().and_then(|index: usize| list.get(index));
+        let Some(element) = element else { break };
+        (at, node) = (element.mark, element);
+    }
+    at
+}
+
 #[cfg(test)]
 mod tests {
-    use super::outline;
+    use super::{outline, whereabouts};
+    use crate::document::documents;
 
     #[test]
     fn every_single_value_has_its_path() {
@@ -47,5 +74,26 @@ mod tests {
         assert_eq!(found, [("a", "1"), ("b.c[0]", "x"), ("b.c[1].d", "true")]);
         assert_eq!(outline("# nothing\n"), None);
         assert_eq!(outline("a: [\n"), None);
+    }
+
+    #[test]
+    fn a_field_is_found_where_it_is_written_or_would_be() {
+        let text = "kind: A\nspec:\n  rules:\n  - a: 1\n  - matches:\n    - {x: 1}\n    - path:\n        value: y\n";
+        let documents = documents(text).unwrap();
+        for (path, line) in [
+            ("kind", 1),
+            ("spec", 2),
+            ("spec.rules", 3),
+            ("spec.rules[0]", 4),
+            ("spec.rules[1].matches", 5),
+            ("spec.rules[1].matches[1].path.value", 8),
+            ("spec.rules[1].matches[0].path.value", 6),
+            ("spec.rules[7].matches", 3),
+            ("spec.rules[].filters", 3),
+            ("spec.none.at.all", 2),
+            ("", 1),
+        ] {
+            assert_eq!(whereabouts(&documents[0], path).line, line, "{path}");
+        }
     }
 }

@@ -10,6 +10,7 @@ mod examined;
 mod foreign;
 mod gateways;
 mod installed;
+mod migration;
 mod refusals;
 mod server;
 mod statuses;

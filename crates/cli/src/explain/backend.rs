@@ -49,6 +49,8 @@ pub(super) fn with_port(
         endpoint: Arc::clone(endpoint),
         access: EndpointAccess::Denied(Reason::Denied, None),
         limits: Vec::new(),
+        marks: Vec::new(),
+        openings: Vec::new(),
     };
     DecidedBackend {
         service: backend.service.clone(),

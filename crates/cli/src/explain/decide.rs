@@ -7,22 +7,20 @@ use anyhow::Context as _;
 use leno_control::snapshot_for;
 use leno_model::{
     Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
-    ServiceName, ServiceRetry, Snapshot, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
+    ServiceName, ServiceRetry, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
 };
 use leno_traffic::cors::preflight_for;
-use leno_traffic::guard::Asking;
 use leno_traffic::{
-    AttemptLimit, CompiledActions, Guards, InboundAccess, Limits, Plans, PortPlan, PortRoutes,
-    Redirection, RequestMatcher, RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
+    AttemptLimit, CompiledActions, Plans, PortPlan, PortRoutes, Redirection, RequestMatcher,
+    RequestView, RouteChoice, Ruling, Stay, goes_before, service_of,
 };
 
 use super::backend::{decided_backend, with_port};
+use super::inbound::{access, limits, marks, openings};
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
-use super::treatment::{
-    Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
-};
+use super::treatment::Treated;
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -92,6 +90,10 @@ pub(super) struct DecidedEndpoint {
     pub(super) access: EndpointAccess,
     /// The rate limits that its sidecar counts such requests under, and whom it asks about them.
     pub(super) limits: Vec<Treated>,
+    /// What such requests are marked with for the application, by lanes.
+    pub(super) marks: Vec<String>,
+    /// How the port is open to clients outside the mesh.
+    pub(super) openings: Vec<String>,
 }
 
 /// What an endpoint's sidecar says to a request.
@@ -189,8 +191,10 @@ impl Decision {
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
                 decided.access = access(&snapshot, &peer, question, way)?;
+                decided.openings = openings(&snapshot, way.0);
                 if decided.access.refused().is_none() {
                     decided.limits = limits(&snapshot, &peer, question, way)?;
+                    decided.marks = marks(&snapshot, question, way)?;
                 }
             }
         }
@@ -386,7 +390,7 @@ impl Decision {
 
 impl Question {
     /// The headers, with the `Host` that a client would send.
-    fn fields(&self) -> Vec<(String, String)> {
+    pub(super) fn fields(&self) -> Vec<(String, String)> {
         let mut fields = self.headers.clone();
         if !fields.iter().any(|(name, _)| name == "host") {
             fields.push(("host".to_owned(), self.target.authority.clone()));
@@ -413,7 +417,7 @@ impl Question {
         Some(edited)
     }
 
-    fn view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
+    pub(super) fn view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
         RequestView {
             method: &self.method,
             path: &self.target.path,
@@ -455,71 +459,6 @@ fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedB
         _ => None,
     });
     found.unwrap_or_default()
-}
-
-/// What the sidecar that has this snapshot says to the peer at a port of its application: to the
-/// request, or to opaque bytes.
-fn access(
-    snapshot: &Snapshot,
-    peer: &SpiffeId,
-    question: &Question,
-    (port, opaque): (u16, bool),
-) -> anyhow::Result<EndpointAccess> {
-    let plan = &snapshot.plan;
-    let access = InboundAccess::of(plan)?;
-    let permit = access.connection(Some(peer), port);
-    let guards = Guards::build(plan)?;
-    let sees =
-        guards.as_ref().and_then(|guards| guards.at(port)).is_some_and(|it| it.sees_requests());
-    if opaque && sees && permit.is_ok() {
-        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, None));
-    }
-    let fields = question.fields();
-    let decided = permit.and_then(|permit| match opaque {
-        true => access.tcp(&permit),
-        false => access.request(&permit, &question.view(&fields)),
-    });
-    Ok(match decided {
-        Ok(permit) => match (permit.would_deny(), access.ruling(permit)) {
-            (Some(reason), ruling) => EndpointAccess::Audited(reason, ruling.cloned()),
-            (None, Some(ruling)) => EndpointAccess::Allowed(ruling.clone()),
-            (None, None) => EndpointAccess::Permissive,
-        },
-        Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
-    })
-}
-
-/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes,
-/// and whom it asks about it.
-fn limits(
-    snapshot: &Snapshot,
-    peer: &SpiffeId,
-    question: &Question,
-    (port, opaque): (u16, bool),
-) -> anyhow::Result<Vec<Treated>> {
-    let limits = Limits::build(&snapshot.plan.limits, None)?;
-    if opaque {
-        let rates = limits.said(port).filter_map(|said| Some((said, said.limits.connections?)));
-        return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
-    }
-    let fields = question.fields();
-    let view = question.view(&fields);
-    let counting = limits.counting(port, &view, Some(&peer.account));
-    let mut told: Vec<Treated> =
-        counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
-    let guards = Guards::build(&snapshot.plan)?;
-    if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
-        let tokens = guards.tokens().iter();
-        told.extend(tokens.map(|rule| validated(rule, rule.is_required(&view))));
-        told.extend(guards.authorizations(&view).map(asked));
-        // Where the question comes from stands for any client.
-        let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
-        told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
-    }
-    let at_once =
-        limits.said(port).filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
-    told.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
-    Ok(told)
 }
 
 /// Whether a sidecar carries a port's bytes without looking at requests.

@@ -19,6 +19,7 @@ pub(super) fn list(format: ExplainFormat) -> anyhow::Result<ExitCode> {
             let mut listing = Listing::new(COLUMNS);
             for reason in Reason::ALL {
                 listing.row([
+                    reason.code().to_owned(),
                     reason.label().to_owned(),
                     status(*reason),
                     side(reason.side()).to_owned(),
@@ -56,10 +57,11 @@ fn text(reason: Reason) -> String {
         Retry::Always => "always: nothing was sent",
     };
     format!(
-        "{}: {}\n  answered with  {answered}\n  at fault       {at_fault}\n  \
+        "{}: {}\n  code           {}\n  answered with  {answered}\n  at fault       {at_fault}\n  \
          tried again    {retried}\n  what to do     {}\n",
         reason.label(),
         reason.caption(),
+        reason.code(),
         reason.remedy(),
     )
 }
@@ -67,6 +69,7 @@ fn text(reason: Reason) -> String {
 fn json(reason: Reason) -> Value {
     json!({
         "reason": reason.label(),
+        "code": reason.code(),
         "status": match reason.status() {
             0 => None,
             status => Some(status),
@@ -98,6 +101,7 @@ fn side(side: Side) -> &'static str {
 }
 
 const COLUMNS: &[Column] = &[
+    Column::always("code"),
     Column::always("reason"),
     Column::always("status"),
     Column::always("at fault"),

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use leno_control::Asked;
+use leno_control::{Asked, Explained};
 use leno_model::Object;
 use leno_registry::FileSource;
 
 use super::decide::{Decision, Question};
 use super::target::{Target, parse_header, parse_method};
-use super::{ExplainFormat, RequestArgs, text};
+use super::{ExplainFormat, REFUSED, RequestArgs, text};
 use crate::output;
 
 /// Prints what would decide the request.
@@ -33,8 +33,8 @@ pub(super) fn run(
     }
 }
 
-/// What would decide a request that is asked about on the page.
-pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<String> {
+/// What would decide a request that a running control plane is asked about.
+pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<Explained> {
     let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
     let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
     let headers = asked.headers.iter().map(|header| parse_header(header));
@@ -43,7 +43,9 @@ pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<Str
         target: Target::parse(&asked.url).map_err(wrong("the URL"))?,
         headers: headers.collect::<Result<_, _>>().map_err(wrong("a header"))?,
     };
-    Ok(text::render(&Decision::of(objects, &client, &question)?, &question))
+    let decision = Decision::of(objects, &client, &question)?;
+    let (text, decision) = (text::render(&decision, &question), text::json(&decision, &question));
+    Ok(Explained { text, decision })
 }
 
 fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
@@ -59,6 +61,3 @@ fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
 }
 
 const FROM: &str = "from: write the workload that makes the request as NAMESPACE/NAME";
-
-/// The request would not reach the application.
-const REFUSED: u8 = 3;

@@ -100,6 +100,9 @@ fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
         for limit in &endpoint.limits {
             line("", &format!("  {}: {}", limit.policy, limit.told));
         }
+        for told in endpoint.marks.iter().chain(&endpoint.openings) {
+            line("", &format!("  {told}"));
+        }
     }
 }
 
@@ -495,6 +498,8 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
             "policy": limit.policy.to_string(),
             "does": limit.told,
         })).collect::<Vec<_>>(),
+        "marks": decided.marks,
+        "openings": decided.openings,
         "policy": policy.map(ToString::to_string),
         "audited": audited.map(Reason::label),
         "status": reason.map(Reason::status),

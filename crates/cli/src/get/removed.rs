@@ -30,16 +30,23 @@ struct Removed {
 }
 
 /// One endpoint, as the admin page tells it.
-#[derive(Debug, Serialize, Deserialize)]
-struct Endpoint {
-    service: String,
-    port: u16,
-    workload: String,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Endpoint {
+    pub(crate) service: String,
+    pub(crate) port: u16,
+    pub(crate) workload: String,
     address: String,
-    policy: String,
-    cause: String,
-    age_s: u64,
+    pub(crate) policy: String,
+    pub(crate) cause: String,
+    pub(crate) age_s: u64,
     threads: usize,
+}
+
+/// What one sidecar has removed, or why it does not say.
+pub(crate) async fn of_one(proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
+    let found = sidecars::ask::<Removed>(std::slice::from_ref(proxy), "/removed").await;
+    let found = found.into_iter().next().unwrap_or_else(|| Err("was not asked".to_owned()));
+    found.map(|found| found.removed)
 }
 
 /// Asks every sidecar.

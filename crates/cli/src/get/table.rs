@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use leno_control::status::{
-    CertificateStatus, NamedRateStatus, PolicyStatus, ProxyStatus, RateStatus, RouteStatus,
-    ServiceStatus, Status, TrafficStatus, WorkloadStatus,
+    CertificateStatus, NamedRateStatus, ParentStatus, PolicyStatus, ProxyStatus, RateStatus,
+    RouteStatus, ServiceStatus, Status, TrafficStatus, WorkloadStatus,
 };
 use serde_json::Value;
 
@@ -210,6 +210,8 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
         Column::always("rules"),
         Column::always("backends"),
         Column::always("problems"),
+        Column::wide("accepted"),
+        Column::wide("resolved"),
         Column::wide("rate"),
         Column::wide("success"),
         Column::wide("requests"),
@@ -225,6 +227,8 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
             route.rules.to_string(),
             joined(route.backends.iter().cloned()),
             joined(route.problems.iter().cloned()),
+            said_of(&route.attached, |parent| parent.accepted),
+            said_of(&route.attached, |parent| parent.resolved),
             rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
             rates.map(|rates| share(rates.success)).unwrap_or_default(),
             rates.map(|rates| rates.requests.to_string()).unwrap_or_default(),
@@ -232,6 +236,21 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
         ]);
     }
     listing
+}
+
+/// What is said of each parent: one word where it is the same for all.
+fn said_of(parents: &[ParentStatus], is: impl Fn(&ParentStatus) -> bool) -> String {
+    let word = |parent: &ParentStatus| if is(parent) { "yes" } else { "no" };
+    let words = parents.iter().map(word);
+    match parents.split_first() {
+        None => String::new(),
+        Some((first, others)) if others.iter().all(|it| is(it) == is(first)) => {
+            word(first).to_owned()
+        }
+        Some(_) => {
+            joined(parents.iter().zip(words).map(|(it, word)| format!("{}: {word}", it.parent)))
+        }
+    }
 }
 
 /// How one of them fares, if it is known.
@@ -253,16 +272,17 @@ pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Li
     ];
     let mut listing = Listing::new(COLUMNS);
     for policy in policies {
-        let in_force = match policy.in_force {
-            true => "yes",
-            false => "no (permissive)",
+        let in_force = match (policy.in_force, &policy.why) {
+            (true, _) => "yes".to_owned(),
+            (false, Some(why)) => format!("no: {why}"),
+            (false, None) => "no".to_owned(),
         };
         listing.row([
             policy.kind.clone(),
             policy.name.clone(),
             policy.destination.clone(),
             joined(policy.sources.iter().cloned()),
-            in_force.to_owned(),
+            in_force,
             joined(policy.problems.iter().cloned()),
             joined(policy.rules.iter().cloned()),
             rules::hits_of(&traffic.rules, &policy.kind, &policy.name),
@@ -349,6 +369,44 @@ mod tests {
         );
         let nothing = json!({"rejected": [], "warnings": [], "trust_domain": null});
         assert_eq!(rejected(&nothing), "nothing is rejected\n");
+    }
+
+    #[test]
+    fn a_policy_says_why_it_is_not_in_force() {
+        let policy = |name: &str, in_force, why: Option<&str>| PolicyStatus {
+            kind: "Retry".to_owned(),
+            name: name.to_owned(),
+            in_force,
+            why: why.map(str::to_owned),
+            ..PolicyStatus::default()
+        };
+        let all = [
+            policy("shop/a", true, None),
+            policy("shop/b", false, Some("Retry shop/a is about the same requests")),
+            policy("shop/c", false, None),
+        ];
+        let shown = policies(&all, &TrafficStatus::default()).render(Format::Table);
+        expect_test::expect![[r#"
+            KIND   POLICY  DESTINATION  SOURCES  IN FORCE                                     PROBLEMS
+            Retry  shop/a  -            -        yes                                          -
+            Retry  shop/b  -            -        no: Retry shop/a is about the same requests  -
+            Retry  shop/c  -            -        no                                           -
+        "#]]
+        .assert_eq(&shown);
+    }
+
+    #[test]
+    fn a_route_says_of_which_parent_it_is_not_accepted() {
+        let parent = |parent: &str, accepted| ParentStatus {
+            parent: parent.to_owned(),
+            accepted,
+            resolved: true,
+            why: Vec::new(),
+        };
+        let both = [parent("shop/a", true), parent("shop/b", false)];
+        assert_eq!(said_of(&both, |it| it.accepted), "shop/a: yes, shop/b: no");
+        assert_eq!(said_of(&both, |it| it.resolved), "yes");
+        assert_eq!(said_of(&[], |it| it.resolved), "");
     }
 
     #[test]

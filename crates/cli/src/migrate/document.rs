@@ -14,9 +14,9 @@ use super::{mesh_config, published};
 /// One document.
 pub(super) struct Document {
     /// Where it is, for people.
-    place: String,
+    pub(super) place: String,
     /// Its kind and name, for people.
-    title: String,
+    pub(super) title: String,
     /// The file that takes it, below the new directory.
     pub(super) target: PathBuf,
     /// As it was written, with the line feed at its end.
@@ -32,8 +32,13 @@ pub(super) enum Found {
     Settings { permissive: bool, egress: Egress, others: Vec<String> },
     /// An item of Sermant's configuration centre that no object holds.
     Published(Item),
-    /// Of a kind that Leno does not read.
-    Unknown(String),
+    /// Leno does not read it: it is of another kind, or it is of another mesh and asks for what there is
+    /// not here.
+    Unread {
+        why: String,
+        /// It may have denied something, or let in less.
+        may_keep_out: bool,
+    },
     /// Comments alone.
     Comments,
 }
@@ -43,10 +48,35 @@ impl Document {
     pub(super) fn object(&self) -> Option<&Object> {
         match &self.found {
             Found::Object(object) => Some(object),
-            Found::Settings { .. } | Found::Published(_) | Found::Unknown(_) | Found::Comments => {
-                None
-            }
+            Found::Settings { .. }
+            | Found::Published(_)
+            | Found::Unread { .. }
+            | Found::Comments => None,
         }
+    }
+
+    /// Whether what is lost of it may have denied something, or let in less.
+    pub(super) fn may_keep_out(&self) -> bool {
+        match &self.found {
+            Found::Object(_) | Found::Published(_) | Found::Comments => false,
+            Found::Settings { others, .. } => others.iter().any(|it| it.contains(ASKS_ANOTHER)),
+            Found::Unread { may_keep_out, .. } => *may_keep_out,
+        }
+    }
+
+    /// An object of a cluster, as a text of YAML.
+    ///
+    /// # Errors
+    /// When it is of a kind that Leno reads, and refused.
+    pub(super) fn of_cluster(text: &str) -> anyhow::Result<Option<Self>> {
+        let found = read_one(Path::new(CLUSTER), 1, text).map_err(anyhow::Error::msg)?;
+        Ok(found.map(|(title, found)| Self {
+            place: CLUSTER.to_owned(),
+            title,
+            target: PathBuf::new(),
+            text: text.to_owned(),
+            found,
+        }))
     }
 }
 
@@ -59,8 +89,8 @@ impl fmt::Display for Document {
 /// Reads all documents of all files, in order.
 ///
 /// # Errors
-/// When a file cannot be read, two would have one name, or a document is refused that is of a kind
-/// that Leno reads.
+/// When a file cannot be read, two would have one name, or a document is refused that is of a native
+/// kind. One of another mesh is not kept instead.
 pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Document>> {
     let mut documents: Vec<Document> = Vec::new();
     let mut refused = Vec::new();
@@ -158,12 +188,24 @@ fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Foun
     let of_another_kind = rejected
         .iter()
         .any(|refusal| matches!(refusal.at.field.as_deref(), Some("kind" | "apiVersion")));
-    match of_another_kind {
-        true => {
+    let version = value("apiVersion").unwrap_or_default();
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let is_foreign = MESHES.iter().any(|mesh| group.ends_with(mesh));
+    let may_keep_out = (is_foreign || group.ends_with(ISTIO)) && !LETTING.contains(&kind);
+    match (of_another_kind, is_foreign) {
+        (true, _) => {
             let why = rejected.first().map(|refusal| refusal.problem.clone()).unwrap_or_default();
-            Ok(Some((title, Found::Unknown(why))))
+            Ok(Some((title, Found::Unread { why, may_keep_out })))
         }
-        false => {
+        (false, true) => {
+            let why = rejected.iter().map(|refusal| {
+                let field = refusal.at.field.as_deref().unwrap_or("document");
+                format!("{field}: {}; {}", refusal.problem, refusal.remedy)
+            });
+            let why = why.collect::<Vec<_>>().join("; ");
+            Ok(Some((title, Found::Unread { why, may_keep_out })))
+        }
+        (false, false) => {
             let shown = rejected.iter().map(|refusal| {
                 let within = refusal.at.line.unwrap_or(1) as usize;
                 let line = line + within.saturating_sub(1);
@@ -201,6 +243,36 @@ fn split(text: &str) -> Vec<(usize, &str)> {
     documents.retain(|(_, text)| !text.trim().is_empty());
     documents
 }
+
+/// Where the groups of other meshes end.
+pub(super) const MESHES: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
+const ISTIO: &str = "istio.io";
+
+/// The kinds of theirs that only let in or out, or lead elsewhere: nobody is kept out by them.
+const LETTING: &[&str] = &[
+    "TrafficTarget",
+    "TrafficSplit",
+    "HTTPRouteGroup",
+    "TCPRoute",
+    "UDPRoute",
+    "IngressBackend",
+    "AccessControl",
+    "AccessCert",
+    "Egress",
+    "EgressGateway",
+    "Retry",
+    "HealthCheckPolicy",
+    "MeshRootCertificate",
+    "VirtualService",
+    "DestinationRule",
+    "ServiceEntry",
+];
+
+/// The field of settings that names an authorization service.
+const ASKS_ANOTHER: &str = "xternalAuthorization";
+
+/// Where objects are that no file has.
+const CLUSTER: &str = "in the cluster";
 
 #[cfg(test)]
 mod tests {

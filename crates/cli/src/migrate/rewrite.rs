@@ -57,7 +57,7 @@ pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
                 },
                 fate => fate,
             },
-            Found::Unknown(why) => Fate::Lost(why.clone()),
+            Found::Unread { why, .. } => Fate::Lost(why.clone()),
             Found::Comments => Fate::Native,
         })
         .collect();
@@ -159,7 +159,7 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
 /// What only a document that was not kept may have used is not said by anything else: nobody has read
 /// what such a document refers to.
 fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
-    if !documents.iter().any(|document| matches!(document.found, Found::Unknown(_))) {
+    if !documents.iter().any(|document| matches!(document.found, Found::Unread { .. })) {
         return;
     }
     let read = || documents.iter().filter_map(Document::object);

@@ -191,9 +191,13 @@ fn every_reason_is_explained() {
         let done = place.leno(&["explain", label]);
         assert_eq!(done.code, Some(0), "{done:?}");
         assert!(done.out.starts_with(&format!("{label}: ")), "{done:?}");
+        let code = reason["code"].as_str().expect("a code");
+        let by_code = place.leno(&["explain", &code.to_lowercase()]);
+        assert_eq!(by_code.out, done.out, "{code}");
     }
     expect![[r#"
         denied-outbound: No policy lets this client use the service at all.
+          code           E3004
           answered with  403
           at fault       ours: the sidecar, its rules or its limits
           tried again    never: the same answer would come again, or the request may have worked

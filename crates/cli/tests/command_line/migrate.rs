@@ -158,7 +158,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
         rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
-        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a kind that is read here
+        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a kind that is read here; access may become wider: nothing else denies or limits what it did
         9 native already, 8 rewritten, 0 left as they are, 2 not kept
     "#]].assert_eq(&done.out);
     let checked = place.leno(&["check", "-f", "new"]);
@@ -224,6 +224,92 @@ fn decided_old(place: &Place, request: &[&str]) -> Value {
     decided(place, "old", request)
 }
 
+/// Objects of OSM and FSM that ask for what Leno does not have.
+const UNSUPPORTED: &str = r#"
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: stock, namespace: shop}
+spec:
+  host: stock.shop.svc.cluster.local
+  rateLimit: {global: {http: {domain: a, rateLimitService: {host: b.c.svc.cluster.local, port: 1}}}}
+---
+apiVersion: policy.flomesh.io/v1alpha1
+kind: Egress
+metadata: {name: pay, namespace: shop}
+spec:
+  sources: [{kind: ServiceAccount, name: shop, namespace: shop, mtls: {issuer: other}}]
+  hosts: [api.example]
+  ports: [{number: 80, protocol: http}]
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Retry
+metadata: {name: page, namespace: shop}
+spec:
+  source: {kind: ServiceAccount, name: page, namespace: shop}
+  destinations: [{kind: Service, name: stock, namespace: shop}]
+  retryPolicy: {retryOn: retriable-status-codes, numRetries: 3}
+---
+apiVersion: split.smi-spec.io/v1alpha2
+kind: TrafficSplit
+metadata: {name: stock, namespace: shop}
+spec: {service: stock, backends: [{service: stock-v1, weight: 0}, {service: stock-v2, weight: 0}]}
+"#;
+
+#[test]
+fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
+    let target = RULES.split("---").nth(3).expect("a TrafficTarget");
+    let group = RULES.split("---").next().expect("a group");
+    let rules = format!("{UNSUPPORTED}---{group}---{target}");
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/rules.yaml", &rules)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    let told: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
+    for (kind, field, wider) in [
+        ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "spec.rateLimit.global", true),
+        ("Egress shop/pay (old/rules.yaml:9)", "mtls", false),
+        ("Retry shop/page (old/rules.yaml:17)", "spec.retryPolicy.retryOn", false),
+        ("TrafficSplit shop/stock (old/rules.yaml:25)", "spec.backends", false),
+    ] {
+        let begin = format!("not kept: {kind}: ");
+        let line = told.iter().find(|line| line.starts_with(&begin)).expect(kind);
+        assert!(line.contains(field), "{line}");
+        assert_eq!(line.contains("access may become wider"), wider, "{line}");
+    }
+    assert!(told.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
+    assert_eq!(place.leno(&["check", "-f", "new"]).code, Some(0));
+    let written = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
+    assert!(written.contains("kind: AccessPolicy"), "{written}");
+}
+
+#[test]
+fn a_check_tells_what_would_be_kept_and_writes_nothing() {
+    let rules = format!("{RULES}---{}", UNSUPPORTED.split("---").nth(1).expect("an Egress"));
+    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+    let done = place.leno(&["migrate", "check", "-f", "old"]);
+    assert_eq!(done.code, Some(3), "{done:?}");
+    let summary = done.out.lines().last().expect("a summary");
+    assert_eq!(summary, "9 native already, 8 kept, 0 changed, 3 not kept");
+    for line in [
+        "kept: TrafficTarget shop/stock (old/smi.yaml:21): as AccessPolicy shop/stock",
+        "not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): \
+         spec.traffic.useHTTPSIngress",
+        "not kept: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a kind that is read \
+         here; access may become wider: nothing else denies or limits what it did",
+    ] {
+        assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
+    }
+    let done = place.leno(&["migrate", "check", "-f", "old", "-o", "json"]);
+    let entries: Vec<Value> = serde_json::from_str(&done.out).expect("JSON");
+    let egress = entries.iter().find(|it| it["object"] == "Egress shop/pay").expect("the Egress");
+    assert_eq!((&egress["outcome"], &egress["widens"]), (&"not-kept".into(), &false.into()));
+    assert!(egress["reasons"][0].as_str().expect("a reason").contains("mtls"), "{egress}");
+
+    let native = OLD.split_once("---").expect("documents").1;
+    let whole = Place::with(&[("old.yaml", native)]);
+    assert_eq!(whole.leno(&["migrate", "check", "-f", "old.yaml"]).code, Some(0));
+    assert_eq!(whole.leno(&["migrate", "-f", "old.yaml"]).code, Some(2), "--output is missing");
+}
+
 #[test]
 fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
     let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
@@ -277,16 +363,18 @@ fn nothing_is_written_over_and_nothing_half() {
     let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(1));
     assert!(done.err.contains("new is not empty"), "{}", done.err);
-    let broken = RULES.replace("weight: 30", "weight: many");
-    let place = Place::with(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &broken)]);
-    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(done.code, Some(1));
-    assert!(
-        done.err.contains("smi.yaml:42: TrafficSplit shop/stock: spec.backends[0].weight"),
-        "{}",
-        done.err
-    );
-    assert!(!place.path().join("new").exists());
+    for (old, new, said) in [
+        ("ports: [{port: 9080", "ports: [{port: many", "Service shop/stock: spec.ports[0].port"),
+        ("spec: {selector: {app: stock}", "spec: {selector: {app: stock}}", "mesh.yaml:"),
+    ] {
+        let broken = OLD.replacen(old, new, 1);
+        assert_ne!(broken, OLD);
+        let place = Place::with(&[("old/mesh.yaml", &broken), ("old/smi.yaml", RULES)]);
+        let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(done.err.contains(said), "{}", done.err);
+        assert!(!place.path().join("new").exists());
+    }
     let native = OLD.split_once("---").expect("documents").1;
     let place = Place::with(&[("old.yaml", native)]);
     let done = place.leno(&["migrate", "-f", "old.yaml", "-o", "new"]);

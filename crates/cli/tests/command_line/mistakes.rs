@@ -7,11 +7,13 @@ use crate::run::{MESH, Place};
 #[test]
 fn wrong_usage_is_told_apart_from_failure() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "Usage"),
         (&["fly"], "fly"),
         (&["check"], "--file"),
         (&["explain", "no-such-reason"], "no-such-reason"),
+        (&["explain", "denied-outbond"], "denied-outbound"),
+        (&["explain", "E30044"], "E3004"),
         (&["explain", "request"], "--url"),
         (
             &["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", "ratings"],
@@ -36,8 +38,12 @@ fn wrong_usage_is_told_apart_from_failure() {
 #[test]
 fn failures_are_one_line_with_a_remedy() {
     let place = Place::with(&[("mesh.yaml", MESH), ("bad.yaml", "kind: Nothing\n")]);
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["get", "workloads"], "start one with `leno up`"),
+        (
+            &["explain", "request", "--from", "shop/page-1", "--url", "http://ratings.shop/"],
+            "start one with `leno up`",
+        ),
         (&["get", "workloads", "--data", "elsewhere"], "--data"),
         (&["token", "shop/page-1"], "start one with `leno up`"),
         (&["proxy", "--workload", "shop/page-1"], "leno token shop/page-1"),

@@ -168,6 +168,28 @@ spec:
     }
 
     #[test]
+    fn what_lets_in_from_outside_is_counted_as_what_it_is() {
+        let backend = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: IngressBackend
+metadata: {name: ratings, namespace: bookinfo}
+spec:
+  backends: [{name: ratings, port: {number: 9080, protocol: http}}]
+  sources: [{kind: IPRange, name: 10.0.0.0/8}]
+";
+        let mesh = mesh(&format!("{BOOKINFO}---{backend}"));
+        let mut all = Hits::default();
+        let told =
+            [hits("IngressBackend", "ratings", "", 3), hits("AccessControl", "ratings", "", 1)];
+        assert_eq!(all.take(&mesh, &told, at(1)), 1, "there is no such AccessControl");
+        let [rule] = &all.status(at(1))[..] else { panic!() };
+        assert_eq!(
+            (&*rule.kind, &*rule.name, rule.hits),
+            ("IngressBackend", "bookinfo/ratings", 3)
+        );
+    }
+
+    #[test]
     fn what_the_mesh_does_not_have_takes_no_room() {
         let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();

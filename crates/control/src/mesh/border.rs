@@ -20,6 +20,13 @@ pub(super) struct Border {
 }
 
 /// Questions.
+impl Border {
+    /// Whether there is one with this name that opens ports.
+    pub(super) fn has(&self, name: &IngressName) -> bool {
+        self.ingress.contains_key(name)
+    }
+}
+
 impl Mesh {
     /// All that opens ports, in order.
     pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {

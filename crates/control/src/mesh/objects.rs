@@ -54,6 +54,7 @@ impl Mesh {
             ObjectKey::AccessPolicy(name) => self.access_policies.has(name),
             ObjectKey::ServicePolicy(name) => self.policies.has(name),
             ObjectKey::Retry(name) => self.retries.has(name),
+            ObjectKey::Ingress(name) => self.border.has(name),
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
                 self.tags.has(key)
             }
@@ -63,7 +64,6 @@ impl Mesh {
             | ObjectKey::HttpRouteGroup(_)
             | ObjectKey::TcpRoute(_)
             | ObjectKey::ReferenceGrant(_)
-            | ObjectKey::Ingress(_)
             | ObjectKey::Egress(_)
             | ObjectKey::Gateway(_) => false,
         }

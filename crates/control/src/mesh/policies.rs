@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard, PortLimits, ServiceName,
-    ServicePolicy, ServicePolicyName, Treatment, WorkloadName,
+    ServicePolicy, ServicePolicyName, Standing, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -112,6 +112,15 @@ impl Mesh {
     /// The policies of services.
     pub(crate) fn service_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
         self.policies.all()
+    }
+
+    /// Whether a policy decides anywhere.
+    pub(crate) fn standing(&self, policy: &ServicePolicy) -> Standing {
+        let about = self.about(policy);
+        let there = about.iter().filter_map(|name| self.services.get(name));
+        let ports = there
+            .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
+        Standing::of(policy, ports, |service| self.policies.of(service).collect())
     }
 
     /// Takes in the keys of a place, or that nobody reads them any more.

@@ -155,6 +155,21 @@ impl Tags {
         routes.chain(sermant).chain(lanes)
     }
 
+    /// All `TagRoute`s, by name.
+    pub(crate) fn routes(&self) -> impl Iterator<Item = &TagRoute> {
+        self.routes.values()
+    }
+
+    /// All `SermantRouteRule`s, by name.
+    pub(crate) fn sermant(&self) -> impl Iterator<Item = &SermantRouteRule> {
+        self.sermant.values()
+    }
+
+    /// All `Lane`s, by name.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.values()
+    }
+
     /// The rules of all `TagRoute`s for this traffic. What takes requests that no rule fits is
     /// what the strictest of them says.
     fn native(&self, scope: &Scope, port: u16) -> TagRules {

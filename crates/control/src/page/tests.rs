@@ -4,6 +4,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::owner::Answer;
+use crate::playground::{Explained, Playground};
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |(name, value): &(&'static str, &str)| {
@@ -78,13 +79,20 @@ async fn it_serves_its_files_and_only_reads() {
     let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
     let (stop, stopping) = watch::channel(false);
     let playground = Playground::new(|objects, asked| match asked.from.as_str() {
-        "a/b" => Ok(format!("{} objects, {}", objects.len(), asked.url)),
+        "a/b" => Ok(Explained {
+            text: format!("{} objects, {}", objects.len(), asked.url),
+            ..Explained::default()
+        }),
         other => Err(format!("there is no {other}")),
     });
     let mut tasks = tokio::task::JoinSet::new();
     let live = page.live_url();
     let taps = Arc::new(Taps::new(7));
-    tasks.spawn(page.serve(questions, (Some(playground), Arc::clone(&taps)), stopping));
+    tasks.spawn(page.serve(
+        questions,
+        (Explaining::with(Some(playground)), Arc::clone(&taps)),
+        stopping,
+    ));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
             let told = match question {
@@ -164,17 +172,16 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
     let playground = Playground::new(move |_, _| {
         begun.blocking_send(()).unwrap();
         waits.lock().unwrap().recv().unwrap();
-        Ok(String::new())
+        Ok(Explained::default())
     });
-    let explaining = Arc::new(Semaphore::new(1));
+    let explaining = Explaining::with(Some(playground));
     let desk = Desk {
         questions,
         key: None,
         live: String::new(),
-        playground: None,
+        explaining: explaining.clone(),
         taps: Arc::new(Taps::new(7)),
         asking: Semaphore::new(1),
-        explaining: Arc::clone(&explaining),
     };
     let owner = async {
         let (_, answer) = asked.recv().await.unwrap();
@@ -182,13 +189,13 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         begins.recv().await.unwrap();
     };
     tokio::select! {
-        _ = desk.explain(&playground, "from=a/b") => panic!("it waits"),
+        _ = desk.explain("from=a/b") => panic!("it waits"),
         () = owner => {}
     }
     // Whoever asked has gone.
-    assert_eq!(explaining.available_permits(), 0);
+    assert!(!explaining.is_idle());
     go_on.send(()).unwrap();
-    assert!(explaining.acquire().await.is_ok());
+    explaining.idle().await;
 }
 
 #[tokio::test]

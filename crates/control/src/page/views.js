@@ -156,7 +156,7 @@ export function policies(fail) {
       { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
       { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => words(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, words(row.sources)) },
       { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => words(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, words(row.rules)) },
-      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", "not enforced: permissive")) },
+      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", `not in force${row.why ? `: ${row.why}` : ""}`)) },
       hits,
     ],
     verdict: (row) => (row.problems.length ? "bad" : ""),

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy, IngressSource, PortSet,
-    Proof, RetryPolicy, ServiceName, TargetRule, ToldBy, TrafficTarget,
+    AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy, IngressSource,
+    PolicyName, PortSet, Proof, RetryPolicy, TargetRule, ToldBy, TrafficTarget,
 };
 
 use super::Report;
@@ -18,7 +18,9 @@ impl Report<'_> {
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress(policy));
         let retries = self.mesh.retry_policies().map(|policy| self.retry(policy));
-        targets.chain(access).chain(ingress).chain(egress).chain(retries).collect()
+        let of_services = self.mesh.service_policies().map(|policy| self.service_policy(policy));
+        let access = targets.chain(access).chain(ingress).chain(egress).chain(retries);
+        access.chain(of_services).chain(self.tag_rules()).collect()
     }
 
     fn ingress(&self, policy: &IngressPolicy) -> PolicyStatus {
@@ -42,13 +44,17 @@ impl Report<'_> {
             format!("{how} at port {} of {namespace}/{}", backend.port, backend.service)
         });
         let is_open = |it| self.mesh.opened_before(policy, it).is_none();
+        let in_force = backends.clone().any(is_open);
+        let mut before = backends.clone().filter_map(|it| self.mesh.opened_before(policy, it));
+        let first = before.next().filter(|_| !in_force);
         PolicyStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
             destination: destination.into_iter().collect::<Vec<_>>().join(", "),
             sources: sources.collect(),
             rules: rules.collect(),
-            in_force: backends.clone().any(is_open),
+            in_force,
+            why: first.map(|first| format!("{first} opens these ports")),
             problems: closed(self.mesh, policy),
         }
     }
@@ -71,18 +77,27 @@ impl Report<'_> {
             sources: policy.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.config().egress == Egress::Deny,
+            why: (self.mesh.config().egress == Egress::Allow)
+                .then(|| "everybody is let out: egress is allow".to_owned()),
             problems: missing_groups(self.mesh, &policy.groups),
         }
     }
 
     fn retry(&self, policy: &RetryPolicy) -> PolicyStatus {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
-        let decides = |service: &&ServiceName| {
+        let there = policy.services.iter().filter(|it| self.mesh.service(it).is_some());
+        let firsts = there.filter_map(|service| {
             let mut of_source = self.mesh.retries_of(&policy.source);
-            let first = of_source.find(|it| it.services.contains(service));
-            first.is_some_and(|it| it.name == policy.name) && self.mesh.service(service).is_some()
-        };
+            of_source.find(|it| it.services.contains(service)).map(|it| &it.name)
+        });
+        let firsts: Vec<&PolicyName> = firsts.collect();
         let has_source = self.mesh.under(&policy.source).next().is_some();
+        let why = match firsts.first() {
+            _ if !has_source => Some("nobody runs under its source".to_owned()),
+            None => Some("none of its services is there".to_owned()),
+            Some(_) if firsts.contains(&&policy.name) => None,
+            Some(first) => Some(format!("Retry {first} is about the same requests")),
+        };
         let nobody =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
         let missing = policy.services.iter().filter(|it| self.mesh.service(it).is_none());
@@ -93,13 +108,16 @@ impl Report<'_> {
             destination: services.join(", "),
             sources: vec![policy.source.to_string()],
             rules: vec![format!("at most {} retries", policy.rule.attempts)],
-            in_force: has_source && policy.services.iter().any(|it| decides(&it)),
+            in_force: why.is_none(),
+            why,
             problems: nobody.into_iter().chain(missing).collect(),
         }
     }
 
     fn access(&self, policy: &AccessPolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
+        let in_force = self.mesh.is_policy_in_force(policy);
+        let is_about_any = self.mesh.workloads().any(|it| policy.is_about(&it.account));
         let accounts = policy.accounts.iter().map(|name| format!("{namespace}/{name}"));
         let accounts: Vec<String> = accounts.collect();
         let peers = policy.rules.iter().flat_map(|rule| &rule.peers).map(ToString::to_string);
@@ -126,7 +144,11 @@ impl Report<'_> {
             },
             sources: peers.into_iter().collect(),
             rules: rules.collect(),
-            in_force: self.mesh.is_policy_in_force(policy),
+            in_force,
+            why: (!in_force).then(|| match is_about_any {
+                true => PERMISSIVE.to_owned(),
+                false => NOBODY.to_owned(),
+            }),
             problems: Vec::new(),
         }
     }
@@ -153,7 +175,13 @@ impl Report<'_> {
             sources: target.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.is_in_force(target),
+            why: (!self.mesh.is_in_force(target)).then(|| PERMISSIVE.to_owned()),
             problems: missing(self.mesh, target),
         }
     }
 }
+
+/// Why a policy that allows decides nothing.
+const PERMISSIVE: &str = "permissive: everybody is let in";
+/// Why a policy of no workload decides nothing.
+const NOBODY: &str = "no workload is there that it is about";

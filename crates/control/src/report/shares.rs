@@ -11,13 +11,13 @@ impl Report<'_> {
         let name = &route.rule.route;
         let backends: Vec<_> = route.rule.backends.iter().collect();
         let mut status = self.route((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
-        status.problems.extend(self.ungranted((RouteKind::Tcp, name), route));
-        for parent in &route.parents {
+        status.unresolve(self.ungranted((RouteKind::Tcp, name), route));
+        for (index, parent) in route.parents.iter().enumerate() {
             let service = self.mesh.service(&parent.service);
             let ports = service.into_iter().flat_map(|service| &service.ports);
             for port in ports.filter(|port| parent.port.is_none_or(|number| number == port.port)) {
                 let rival = tcp_rival(self.mesh, name, (&parent.service, port.port));
-                status.problems.extend(rival);
+                status.refuse(index, rival);
             }
         }
         status
@@ -25,25 +25,18 @@ impl Report<'_> {
 
     pub(super) fn split(&self, split: &TrafficSplit) -> RouteStatus {
         let root = &split.root.service;
-        let mut problems = Vec::new();
-        if self.mesh.service(root).is_none() {
-            problems.push(format!("Service {root} does not exist"));
-        }
-        problems.extend(split.backends.iter().flat_map(|b| self.backend(split, &b.service)));
-        let groups = split.groups.iter().flatten();
-        let missing = groups.filter(|group| self.mesh.group(group).is_none());
-        problems.extend(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
-        problems.extend(rivals(self.mesh, split));
         let shares = split.backends.iter();
         let shares = shares.map(|b| format!("{} weight {}", b.service, b.weight));
-        RouteStatus {
-            kind: RouteKind::Split.as_str().to_owned(),
-            name: split.name.to_string(),
-            parents: vec![root.to_string()],
-            rules: 1,
-            backends: shares.collect(),
-            problems,
-        }
+        let kind = RouteKind::Split.as_str();
+        let parents = std::iter::once(root.to_string());
+        let mut status = RouteStatus::new((kind, &split.name), parents, (1, shares.collect()));
+        status.refuse(FIRST, self.absent(root, None));
+        status.unresolve(split.backends.iter().flat_map(|b| self.backend(split, &b.service)));
+        let groups = split.groups.iter().flatten();
+        let missing = groups.filter(|group| self.mesh.group(group).is_none());
+        status.unresolve(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
+        status.refuse(FIRST, rivals(self.mesh, split));
+        status
     }
 
     /// What keeps a backend from taking its share.
@@ -60,3 +53,6 @@ impl Report<'_> {
         lacks.map(|port| format!("Service {backend} has no port {port}")).collect()
     }
 }
+
+/// The only parent of a split.
+const FIRST: usize = 0;

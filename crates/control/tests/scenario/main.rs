@@ -10,6 +10,7 @@ mod health;
 mod peers;
 mod proxy;
 mod review;
+mod standing;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
 use leno_model::{
-    PolicyScope, PortGuard, PortLimits, Protocol, Service, ServiceName, ServicePolicy,
-    ServicePolicyKind, ServicePolicyName, ServicePort, ServiceRule, TargetPort, Treatment,
+    PolicyScope, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort,
+    ServiceRule, Standing, TargetPort,
 };
 
 use super::{Lint, Reference, World, selects, suggestion};
@@ -103,26 +103,12 @@ impl World<'_> {
 
     /// A policy that decides nowhere, because another one does wherever it is attached.
     fn lint_shadowed(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
-        let all = || self.policies.iter().copied();
-        let mut winner = None;
-        for (name, service) in &self.services {
-            for port in &service.ports {
-                if deciding([policy], name, port.port).is_empty() {
-                    continue;
-                }
-                let decides = deciding(all(), name, port.port);
-                if decides.contains(&policy.name) {
-                    return;
-                }
-                // Of what decides there, that which this policy would decide without it.
-                let in_its_place = |decides: &&ServicePolicyName| {
-                    let both = all().filter(|it| it.name == **decides || it.name == policy.name);
-                    !deciding(both, name, port.port).contains(&policy.name)
-                };
-                winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
-            }
-        }
-        if let Some(winner) = winner {
+        let near = self.services.iter();
+        let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
+        let ports = near
+            .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
+        let standing = Standing::of(policy, ports, |_| self.policies.clone());
+        if let Standing::Overruled(winner) = standing {
             lint.warn(
                 "metadata.name".to_owned(),
                 format!("decides nothing: {winner} decides wherever this policy is attached"),
@@ -130,16 +116,4 @@ impl World<'_> {
             );
         }
     }
-}
-
-/// The policies that decide about a port, one for each concern.
-fn deciding<'a>(
-    policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
-    service: &ServiceName,
-    port: u16,
-) -> Vec<ServicePolicyName> {
-    let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
-    let guards = PortGuard::of(policies.clone(), service, port).into_iter().map(|it| it.policy);
-    let treatment = Treatment::of(policies, service, port);
-    treatment.policies().cloned().chain(limits).chain(guards).collect()
 }

@@ -181,3 +181,139 @@ fn a_source_adds_file_and_line() {
         assert!(warning.at.line.is_some(), "{warning}");
     }
 }
+
+#[test]
+fn the_line_is_that_of_the_field() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("mesh.yaml"), ODD).unwrap();
+    let mut source = FileSource::new(vec![dir.path().to_owned()]);
+    source.reload();
+    let warnings = source.lint();
+    let line_of = |field: &str, word: &str| {
+        let mut found = warnings.iter();
+        let found =
+            found.find(|it| it.at.field.as_deref() == Some(field) && it.problem.contains(word));
+        found.expect(field).at.line.unwrap() as usize
+    };
+    let written = |text: &str| 1 + ODD.lines().position(|line| line.contains(text)).unwrap();
+    assert_eq!(line_of("spec.outbound[1].port", "no port 81"), written("port: 81"));
+    assert_eq!(line_of("spec.rules[1].name", "default/wep"), written("name: wep"));
+    assert_eq!(line_of("spec.selector", "selects no workload"), written("app: lost"));
+}
+
+/// A mesh with these rules of `web`, besides what refers to nothing.
+fn check_rules(rules: &str, expected: &Expect) {
+    let (objects, rejected) = read_str("mesh.yaml", rules);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    let lines = lint(&objects);
+    let lines = lines.iter().filter(|it| !it.problem.contains("there is no Service"));
+    let lines: Vec<String> = lines.map(|w| format!("{w}\n")).collect();
+    expected.assert_eq(&lines.concat());
+}
+
+#[test]
+fn expressions_that_mean_something_else_elsewhere_are_remarked() {
+    let group = r#"
+apiVersion: specs.smi-spec.io/v1alpha4
+kind: HTTPRouteGroup
+metadata: {name: web}
+spec:
+  matches:
+  - {name: anchored, pathRegex: "^/items/[0-9]+$"}
+  - {name: exact, pathRegex: /buy}
+  - {name: never, pathRegex: buy}
+  - {name: fine, pathRegex: "/(a|b)/.*", headers: [{host: "shop.example"}]}
+  - {name: either, pathRegex: "buy|/sell", headers: [{host: 'shop\.example'}, {x-tag: "a.b"}]}
+"#;
+    check_rules(
+        group,
+        &expect![[r#"
+        HTTPRouteGroup default/web: spec.matches[0].pathRegex: the anchors of "^/items/[0-9]+$" say nothing: the whole value is compared anyway; leave ^ at the beginning and $ at the end away
+        HTTPRouteGroup default/web: spec.matches[1].pathRegex: fits /buy and no path below it: an expression is compared with the whole path; write "/buy.*" if more is meant, as where a part of the path is enough
+        HTTPRouteGroup default/web: spec.matches[2].pathRegex: can never match: "buy" begins otherwise than a path, which begins with /; write "/buy"
+        HTTPRouteGroup default/web: spec.matches[3].headers: an unescaped . in "shop.example" stands for any character, not only for a dot; write \. for a dot
+    "#]],
+    );
+    let route = r#"
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web}
+spec:
+  parentRefs: [{group: "", kind: Service, name: web}]
+  rules:
+  - matches:
+    - path: {type: RegularExpression, value: "items/.*"}
+      queryParams: [{name: a, type: RegularExpression, value: "^b"}]
+    backendRefs: [{name: web, port: 80}]
+"#;
+    check_rules(
+        route,
+        &expect![[r#"
+        HTTPRoute default/web: spec.rules[0].matches[0].path.value: can never match: "items/.*" begins otherwise than a path, which begins with /; write "/items/.*"
+        HTTPRoute default/web: spec.rules[0].matches[0].queryParams[0].value: the anchors of "^b" say nothing: the whole value is compared anyway; leave ^ at the beginning and $ at the end away
+    "#]],
+    );
+}
+
+#[test]
+fn what_another_rule_takes_before_is_remarked() {
+    let route = |name: &str, rules: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
+             metadata: {{name: {name}}}\nspec:\n  parentRefs: [{{group: \"\", kind: Service, name: \
+             web}}]\n  rules: [{rules}]\n"
+        )
+    };
+    let to = "backendRefs: [{name: web, port: 80}]";
+    let gold = "headers: [{name: x-a, value: b}, {name: x-c, value: d}]";
+    let dlog = "headers: [{name: x-c, value: d}, {name: x-a, value: b}]";
+    let rules = [
+        route("a", &format!("{{matches: [{{{gold}}}], {to}}}, {{{to}}}, {{{to}}}")),
+        route("b", &format!("{{matches: [{{{dlog}}}, {{path: {{value: /c}}}}], {to}}}")),
+    ];
+    check_rules(
+        &rules.concat(),
+        &expect![[r#"
+        HTTPRoute default/a: spec.rules[2].matches[0]: never decides: spec.rules[1] is for the same requests; remove one of the two, or say in one what differs
+        HTTPRoute default/b: spec.rules[0].matches[0]: never decides: rules[0] of the HTTPRoute default/a, which goes first, is for the same requests; remove one of the two, or say in one what differs
+    "#]],
+    );
+    let policies = r#"
+apiVersion: leno.dev/v1alpha1
+kind: FaultInjection
+metadata: {name: web}
+spec:
+  targetRefs: [{kind: Service, name: web}]
+  rules:
+  - {abort: {percent: 1, status: 503}}
+  - {matches: [{path: {value: /a}}], abort: {percent: 2, status: 503}}
+---
+apiVersion: leno.dev/v1alpha1
+kind: RateLimit
+metadata: {name: web}
+spec:
+  targetRefs: [{kind: Service, name: web}]
+  rules:
+  - {requests: 5, in: 1s}
+  - {requests: 9, in: 1s, last: true}
+  - {matches: [{path: {value: /a}}], requests: 1, in: 1s}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: web}
+spec:
+  service: web
+  rules:
+  - {match: {path: {prefix: /a}}, marks: [{percent: 5, headers: {x-lane: a}}]}
+  - {precedence: 1, marks: [{percent: 5, headers: {x-lane: b}}]}
+"#;
+    check_rules(
+        policies,
+        &expect![[r#"
+        FaultInjection default/web: spec.rules[1]: never decides: rules[0] takes every request before; put it before that rule, or say there which requests it is for
+        RateLimit default/web: spec.rules[2]: never decides: rules[1] takes every request before; put it before that rule, or say there which requests it is for
+        Lane default/web: spec.rules[0]: never decides: rules[1] takes every request before; give it a greater `precedence`, or the other a `match`
+    "#]],
+    );
+}

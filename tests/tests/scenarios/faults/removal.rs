@@ -98,6 +98,16 @@ spec:
   algorithm: RoundRobin
 ";
 
+/// Marks what comes in at the instances, for some of it.
+const LANE: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: gray, namespace: shop}
+spec:
+  service: ratings
+  rules: [{match: {path: {prefix: /}}, marks: [{percent: 60, headers: {x-lane: gray}}]}]
+";
+
 fn removed(mesh: &Mesh) -> Vec<String> {
     let all = mesh.ask("removed");
     let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
@@ -282,4 +292,63 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     let page = sidecar(&mesh, "shop/web-1");
     assert!(page.metric("leno_endpoint_removals_total{cause=\"check\"}") >= 1.0);
     assert!(page.metric("leno_health_checks_total{result=\"failed\"}") >= 3.0);
+}
+
+#[test]
+fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
+    let instances = [(); 3].map(|()| Instance::start_checked());
+    let door = free_port();
+    let policy = POLICY.replace(
+        "rate: {percent: 50, minimumRequests: 5}",
+        "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
+    );
+    let mut manifests =
+        vec![mesh_config("permissive"), SERVICE.to_owned(), policy, LANE.to_owned()];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload(index + 1, instance.application.port()));
+    }
+    manifests.push(client("web", &[], &[("ratings.shop", door)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let door = loopback(door);
+    eventually("the door answers", PATIENCE, || {
+        (get(door, "/").expect("the door answers").status == 200).then_some(())
+    });
+    instances[0].sick.store(true, Ordering::SeqCst);
+    eventually("it is removed", PATIENCE, || (removed(&mesh) == ["shop/ratings-1"]).then_some(()));
+
+    let url = "http://ratings.shop:9080/?a=b c".replace(' ', "%20");
+    let question = ["explain", "request", "--from", "shop/web-1", "--url", &url];
+    let told = mesh.leno(&question);
+    assert_eq!(told.status.code(), Some(0), "{told:?}");
+    let told = String::from_utf8(told.stdout).expect("text");
+    for line in [
+        "request   GET http://ratings.shop:9080/?a=b%20c",
+        "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
+        "verdict   200-range: allowed; the application answers",
+    ] {
+        assert!(told.lines().any(|found| found == line), "{line}\n{told}");
+    }
+    let out: Vec<&str> = told.lines().filter(|line| line.starts_with("removed")).collect();
+    let begin = "removed   shop/ratings-1 behind shop/ratings port 9080: for check, since ";
+    assert!(out.len() == 1 && out[0].starts_with(begin), "{told}");
+    assert!(out[0].ends_with(", by the OutlierRemoval shop/ratings"), "{told}");
+
+    let told = mesh.leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let endpoints = told["backends"][0]["endpoints"].as_array().expect("a list");
+    let causes: Vec<&serde_json::Value> =
+        endpoints.iter().map(|it| &it["removed"]["cause"]).collect();
+    assert_eq!(causes, [&"check".into(), &serde_json::Value::Null, &serde_json::Value::Null]);
+    assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{told}");
+    assert_eq!(
+        endpoints[0]["marks"][0],
+        "Lane shop/gray rule 0 marks 60 % with x-lane, which they bring"
+    );
+
+    let nobody = mesh.leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
+    assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+    let why = String::from_utf8(nobody.stderr).expect("text");
+    assert!(why.contains("there is no Workload shop/nobody"), "{why}");
+    let unknown = ["explain", "request", "--from", "shop/web-1", "--url", "http://nobody/"];
+    assert_eq!(mesh.leno(&unknown).status.code(), Some(3));
 }

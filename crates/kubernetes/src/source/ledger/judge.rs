@@ -1,8 +1,11 @@
 //! What is to be said of custom resources, as things stand.
 
+use std::collections::BTreeMap;
+
 use leno_model::{
-    GatewayTcpRoute, Name, Object, ReferenceGrant, RouteKind, RouteParent, ServiceName, TcpRule,
-    TlsRoute, TlsRule, WeightedBackend, leads_back,
+    GatewayTcpRoute, Name, Object, PolicyScope, ReferenceGrant, RouteKind, RouteParent, Service,
+    ServiceName, ServicePolicy, Standing, TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend,
+    leads_back,
 };
 use serde_json::Value;
 
@@ -17,20 +20,27 @@ impl Ledger {
         if !self.is_settled() || !std::mem::take(&mut self.unjudged) {
             return None;
         }
-        let grants = self.grants();
+        let others = self.others();
         let all = self
             .records
             .iter()
-            .filter_map(|(origin, record)| self.statement(origin, record, &grants));
+            .filter_map(|(origin, record)| self.statement(origin, record, &others));
         Some(all.filter(Statement::is_due).collect())
     }
 
-    fn grants(&self) -> Vec<&ReferenceGrant> {
-        let grants = self.customs.all().filter_map(|object| match object {
-            Object::ReferenceGrant(grant) => Some(grant),
-            _ => None,
-        });
-        grants.collect()
+    /// What is looked at for many objects.
+    fn others(&self) -> Others<'_> {
+        let mut others = Others::default();
+        for object in self.customs.all() {
+            match object {
+                Object::ReferenceGrant(grant) => others.grants.push(grant),
+                Object::ServicePolicy(policy) => {
+                    others.policies.entry(&policy.name.namespace).or_default().push(policy);
+                }
+                _ => {}
+            }
+        }
+        others
     }
 
     /// Nothing is said of gateways of other classes.
@@ -38,7 +48,7 @@ impl Ledger {
         &self,
         origin: &Origin,
         record: &Record,
-        grants: &[&ReferenceGrant],
+        others: &Others<'_>,
     ) -> Option<Statement> {
         let duplicate = self.customs.duplicate(origin);
         let refusals = self.remarks.get(origin).map(|(refusals, _)| refusals.as_slice());
@@ -63,14 +73,18 @@ impl Ledger {
                 Said::Class(generation, conditions)
             }
             Form::Current => {
-                Said::Current(refusal.clone().or_else(|| self.shut(origin)).map_or(Ok(()), Err))
+                let idle = || self.shut(origin).or_else(|| self.idle(origin, others));
+                Said::Current(refusal.clone().or_else(idle).map_or(Ok(()), Err))
             }
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
-                Said::Conditions(vec![accepted(refusal.as_deref(), reason)])
+                match refusal.as_deref() {
+                    Some(refusal) => Said::Conditions(vec![accepted(Some(refusal), reason)]),
+                    None => Said::Conditions(self.attached(origin, others)),
+                }
             }
             Form::Parents => {
-                let resolved = self.resolved(origin, refusal.as_deref(), grants);
+                let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
                 let parents = record.parents.iter().map(|parent| {
                     let accepted = match refusal.as_deref() {
                         Some(refusal) => accepted(Some(refusal), "UnsupportedValue"),
@@ -101,6 +115,60 @@ impl Ledger {
             refusal: refusal.or_else(|| self.edge.refusal(record.target.kind, id)),
             remark: self.remarks_of(origin),
         })
+    }
+
+    /// Whether a good object decides something, and whether what it is about is there.
+    fn attached(&self, origin: &Origin, others: &Others<'_>) -> Vec<Condition> {
+        let Some(object) = self.customs.said(origin) else { return vec![accepted(None, "")] };
+        let targets = targets(object);
+        let missing: Vec<String> =
+            targets.iter().filter_map(|(service, port)| self.missing(service, *port)).collect();
+        let is_nowhere = !targets.is_empty() && missing.len() == targets.len();
+        let missing = (!missing.is_empty()).then(|| cut(&missing.join("\n")));
+        let first = match (&missing, self.outdone(object, others)) {
+            (Some(missing), _) if is_nowhere => accepted(Some(missing), "TargetNotFound"),
+            (_, Some(overruled)) => accepted(Some(&overruled), "Conflicted"),
+            _ => accepted(None, ""),
+        };
+        let resolved =
+            |status, reason, message| Condition { word: "ResolvedRefs", status, reason, message };
+        let second = match missing {
+            _ if targets.is_empty() => None,
+            Some(missing) => Some(resolved("False", "TargetNotFound", missing)),
+            None => Some(resolved("True", "ResolvedRefs", "every target is there".to_owned())),
+        };
+        [Some(first), second].into_iter().flatten().collect()
+    }
+
+    /// Why a good object of OSM's kinds decides nothing.
+    fn idle(&self, origin: &Origin, others: &Others<'_>) -> Option<String> {
+        let object = self.customs.said(origin)?;
+        let targets = targets(object);
+        let mut missing = targets.iter().map(|(service, port)| self.missing(service, *port));
+        let first = missing.next().flatten().filter(|_| missing.all(|it| it.is_some()));
+        first.or_else(|| self.outdone(object, others))
+    }
+
+    /// Why a policy decides nothing although what it is attached to is there.
+    fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<String> {
+        let Object::ServicePolicy(policy) = object else { return None };
+        let namespace = &policy.name.namespace;
+        let services: Vec<&Service> = match &policy.scope {
+            PolicyScope::Services(parents) => {
+                parents.iter().filter_map(|it| self.services.get(&it.service)).collect()
+            }
+            PolicyScope::Namespace => {
+                self.services.all().filter(|it| it.name.namespace == *namespace).collect()
+            }
+        };
+        let ports = services
+            .iter()
+            .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
+        let near = others.policies.get(namespace).map(Vec::as_slice).unwrap_or_default();
+        match Standing::of(policy, ports, |_| near.to_vec()) {
+            Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
+            Standing::Decides | Standing::Nowhere => None,
+        }
     }
 
     /// Whether all that a route leads to is there and may be led to.
@@ -179,6 +247,35 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
             reason: "Accepted",
             message: "in force".to_owned(),
         },
+    }
+}
+
+/// What is looked at for many objects.
+#[derive(Default)]
+struct Others<'a> {
+    grants: Vec<&'a ReferenceGrant>,
+    policies: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
+}
+
+/// The services that an object, which is no route, is about by name, or the ports of them.
+fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
+    let of_scope = |scope| match scope {
+        &TagScope::Service(ref service, port) => Some((service, port)),
+        TagScope::Namespace(_) | TagScope::Mesh => None,
+    };
+    match object {
+        Object::ServicePolicy(policy) => match &policy.scope {
+            PolicyScope::Services(parents) => {
+                parents.iter().map(|parent| (&parent.service, parent.port)).collect()
+            }
+            PolicyScope::Namespace => Vec::new(),
+        },
+        Object::TagRoute(route) => of_scope(&route.scope).into_iter().collect(),
+        Object::SermantRouteRule(rule) => {
+            rule.entries.iter().filter_map(|(scope, _)| of_scope(scope)).collect()
+        }
+        Object::Lane(lane) => vec![(&lane.service, None)],
+        _ => Vec::new(),
     }
 }
 

@@ -24,6 +24,10 @@ impl Services {
         self.by_name.get(name)
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Service> {
+        self.by_name.values()
+    }
+
     /// Takes in a service; the earlier one of its name is returned.
     pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
         let before = self.remove(&service.name);

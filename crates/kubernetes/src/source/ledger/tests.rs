@@ -379,6 +379,56 @@ fn route(parent: Value, backend: Value) -> Value {
 }
 
 #[test]
+fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
+    let kind = index("OutlierRemoval", "leno.dev");
+    let removal = |name: &str, targets: Value| {
+        custom(kind, name, "2025-01-01T00:00:00Z", json!({"targetRefs": targets, "consecutive": 3}))
+    };
+    let web = || json!([{"kind": "Service", "name": "web"}]);
+    let mut ledger = settled();
+    ledger.take(kind, removal("b", web()));
+    let nowhere =
+        [("Accepted", "False", "TargetNotFound"), ("ResolvedRefs", "False", "TargetNotFound")];
+    assert_eq!(conditions(&mut ledger), nowhere);
+    ledger.take(SERVICES, service("web", 8080));
+    let well = [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs")];
+    assert_eq!(conditions(&mut ledger), well);
+    // Another one comes first by name, and decides alone.
+    ledger.take(kind, removal("a", web()));
+    let statements = ledger.statements().unwrap();
+    let said = statements.iter().map(|it| match &it.said {
+        Said::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
+        other => panic!("{other:?}"),
+    });
+    let said: Vec<_> = said.collect();
+    assert_eq!(said[0], ("True", "Accepted", "in force".to_owned()));
+    let other = "OutlierRemoval shop/a decides wherever it is attached".to_owned();
+    assert_eq!(said[1], ("False", "Conflicted", other));
+    // One of two targets is missing: the rest decides.
+    ledger.take(
+        kind,
+        removal(
+            "a",
+            json!([{"kind": "Service", "name": "web"}, {"kind": "Service", "name": "no"}]),
+        ),
+    );
+    let half = [("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "TargetNotFound")];
+    assert_eq!(conditions(&mut ledger), half);
+}
+
+#[test]
+fn a_lane_whose_service_is_not_there_is_told_so() {
+    let kind = index("Lane", "leno.dev");
+    let mut ledger = settled();
+    let rules = json!([{"marks": [{"percent": 60, "headers": {"x-lane": "gray"}}]}]);
+    let spec = json!({"service": "web", "rules": rules});
+    ledger.take(kind, custom(kind, "gray", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(conditions(&mut ledger)[0], ("Accepted", "False", "TargetNotFound"));
+    ledger.take(SERVICES, service("web", 8080));
+    assert_eq!(conditions(&mut ledger)[0], ("Accepted", "True", "Accepted"));
+}
+
+#[test]
 fn routes_are_told_whether_what_they_name_is_there() {
     let kind = index("HTTPRoute", "gateway.networking.k8s.io");
     let parent =

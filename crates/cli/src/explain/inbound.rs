@@ -1,0 +1,130 @@
+//! What an endpoint's own sidecar does with a request: who may come in, how much, and with what marks.
+
+use leno_model::{Entry, IpRange, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
+use leno_traffic::guard::Asking;
+use leno_traffic::{Guards, InboundAccess, Lanes, Limits};
+
+use super::decide::{EndpointAccess, Question};
+use super::treatment::{
+    Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
+};
+
+/// What the sidecar that has this snapshot says to the peer at a port of its application: to the
+/// request, or to opaque bytes.
+pub(super) fn access(
+    snapshot: &Snapshot,
+    peer: &SpiffeId,
+    question: &Question,
+    (port, opaque): (u16, bool),
+) -> anyhow::Result<EndpointAccess> {
+    let plan = &snapshot.plan;
+    let access = InboundAccess::of(plan)?;
+    let permit = access.connection(Some(peer), port);
+    let guards = Guards::build(plan)?;
+    let sees =
+        guards.as_ref().and_then(|guards| guards.at(port)).is_some_and(|it| it.sees_requests());
+    if opaque && sees && permit.is_ok() {
+        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, None));
+    }
+    let fields = question.fields();
+    let decided = permit.and_then(|permit| match opaque {
+        true => access.tcp(&permit),
+        false => access.request(&permit, &question.view(&fields)),
+    });
+    Ok(match decided {
+        Ok(permit) => match (permit.would_deny(), access.ruling(permit)) {
+            (Some(reason), ruling) => EndpointAccess::Audited(reason, ruling.cloned()),
+            (None, Some(ruling)) => EndpointAccess::Allowed(ruling.clone()),
+            (None, None) => EndpointAccess::Permissive,
+        },
+        Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
+    })
+}
+
+/// The rate limits that the sidecar with this snapshot counts the request under, or opaque bytes,
+/// and whom it asks about it.
+pub(super) fn limits(
+    snapshot: &Snapshot,
+    peer: &SpiffeId,
+    question: &Question,
+    (port, opaque): (u16, bool),
+) -> anyhow::Result<Vec<Treated>> {
+    let limits = Limits::build(&snapshot.plan.limits, None)?;
+    if opaque {
+        let rates = limits.said(port).filter_map(|said| Some((said, said.limits.connections?)));
+        return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
+    }
+    let fields = question.fields();
+    let view = question.view(&fields);
+    let counting = limits.counting(port, &view, Some(&peer.account));
+    let mut told: Vec<Treated> =
+        counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
+    let guards = Guards::build(&snapshot.plan)?;
+    if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
+        let tokens = guards.tokens().iter();
+        told.extend(tokens.map(|rule| validated(rule, rule.is_required(&view))));
+        told.extend(guards.authorizations(&view).map(asked));
+        // Where the question comes from stands for any client.
+        let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
+        told.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
+    }
+    let at_once =
+        limits.said(port).filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
+    told.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
+    Ok(told)
+}
+
+/// What the request is marked with on its way to the application, as its own lane says.
+pub(super) fn marks(
+    snapshot: &Snapshot,
+    question: &Question,
+    (port, opaque): (u16, bool),
+) -> anyhow::Result<Vec<String>> {
+    if opaque {
+        return Ok(Vec::new());
+    }
+    let lanes = Lanes::compile(&snapshot.plan.lanes)?;
+    let fields = question.fields();
+    let view = question.view(&fields);
+    // Which rule decides is not drawn; only what it marks with is.
+    let decides = lanes.mark(port, &view, &mut || 0).rule;
+    let rules = snapshot.plan.lanes.get(&port).into_iter().flatten();
+    let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
+    Ok(rules.next().map(|rule| told_marks(rule, &fields)).into_iter().collect())
+}
+
+fn told_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
+    let has = |name: &str| fields.iter().any(|(found, _)| found.eq_ignore_ascii_case(name));
+    let marks = rule.marks.iter().map(|mark| {
+        let headers = mark.headers.iter().map(|(name, value)| match has(name) {
+            true => format!("{name}, which they bring"),
+            false => format!("{name}: {value}"),
+        });
+        format!("{} % with {}", mark.percent, headers.collect::<Vec<_>>().join(" and "))
+    });
+    let marks: Vec<String> = marks.collect();
+    format!("{} rule {} marks {}", rule.origin.object(), rule.origin.index, marks.join(", "))
+}
+
+/// How a port is open to clients outside the mesh.
+pub(super) fn openings(snapshot: &Snapshot, port: u16) -> Vec<String> {
+    let here = snapshot.plan.openings.iter().filter(|opening| opening.port == port);
+    here.map(told_opening).collect()
+}
+
+fn told_opening(opening: &Opening) -> String {
+    let how = match &opening.entry {
+        Entry::Http => "with HTTP in clear text",
+        Entry::Grpc => "with gRPC in clear text",
+        Entry::Tcp => "with any bytes in clear text",
+        Entry::Https { proof: Proof::Skipped, .. } => "with TLS",
+        Entry::Https { proof: Proof::Required, .. } => "with TLS and a certificate",
+    };
+    let from = opening.ranges.as_ref().map(|ranges| {
+        let ranges: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
+        format!(" from {}", ranges.join(", "))
+    });
+    let from = from.unwrap_or_default();
+    let some = if opening.requests.is_some() { ", for some requests" } else { "" };
+    format!("{} lets in who is outside the mesh, {how}{from}{some}", opening.policy)
+}

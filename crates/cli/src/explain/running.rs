@@ -1,0 +1,200 @@
+//! `leno explain request` on a running mesh: its control plane decides, the client's sidecar adds what it
+//! has removed.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_control::Explained;
+use leno_control::status::{ProxyStatus, ServiceStatus};
+use leno_model::Reason;
+use serde_json::{Value, json};
+
+use super::{ExplainFormat, REFUSED, RequestArgs};
+use crate::duration::short;
+use crate::get::removed::{self, Endpoint};
+use crate::get::{Mesh, parsed};
+use crate::output;
+use crate::tap::encoded;
+
+/// Prints what would decide the request on the mesh of a data directory.
+///
+/// # Errors
+/// When no mesh answers, or it cannot tell: there is no such workload.
+pub(super) fn run(
+    data: &Path,
+    args: &RequestArgs,
+    format: ExplainFormat,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Explained { text, decision } = runtime.block_on(explained(&Mesh::at(data), args))?;
+    match format {
+        ExplainFormat::Text => output::print(&text)?,
+        ExplainFormat::Json => output::print_json(&decision)?,
+    }
+    Ok(match decision["allowed"] == true {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(REFUSED),
+    })
+}
+
+async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained> {
+    let answer: Explained = parsed(mesh.ask(&question(args)?).await?)?;
+    let proxies: Vec<ProxyStatus> = parsed(mesh.ask("/proxies").await?)?;
+    let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
+    let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
+    let removed = match proxies.iter().find(|proxy| proxy.workload == client) {
+        Some(proxy) => removed::of_one(proxy).await,
+        None => Err(format!("the sidecar of {client} is not connected")),
+    };
+    Ok(Seen { services, removed }.told(answer))
+}
+
+/// The path that asks the control plane.
+fn question(args: &RequestArgs) -> anyhow::Result<String> {
+    let client = args.from.as_ref().context("--from is missing")?;
+    let target = args.url.as_ref().context("--url is missing")?;
+    let query = target.query.as_ref().map_or(String::new(), |query| format!("?{query}"));
+    let url = format!("http://{}{}{query}", target.authority, target.path);
+    let mut parts = vec![("from", client.to_string()), ("url", url)];
+    parts.push(("method", args.method.clone()));
+    parts.extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
+    let parts = parts.iter().map(|(name, value)| format!("{name}={}", encoded(value)));
+    Ok(format!("/explain?{}", parts.collect::<Vec<_>>().join("&")))
+}
+
+/// What of the mesh is seen only while it runs.
+struct Seen {
+    services: Vec<ServiceStatus>,
+    /// What the client's sidecar has removed, or why that is not known.
+    removed: Result<Vec<Endpoint>, String>,
+}
+
+impl Seen {
+    /// The answer with what is seen: lines before the verdict, and fields of each endpoint.
+    fn told(&self, answer: Explained) -> Explained {
+        let Explained { text, mut decision } = answer;
+        let mut lines = Vec::new();
+        let mut ready = 0;
+        let backends = decision["backends"].as_array_mut().map(Vec::as_mut_slice);
+        let backends = backends.unwrap_or_default();
+        let was_any =
+            backends.iter().any(|it| it["endpoints"].as_array().is_some_and(|it| !it.is_empty()));
+        for backend in backends {
+            let service = backend["service"].as_str().unwrap_or_default().to_owned();
+            let port = backend["port"].as_u64().and_then(|port| u16::try_from(port).ok());
+            let place = (service.as_str(), port.unwrap_or_default());
+            for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
+                let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
+                let behind = format!("{workload} behind {service} port {}", place.1);
+                let is_ready = self.is_ready(place, &workload);
+                ready += usize::from(is_ready);
+                endpoint["ready"] = is_ready.into();
+                if !is_ready {
+                    lines.push(("left out", format!("{behind}: its sidecar is not ready")));
+                }
+                let removed = self.removed(place, &workload);
+                if let Some(removed) = removed {
+                    lines.push(("removed", format!("{behind}: {}", told_removed(removed))));
+                }
+                endpoint["removed"] = removed.map_or(Value::Null, |removed| {
+                    json!({"cause": removed.cause, "age_s": removed.age_s, "policy": removed.policy})
+                });
+            }
+        }
+        if was_any && let Err(why) = &self.removed {
+            lines.push(("removed", format!("what is removed is not known: {why}")));
+        }
+        decision["removed_unknown"] = self.removed.as_ref().err().cloned().into();
+        let verdict = (was_any && ready == 0 && decision["allowed"] == true).then(|| {
+            let reason = Reason::NoEndpoint;
+            decision["allowed"] = false.into();
+            decision["status"] = reason.status().into();
+            decision["reason"] = reason.label().into();
+            decision["outcomes"] = json!([reason.label()]);
+            let (status, label) = (reason.status(), reason.label());
+            format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
+        });
+        if let Some(verdict) = &verdict {
+            decision["verdict"] = verdict.as_str().into();
+        }
+        Explained { text: with_lines(&text, &lines, verdict.as_deref()), decision }
+    }
+
+    fn is_ready(&self, (service, port): (&str, u16), workload: &str) -> bool {
+        let service = self.services.iter().find(|found| found.name == service);
+        let mut ports = service.into_iter().flat_map(|service| &service.ports);
+        let found = ports.find(|found| found.port == port);
+        found.is_some_and(|port| port.endpoints.iter().any(|there| there.workload == workload))
+    }
+
+    fn removed(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
+        let mut removed = self.removed.iter().flatten();
+        removed.find(|it| it.service == service && it.port == port && it.workload == workload)
+    }
+}
+
+fn told_removed(removed: &Endpoint) -> String {
+    let since = short(Duration::from_secs(removed.age_s));
+    format!("for {}, since {since}, by the {}", removed.cause, removed.policy)
+}
+
+/// The text with lines before its last one, which is another where one is given.
+fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
+    let (before, last) = match text.trim_end().rsplit_once('\n') {
+        Some((before, last)) => (format!("{before}\n"), last),
+        None => (String::new(), text.trim_end()),
+    };
+    let lines: String = lines.iter().map(|(label, told)| format!("{label:<9} {told}\n")).collect();
+    let last = verdict.map_or(last.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
+    format!("{before}{lines}{last}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn services(there: &[&str]) -> Vec<ServiceStatus> {
+        let endpoint = |workload: &&str| json!({"workload": workload, "address": "127.0.0.1:1"});
+        let endpoints: Vec<Value> = there.iter().map(endpoint).collect();
+        let port = json!({"name": null, "port": 80, "protocol": "HTTP", "endpoints": endpoints});
+        let service = json!({"name": "shop/web", "selector": {}, "workloads": [], "ports": [port], "routes": []});
+        serde_json::from_value(json!([service])).unwrap()
+    }
+
+    fn answer() -> Explained {
+        let endpoints = json!([{"workload": "shop/web-1"}, {"workload": "shop/web-2"}]);
+        let backends = json!([{"service": "shop/web", "port": 80, "endpoints": endpoints}]);
+        Explained {
+            text: "backend   shop/web\nverdict   200-range\n".to_owned(),
+            decision: json!({"allowed": true, "backends": backends}),
+        }
+    }
+
+    #[test]
+    fn who_is_not_there_is_left_out_and_the_rest_decides() {
+        let seen = Seen { services: services(&["shop/web-1"]), removed: Ok(Vec::new()) };
+        let Explained { text, decision } = seen.told(answer());
+        expect_test::expect![[r#"
+            backend   shop/web
+            left out  shop/web-2 behind shop/web port 80: its sidecar is not ready
+            verdict   200-range
+        "#]]
+        .assert_eq(&text);
+        assert_eq!(decision["allowed"], true);
+        assert_eq!(decision["backends"][0]["endpoints"][1]["ready"], false);
+    }
+
+    #[test]
+    fn where_nobody_is_there_no_request_arrives() {
+        let why = "the sidecar of shop/user-1 is not connected".to_owned();
+        let seen = Seen { services: services(&[]), removed: Err(why) };
+        let Explained { text, decision } = seen.told(answer());
+        assert_eq!(decision["allowed"], false);
+        assert_eq!(decision["reason"], "no-endpoint");
+        let last = text.lines().last().unwrap();
+        assert!(last.starts_with("verdict   503 no-endpoint: "), "{text}");
+        assert!(text.contains("removed   what is removed is not known: the sidecar of"), "{text}");
+    }
+}

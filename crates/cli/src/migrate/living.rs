@@ -1,0 +1,229 @@
+//! The rules of other meshes that a cluster holds, as its API server tells them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::api::{DynamicObject, ListParams, PartialObjectMeta};
+use kube::core::ApiResource;
+use kube::discovery::{Discovery, Scope, verbs};
+use kube::{Api, Client, Resource};
+use leno_kubernetes::words::PREFIXES;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::document::{Document, MESHES};
+use super::report::Unread;
+use crate::cluster::plain;
+use crate::yaml;
+
+/// Everything of the groups of other meshes, the services that their rules name, and the marks on
+/// namespaces and pods that nothing reads.
+///
+/// # Errors
+/// When the API server does not answer, or refuses, or an object of a kind of ours is refused.
+pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<Unread>)> {
+    let discovered = Discovery::new(client.clone()).run().await.map_err(plain)?;
+    let mut documents = Vec::new();
+    for group in discovered.groups().filter(|group| is_foreign(group.name())) {
+        for (resource, capabilities) in group.recommended_resources() {
+            if !capabilities.supports_operation(verbs::LIST) {
+                continue;
+            }
+            let is_cluster_wide = capabilities.scope == Scope::Cluster;
+            for object in all(client, &resource).await? {
+                documents.extend(document(object, &resource, is_cluster_wide)?);
+            }
+        }
+    }
+    // Which ports a service has decides what becomes of a split.
+    let services = ApiResource::erase::<Service>(&());
+    for object in all(client, &services).await? {
+        // One that is not read is no matter of other meshes.
+        documents.extend(document(object, &services, false).ok().flatten());
+    }
+    Ok((documents, marks(client).await?))
+}
+
+/// All objects of a kind, page by page.
+async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<DynamicObject>> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), resource);
+    let mut found = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let listed = api.list(&page).await.map_err(plain)?;
+        found.extend(listed.items);
+        if found.len() > OBJECTS_MAX {
+            anyhow::bail!(
+                "there are more than {OBJECTS_MAX} {}: check files of them",
+                resource.plural
+            );
+        }
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// An object as its author wrote it: without what the API server adds.
+fn document(
+    object: DynamicObject,
+    resource: &ApiResource,
+    is_cluster_wide: bool,
+) -> anyhow::Result<Option<Document>> {
+    let DynamicObject { metadata, data, .. } = object;
+    let mut written = serde_json::Map::new();
+    written.insert("apiVersion".to_owned(), resource.api_version.clone().into());
+    written.insert("kind".to_owned(), resource.kind.clone().into());
+    let mut named = serde_json::Map::new();
+    named.insert("name".to_owned(), metadata.name.unwrap_or_default().into());
+    if let Some(namespace) = metadata.namespace.filter(|_| !is_cluster_wide) {
+        named.insert("namespace".to_owned(), namespace.into());
+    }
+    written.insert("metadata".to_owned(), Value::Object(named));
+    if let Value::Object(rest) = data {
+        written.extend(rest.into_iter().filter(|(key, _)| key != "status"));
+    }
+    Document::of_cluster(&yaml::write(&Value::Object(written)))
+}
+
+/// The annotations and labels of other meshes, each with where it is.
+async fn marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    collect::<Namespace>(client, "Namespace", &mut found).await?;
+    collect::<Pod>(client, "Pod", &mut found).await?;
+    let unread = found.into_iter().map(|(mark, places)| {
+        let more = places.len().saturating_sub(PLACES_MAX);
+        let mut place = places.into_iter().take(PLACES_MAX).collect::<Vec<_>>().join(", ");
+        if more > 0 {
+            place.push_str(&format!(" and {more} more"));
+        }
+        let why = "it is not read; docs/kubernetes.md lists the annotations that are".to_owned();
+        Unread { object: mark, place, why }
+    });
+    Ok(unread.collect())
+}
+
+async fn collect<K>(
+    client: &Client,
+    kind: &str,
+    found: &mut BTreeMap<String, Vec<String>>,
+) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let listed = api.list_metadata(&page).await.map_err(plain)?;
+        for PartialObjectMeta { metadata, .. } in listed.items {
+            let name = metadata.name.unwrap_or_default();
+            let place = match metadata.namespace {
+                Some(namespace) => format!("{kind} {namespace}/{name}"),
+                None => format!("{kind} {name}"),
+            };
+            let annotations = metadata.annotations.into_iter().flatten();
+            let annotations = annotations.map(|(key, _)| ("annotation", key));
+            let labels = metadata.labels.into_iter().flatten().map(|(key, _)| ("label", key));
+            for (what, key) in annotations.chain(labels) {
+                if is_unread(&key) {
+                    found.entry(format!("{what} {key}")).or_default().push(place.clone());
+                }
+            }
+        }
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Whether a mark is of another mesh, and says nothing to Leno.
+fn is_unread(key: &str) -> bool {
+    let Some((domain, name)) = key.split_once('/') else { return false };
+    let is_read = PREFIXES.contains(&domain)
+        && (READ.contains(&name) || name.starts_with("sidecar-resource-"));
+    is_foreign(domain) && !is_read
+}
+
+fn is_foreign(domain: &str) -> bool {
+    MESHES.iter().any(|mesh| {
+        domain.strip_suffix(mesh).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
+}
+
+/// What is read of the marks of OSM and FSM, as docs/kubernetes.md has it; so are the resources of sidecars.
+const READ: &[&str] = &[
+    "ignore",
+    "inbound-port-exclusion-list",
+    "metrics",
+    "monitored-by",
+    "outbound-ip-range-exclusion-list",
+    "outbound-ip-range-inclusion-list",
+    "outbound-port-exclusion-list",
+    "sidecar-image",
+    "sidecar-injection",
+];
+/// Objects that the API server is asked for at once.
+const PAGE: u32 = 500;
+/// More of one kind than a mesh of this size has.
+const OBJECTS_MAX: usize = 100_000;
+/// How many places of one mark are told.
+const PLACES_MAX: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domains_of_other_meshes_are_known_with_all_below_them() {
+        for foreign in ["openservicemesh.io", "policy.flomesh.io", "split.smi-spec.io"] {
+            assert!(is_foreign(foreign), "{foreign}");
+        }
+        for other in ["leno.dev", "notopenservicemesh.io", "openservicemesh.io.example", ""] {
+            assert!(!is_foreign(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn marks_that_are_read_are_no_loss() {
+        for read in [
+            "openservicemesh.io/monitored-by",
+            "flomesh.io/sidecar-injection",
+            "openservicemesh.io/sidecar-resource-limits-cpu",
+            "app",
+            "example.com/ignore",
+        ] {
+            assert!(!is_unread(read), "{read}");
+        }
+        for unread in
+            ["flomesh.io/upstream-tls", "flomesh.io/proxy-mode", "gateway.flomesh.io/ignore"]
+        {
+            assert!(is_unread(unread), "{unread}");
+        }
+    }
+
+    #[test]
+    fn what_the_api_server_adds_is_no_part_of_a_document() {
+        let object = serde_json::json!({
+            "apiVersion": "policy.openservicemesh.io/v1alpha1", "kind": "Egress",
+            "metadata": {
+                "name": "pay", "namespace": "shop", "uid": "x", "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl"}],
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
+            },
+            "spec": {
+                "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "shop"}],
+                "hosts": ["api.example"], "ports": [{"number": 80, "protocol": "http"}],
+            },
+            "status": {"currentStatus": "committed"},
+        });
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let version =
+            kube::core::GroupVersionKind::gvk("policy.openservicemesh.io", "v1alpha1", "Egress");
+        let resource = ApiResource::from_gvk(&version);
+        let document = document(object, &resource, false).unwrap().unwrap();
+        assert!(document.object().is_some());
+        assert!(!document.text.contains("status") && !document.text.contains("uid"));
+    }
+}

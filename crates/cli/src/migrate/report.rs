@@ -1,0 +1,194 @@
+//! What became of every document, for people and for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::document::{Document, Found};
+use super::rewrite::Fate;
+use crate::yaml;
+
+/// What became of one document, or of what it says beside its rules.
+#[derive(Debug, Serialize)]
+pub(super) struct Entry {
+    /// Kind and name.
+    object: String,
+    /// Where it was found.
+    place: String,
+    outcome: Outcome,
+    /// What says the same.
+    becomes: Vec<String>,
+    /// Why it is no other outcome, or what is different.
+    reasons: Vec<String>,
+    /// What is lost may have kept somebody out.
+    widens: bool,
+}
+
+/// What becomes of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Outcome {
+    /// It is native already, or of the Gateway API.
+    Native,
+    /// Other words say the same.
+    Rewritten,
+    /// Other words say nearly the same.
+    Changed,
+    /// Nothing refers to it any more.
+    Dropped,
+    /// It is read as it stands.
+    Left,
+    /// Nothing says it any more.
+    NotKept,
+}
+
+/// What became of every document.
+pub(super) struct Report(Vec<Entry>);
+
+impl Report {
+    pub(super) fn of(documents: &[Document], fates: &[Fate]) -> Self {
+        let mut entries = Vec::new();
+        for (document, fate) in documents.iter().zip(fates) {
+            if matches!(document.found, Found::Comments) {
+                continue;
+            }
+            let entry = |outcome, becomes, reasons| Entry {
+                object: document.title.clone(),
+                place: document.place.clone(),
+                outcome,
+                becomes,
+                reasons,
+                widens: false,
+            };
+            let names = |objects: &[serde_json::Value]| objects.iter().map(yaml::name).collect();
+            let one = |why: &str| vec![why.to_owned()];
+            entries.push(match fate {
+                Fate::Native => entry(Outcome::Native, Vec::new(), Vec::new()),
+                Fate::Rewritten(objects) => entry(Outcome::Rewritten, names(objects), Vec::new()),
+                Fate::Nearly(objects, differences) => {
+                    let differences = differences.iter().map(|it| (*it).to_owned()).collect();
+                    entry(Outcome::Changed, names(objects), differences)
+                }
+                Fate::Dropped(why) => entry(Outcome::Dropped, Vec::new(), one(why)),
+                Fate::Left(why) => entry(Outcome::Left, Vec::new(), one(why)),
+                Fate::Lost(why) => Entry {
+                    widens: document.may_keep_out(),
+                    ..entry(Outcome::NotKept, Vec::new(), one(why))
+                },
+            });
+            if let (Found::Settings { others, .. }, Fate::Rewritten(_)) = (&document.found, fate)
+                && !others.is_empty()
+            {
+                entries.push(Entry {
+                    widens: document.may_keep_out(),
+                    ..entry(Outcome::NotKept, Vec::new(), vec![others.join(", ")])
+                });
+            }
+        }
+        Self(entries)
+    }
+
+    /// With what was found beside documents.
+    pub(super) fn with(mut self, unread: Vec<Unread>) -> Self {
+        self.0.extend(unread.into_iter().map(|Unread { object, place, why }| Entry {
+            object,
+            place,
+            outcome: Outcome::NotKept,
+            becomes: Vec::new(),
+            reasons: vec![why],
+            widens: false,
+        }));
+        self
+    }
+
+    /// Whether nothing foreign is left, and nothing is different or lost.
+    pub(super) fn is_whole(&self) -> bool {
+        let whole = [Outcome::Native, Outcome::Rewritten, Outcome::Dropped];
+        self.0.iter().all(|entry| whole.contains(&entry.outcome))
+    }
+
+    /// Whether nothing is lost.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.count(Outcome::NotKept) == 0
+    }
+
+    /// For programs.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.0
+    }
+
+    fn count(&self, outcome: Outcome) -> usize {
+        self.0.iter().filter(|entry| entry.outcome == outcome).count()
+    }
+
+    /// What was done.
+    pub(super) fn told(&self) -> String {
+        let mut text = String::new();
+        for Entry { object, place, outcome, becomes, reasons, widens } in &self.0 {
+            let (becomes, why) = (becomes.join(" and "), reasons.join("; "));
+            let wider = if *widens { WIDENS } else { "" };
+            let told = match outcome {
+                Outcome::Native => continue,
+                Outcome::Rewritten => format!("rewritten: {object} ({place}) is {becomes}"),
+                Outcome::Changed => {
+                    format!("rewritten: {object} ({place}) is {becomes}, but: {why}")
+                }
+                Outcome::Dropped => format!("dropped: {object} ({place}): {why}"),
+                Outcome::Left => format!("left as it is: {object} ({place}): {why}"),
+                Outcome::NotKept => format!("not kept: {object} ({place}): {why}{wider}"),
+            };
+            writeln!(text, "{told}").expect("a String takes what is written");
+        }
+        let changed = self.count(Outcome::Changed);
+        let rewritten = self.count(Outcome::Rewritten) + self.count(Outcome::Dropped) + changed;
+        let but = match changed {
+            0 => String::new(),
+            several => format!(" ({several} decide otherwise in a rare case)"),
+        };
+        writeln!(
+            text,
+            "{} native already, {rewritten} rewritten{but}, {} left as they are, {} not kept",
+            self.count(Outcome::Native),
+            self.count(Outcome::Left),
+            self.count(Outcome::NotKept),
+        )
+        .expect("a String takes what is written");
+        text
+    }
+
+    /// What would come of it.
+    pub(super) fn foretold(&self) -> String {
+        let mut text = String::new();
+        for Entry { object, place, outcome, becomes, reasons, widens } in &self.0 {
+            let (becomes, why) = (becomes.join(" and "), reasons.join("; "));
+            let wider = if *widens { WIDENS } else { "" };
+            let told = match outcome {
+                Outcome::Native => continue,
+                Outcome::Rewritten => format!("kept: {object} ({place}): as {becomes}"),
+                Outcome::Changed => {
+                    format!("changed: {object} ({place}): as {becomes}, but: {why}")
+                }
+                Outcome::Dropped => format!("kept: {object} ({place}): {why}"),
+                Outcome::Left => format!("kept: {object} ({place}): read as it stands: {why}"),
+                Outcome::NotKept => format!("not kept: {object} ({place}): {why}{wider}"),
+            };
+            writeln!(text, "{told}").expect("a String takes what is written");
+        }
+        let (changed, lost) = (self.count(Outcome::Changed), self.count(Outcome::NotKept));
+        let native = self.count(Outcome::Native);
+        let kept = self.0.len() - changed - lost - native;
+        writeln!(text, "{native} native already, {kept} kept, {changed} changed, {lost} not kept")
+            .expect("a String takes what is written");
+        text
+    }
+}
+
+/// Something foreign that is no document, and is not read.
+pub(super) struct Unread {
+    pub(super) object: String,
+    pub(super) place: String,
+    pub(super) why: String,
+}
+
+/// Said of what is lost and may have denied or narrowed something.
+const WIDENS: &str = "; access may become wider: nothing else denies or limits what it did";

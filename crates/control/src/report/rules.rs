@@ -1,0 +1,173 @@
+//! Policies of services and rules about tags, as operators are told of them.
+
+use std::collections::BTreeSet;
+
+use leno_model::{
+    Lane, LaneRule, ObjectKey, PolicyScope, SermantRouteRule, ServiceName, ServicePolicy,
+    ServiceRule, Standing, TagDialect, TagRoute, TagRouteName, TagRules, TagScope,
+};
+
+use super::Report;
+use crate::status::PolicyStatus;
+
+impl Report<'_> {
+    pub(super) fn service_policy(&self, policy: &ServicePolicy) -> PolicyStatus {
+        let namespace = &policy.name.namespace;
+        let (destination, problems) = match &policy.scope {
+            PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
+            PolicyScope::Services(targets) => {
+                let shown = targets.iter().map(|it| told(&it.service, it.port));
+                let absent = targets.iter().filter_map(|it| self.absent(&it.service, it.port));
+                (shown.collect(), absent.collect())
+            }
+        };
+        let why = match self.mesh.standing(policy) {
+            Standing::Decides => None,
+            Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
+            Standing::Nowhere => Some("nothing that it is attached to is there".to_owned()),
+        };
+        PolicyStatus {
+            kind: policy.name.kind.as_str().to_owned(),
+            name: format!("{namespace}/{}", policy.name.name),
+            destination: destination.join(", "),
+            rules: rules(&policy.rule),
+            in_force: why.is_none(),
+            why,
+            problems,
+            ..PolicyStatus::default()
+        }
+    }
+
+    /// Rules about tags, and lanes.
+    pub(super) fn tag_rules(&self) -> impl Iterator<Item = PolicyStatus> {
+        let tags = self.mesh.tags();
+        let routes = tags.routes().map(|route| self.tag_route(route));
+        let sermant = tags.sermant().map(|item| self.sermant(item));
+        routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane(lane)))
+    }
+
+    fn tag_route(&self, TagRoute { name, scope, rules }: &TagRoute) -> PolicyStatus {
+        let own = (TagDialect::TagRoute, name);
+        self.of_scopes(own, &[(scope, rules, &[])])
+    }
+
+    fn sermant(&self, item: &SermantRouteRule) -> PolicyStatus {
+        let scopes = item.entries.iter();
+        let scopes: Vec<_> =
+            scopes.map(|(scope, it)| (scope, &it.rules, it.lanes.as_slice())).collect();
+        self.of_scopes((TagDialect::Sermant, &item.name), &scopes)
+    }
+
+    fn of_scopes(
+        &self,
+        (dialect, name): (TagDialect, &TagRouteName),
+        scopes: &[(&TagScope, &TagRules, &[LaneRule])],
+    ) -> PolicyStatus {
+        let own = dialect.object(name.clone());
+        let mut others = Vec::new();
+        let mut decides = false;
+        let mut destination = BTreeSet::new();
+        let mut problems = Vec::new();
+        let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
+        for (scope, rules, marks) in scopes {
+            destination.insert(match scope {
+                TagScope::Service(service, port) => told(service, *port),
+                TagScope::Namespace(namespace) => format!("{namespace}/*"),
+                TagScope::Mesh => "*".to_owned(),
+            });
+            if let TagScope::Service(service, port) = scope {
+                problems.extend(self.absent(service, *port));
+            }
+            by_request += rules.rules.len();
+            by_caller += rules.by_caller.len();
+            lanes += marks.len();
+            decides = decides || self.decides_tags(&own, scope, &mut others);
+        }
+        let why = match others.first() {
+            _ if decides => None,
+            Some(other) => Some(format!("{other} decides instead")),
+            None => Some("nothing that it is about is there".to_owned()),
+        };
+        let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "of lanes")];
+        let counted = counted.into_iter().filter(|(count, _)| *count > 0);
+        PolicyStatus {
+            kind: dialect.as_str().to_owned(),
+            name: name.to_string(),
+            destination: destination.into_iter().collect::<Vec<_>>().join(", "),
+            rules: counted.map(|(count, what)| format!("{count} {what}")).collect(),
+            in_force: decides,
+            why,
+            problems,
+            ..PolicyStatus::default()
+        }
+    }
+
+    /// Whether an object decides about some port of what its rules are for; otherwise who does.
+    fn decides_tags(&self, own: &ObjectKey, scope: &TagScope, others: &mut Vec<ObjectKey>) -> bool {
+        let is_for = |service: &ServiceName| match scope {
+            TagScope::Service(only, _) => only == service,
+            TagScope::Namespace(namespace) => service.namespace == *namespace,
+            TagScope::Mesh => true,
+        };
+        let tags = self.mesh.tags();
+        for service in self.mesh.services().filter(|it| is_for(&it.name)) {
+            let marks = tags.lanes_of(&service.name);
+            let mut decide: Vec<ObjectKey> = marks.iter().map(|it| it.origin.object()).collect();
+            for port in &service.ports {
+                let Some(rules) = tags.rules_for(&service.name, port.port) else { continue };
+                let by_request = rules.rules.iter().map(|it| it.origin.object());
+                let by_caller = rules.by_caller.iter().map(|it| it.origin.object());
+                decide.extend(by_request.chain(by_caller));
+            }
+            if decide.contains(own) {
+                return true;
+            }
+            let route = |it: &ObjectKey| !matches!(it, ObjectKey::Lane(_));
+            others.extend(decide.into_iter().find(route).filter(|_| others.is_empty()));
+        }
+        false
+    }
+
+    fn lane(&self, lane: &Lane) -> PolicyStatus {
+        let is_there = self.mesh.service(&lane.service).is_some();
+        let has_entrance = self.mesh.behind(&lane.service).next().is_some();
+        let why = (!has_entrance).then(|| match is_there {
+            true => "no workload is behind its service".to_owned(),
+            false => "its service is not there".to_owned(),
+        });
+        PolicyStatus {
+            kind: TagDialect::Lane.as_str().to_owned(),
+            name: lane.name.to_string(),
+            destination: lane.service.to_string(),
+            rules: vec![format!("{} of lanes", lane.rules.len())],
+            in_force: why.is_none(),
+            why,
+            problems: self.absent(&lane.service, None).into_iter().collect(),
+            ..PolicyStatus::default()
+        }
+    }
+}
+
+/// The rules of a policy that have names.
+fn rules(rule: &ServiceRule) -> Vec<String> {
+    match rule {
+        ServiceRule::FaultInjection(rules) => rules.iter().map(|it| it.name.clone()).collect(),
+        ServiceRule::RateLimit(limits) => limits.rules.iter().map(|it| it.name.clone()).collect(),
+        ServiceRule::UpstreamTrafficSetting(both) => {
+            both.1.rules.iter().map(|it| it.name.clone()).collect()
+        }
+        ServiceRule::OutlierRemoval(_)
+        | ServiceRule::SermantRemoval(_)
+        | ServiceRule::CircuitBreaker(_)
+        | ServiceRule::LoadBalancing(_)
+        | ServiceRule::Hedging(_)
+        | ServiceRule::Guard(_) => Vec::new(),
+    }
+}
+
+fn told(service: &ServiceName, port: Option<u16>) -> String {
+    match port {
+        Some(port) => format!("{service}:{port}"),
+        None => service.to_string(),
+    }
+}

@@ -1,0 +1,127 @@
+//! Operators are told of every object whether it decides, and if not, why.
+
+use leno_control::status::{PolicyStatus, RouteStatus};
+
+use crate::{MESH, Shop, run};
+
+const RULES: &str = r#"
+---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: a, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: stock}], consecutive: 3}
+---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierRemoval
+metadata: {name: b, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: stock}], consecutive: 5}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Hedging
+metadata: {name: lost, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: nobody}], after: 50ms}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: all, namespace: shop}
+spec: {scope: namespace, otherwise: any, rules: [{split: [{tags: {version: "2"}}], otherwise: any}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: TagRoute
+metadata: {name: stock, namespace: shop}
+spec: {service: stock, otherwise: any, rules: [{split: [{tags: {version: "1"}}], otherwise: any}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: gray, namespace: shop}
+spec: {service: stock, rules: [{marks: [{percent: 60, headers: {x-lane: gray}}]}]}
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Egress
+metadata: {name: out, namespace: shop}
+spec:
+  sources: [{kind: ServiceAccount, name: client, namespace: shop}]
+  hosts: [api.example]
+  ports: [{number: 80, protocol: http}]
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Retry
+metadata: {name: again, namespace: shop}
+spec:
+  source: {kind: ServiceAccount, name: client, namespace: shop}
+  destinations: [{kind: Service, name: stock, namespace: shop}]
+  retryPolicy: {retryOn: 5xx, numRetries: 2}
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: Retry
+metadata: {name: first, namespace: shop}
+spec:
+  source: {kind: ServiceAccount, name: client, namespace: shop}
+  destinations: [{kind: Service, name: stock, namespace: shop}]
+  retryPolicy: {retryOn: 5xx, numRetries: 1}
+---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: strict, egress: allow}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: stock, namespace: shop}
+spec:
+  parentRefs:
+  - {group: "", kind: Service, name: stock}
+  - {group: "", kind: Service, name: stock, port: 81}
+  rules: [{backendRefs: [{name: stock, port: 80}, {name: gone, port: 80}]}]
+"#;
+
+#[test]
+fn every_kind_of_rules_has_a_status_with_the_true_cause() {
+    run(async {
+        let shop = Shop::open().await;
+        let file = shop.directory.path().join("mesh.yaml");
+        shop.write(&format!("{MESH}{RULES}"));
+        let policies = loop {
+            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+            if !policies.is_empty() {
+                break policies;
+            }
+            tokio::task::yield_now().await;
+        };
+        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        assert_eq!(rejected["rejected"], serde_json::json!([]), "{}", file.display());
+        let status = |kind: &str, name: &str| {
+            let mut found = policies.iter();
+            found.find(|it| (it.kind.as_str(), it.name.as_str()) == (kind, name)).expect(name)
+        };
+        for (kind, name, why) in [
+            ("OutlierRemoval", "shop/a", None),
+            (
+                "OutlierRemoval",
+                "shop/b",
+                Some("OutlierRemoval shop/a decides wherever it is attached"),
+            ),
+            ("Hedging", "shop/lost", Some("nothing that it is attached to is there")),
+            ("TagRoute", "shop/all", Some("TagRoute shop/stock decides instead")),
+            ("TagRoute", "shop/stock", None),
+            ("Lane", "shop/gray", None),
+            ("Egress", "shop/out", Some("everybody is let out: egress is allow")),
+            ("Retry", "shop/again", None),
+            ("Retry", "shop/first", Some("Retry shop/again is about the same requests")),
+        ] {
+            let status = status(kind, name);
+            assert_eq!((status.in_force, status.why.as_deref()), (why.is_none(), why), "{name}");
+        }
+        assert_eq!(status("Hedging", "shop/lost").problems, ["Service shop/nobody does not exist"]);
+        assert_eq!(status("TagRoute", "shop/all").destination, "shop/*");
+
+        let routes: Vec<RouteStatus> = shop.ask("/routes").await;
+        let attached = &routes[0].attached;
+        let said: Vec<(&str, bool, bool)> =
+            attached.iter().map(|it| (it.parent.as_str(), it.accepted, it.resolved)).collect();
+        assert_eq!(said, [("shop/stock", true, false), ("shop/stock:81", false, false)]);
+        assert_eq!(attached[0].why, ["Service shop/gone does not exist"]);
+        let both = ["Service shop/stock has no port 81", "Service shop/gone does not exist"];
+        assert_eq!(attached[1].why, both);
+    });
+}

@@ -1,0 +1,103 @@
+//! Which policies of services decide where they are attached, and which another one leaves nothing.
+
+use crate::decider::PortGuard;
+use crate::name::ServiceName;
+use crate::rate_limit::PortLimits;
+use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
+
+/// Whether a policy of services decides anywhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It does, at some port at least.
+    Decides,
+    /// Wherever it is attached this one decides, or others like it.
+    Overruled(ServicePolicyName),
+    /// Nothing that it is attached to is there.
+    Nowhere,
+}
+
+impl Standing {
+    /// How it stands with a policy at the ports that there are; `about` tells the policies that may be
+    /// attached to a service.
+    pub fn of<'a>(
+        policy: &ServicePolicy,
+        ports: impl IntoIterator<Item = (&'a ServiceName, u16)>,
+        about: impl Fn(&ServiceName) -> Vec<&'a ServicePolicy>,
+    ) -> Self {
+        let mut standing = Self::Nowhere;
+        for (service, port) in ports {
+            if deciding([policy], service, port).is_empty() {
+                continue;
+            }
+            let all = about(service);
+            let decides = deciding(all.iter().copied(), service, port);
+            if decides.contains(&policy.name) {
+                return Self::Decides;
+            }
+            // Of what decides there, that which this policy would decide without it.
+            let in_its_place = |decides: &&ServicePolicyName| {
+                let both = all.iter().copied();
+                let both = both.filter(|it| it.name == **decides || it.name == policy.name);
+                !deciding(both, service, port).contains(&policy.name)
+            };
+            let winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
+            standing = winner.map_or(standing, Self::Overruled);
+        }
+        standing
+    }
+}
+
+/// The policies that decide about a port, one for each concern.
+fn deciding<'a>(
+    policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
+    service: &ServiceName,
+    port: u16,
+) -> Vec<ServicePolicyName> {
+    let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
+    let guards = PortGuard::of(policies.clone(), service, port).into_iter().map(|it| it.policy);
+    let treatment = Treatment::of(policies, service, port);
+    treatment.policies().cloned().chain(limits).chain(guards).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hedging::HedgeRule;
+    use crate::route::RouteParent;
+    use crate::service_policy::{PolicyScope, ServicePolicyKind, ServiceRule};
+
+    fn hedging(name: &str, port: Option<u16>) -> ServicePolicy {
+        let service = ServiceName::new("shop", "web").unwrap();
+        let after = std::time::Duration::from_millis(50);
+        ServicePolicy {
+            name: ServicePolicyName::new(ServicePolicyKind::Hedging, "shop", name).unwrap(),
+            scope: PolicyScope::Services(vec![RouteParent { service, port }]),
+            rule: ServiceRule::Hedging(HedgeRule { after, methods: Vec::new() }),
+        }
+    }
+
+    #[test]
+    fn the_closest_decides_and_of_equals_the_first_by_name() {
+        let (first, second, close) =
+            (hedging("a", None), hedging("b", None), hedging("c", Some(80)));
+        let web = ServiceName::new("shop", "web").unwrap();
+        let standing = |policy: &ServicePolicy, all: &[&ServicePolicy], ports: &[u16]| {
+            let ports = ports.iter().map(|port| (&web, *port));
+            Standing::of(policy, ports, |_| all.iter().copied().cloned().map(leaked).collect())
+        };
+        let overruled = |by: &ServicePolicy| Standing::Overruled(by.name.clone());
+        let both = [&first, &second];
+        assert_eq!(standing(&first, &both, &[80]), Standing::Decides);
+        assert_eq!(standing(&second, &both, &[80]), overruled(&first));
+        let three = [&first, &second, &close];
+        assert_eq!(standing(&first, &three, &[80]), overruled(&close));
+        assert_eq!(standing(&first, &three, &[80, 81]), Standing::Decides);
+        assert_eq!(standing(&close, &three, &[81]), Standing::Nowhere);
+        assert_eq!(standing(&first, &both, &[]), Standing::Nowhere);
+    }
+
+    /// Lives as long as the test.
+    fn leaked(policy: ServicePolicy) -> &'static ServicePolicy {
+        Box::leak(Box::new(policy))
+    }
+}

@@ -1,0 +1,153 @@
+//! Looks at regular expressions: each is compared with a whole value, which not every mesh does.
+
+use leno_model::{
+    AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestMatch, RouteKind,
+    ServicePolicy, ServicePolicyKind, ServiceRule, ValueMatch,
+};
+
+use super::Lint;
+
+pub(super) fn lint_route(route: &HttpRoute, lint: &mut Lint<'_>) {
+    if route.kind != RouteKind::Http {
+        // What a GRPCRoute says of methods is put together to a path by its reader.
+        return;
+    }
+    for (rule, place) in route.rules.iter().zip(0..) {
+        for (request, index) in rule.matches.iter().zip(0..) {
+            lint_request(request, &format!("spec.rules[{place}].matches[{index}]"), lint);
+        }
+    }
+}
+
+pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut Lint<'_>) {
+    for (named, index) in group.matches.iter().zip(0..) {
+        let field = format!("spec.matches[{index}]");
+        if let PathMatch::Regex(path) = &named.request.path {
+            lint_path(path, format!("{field}.pathRegex"), lint);
+        }
+        for header in &named.request.headers {
+            lint_field(header, &format!("{field}.headers"), lint);
+        }
+    }
+}
+
+pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
+    if is_osm && let Some(limits) = policy.rule.limits() {
+        let said = limits.rules.iter().flat_map(|rule| &rule.requests);
+        for request in said {
+            if let PathMatch::Regex(path) = &request.path {
+                lint_path(path, "spec.httpRoutes".to_owned(), lint);
+            }
+        }
+        return;
+    }
+    let rules: Vec<&[RequestMatch]> = match &policy.rule {
+        ServiceRule::FaultInjection(rules) => rules.iter().map(|it| &it.requests[..]).collect(),
+        ServiceRule::RateLimit(limits) => limits.rules.iter().map(|it| &it.requests[..]).collect(),
+        _ => Vec::new(),
+    };
+    for (requests, place) in rules.iter().zip(0..) {
+        for (request, index) in requests.iter().zip(0..) {
+            lint_request(request, &format!("spec.rules[{place}].matches[{index}]"), lint);
+        }
+    }
+}
+
+pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
+    let mut counts = [0, 0];
+    for rule in &policy.rules {
+        let count = &mut counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
+        let field = format!("spec.{}[{count}]", rule.action.as_str());
+        *count += 1;
+        for (request, index) in rule.requests.iter().zip(0..) {
+            lint_request(request, &format!("{field}.requests[{index}]"), lint);
+        }
+    }
+}
+
+fn lint_request(request: &RequestMatch, field: &str, lint: &mut Lint<'_>) {
+    if let PathMatch::Regex(path) = &request.path {
+        lint_path(path, format!("{field}.path.value"), lint);
+    }
+    for (header, index) in request.headers.iter().zip(0..) {
+        lint_field(header, &format!("{field}.headers[{index}].value"), lint);
+    }
+    for (query, index) in request.query.iter().zip(0..) {
+        lint_field(query, &format!("{field}.queryParams[{index}].value"), lint);
+    }
+}
+
+fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
+    lint_anchors(path, &field, lint);
+    let inner = path.strip_prefix('^').unwrap_or(path);
+    if begins_with_no_slash(inner) {
+        lint.warn(
+            field,
+            format!("can never match: {path:?} begins otherwise than a path, which begins with /"),
+            format!("write {:?}", format!("/{inner}")),
+        );
+    } else if inner.starts_with('/') && !inner.contains(SPECIAL) {
+        lint.warn(
+            field,
+            format!(
+                "fits {inner} and no path below it: an expression is compared with the whole path"
+            ),
+            format!(
+                "write {:?} if more is meant, as where a part of the path is enough",
+                format!("{inner}.*")
+            ),
+        );
+    }
+}
+
+fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
+    let ValueMatch::Regex(value) = &said.value else { return };
+    lint_anchors(value, field, lint);
+    if HOSTS.contains(&said.name.as_str()) && has_bare_dot(value) {
+        lint.warn(
+            field.to_owned(),
+            format!("an unescaped . in {value:?} stands for any character, not only for a dot"),
+            r"write \. for a dot",
+        );
+    }
+}
+
+/// What means nothing, since the whole value is compared anyway.
+fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
+    let ends = text.ends_with('$') && !text.ends_with(r"\$");
+    if text.starts_with('^') || ends {
+        lint.warn(
+            field.to_owned(),
+            format!("the anchors of {text:?} say nothing: the whole value is compared anyway"),
+            "leave ^ at the beginning and $ at the end away",
+        );
+    }
+}
+
+/// Whether an expression for paths demands another first character. One with alternatives, or whose
+/// first character may be missing, is not judged.
+fn begins_with_no_slash(path: &str) -> bool {
+    let mut characters = path.chars();
+    let (first, second) = (characters.next(), characters.next());
+    let may_be_missing = matches!(second, Some('?' | '*' | '{'));
+    first.is_some_and(|first| first != '/' && !SPECIAL.contains(&first))
+        && !may_be_missing
+        && !path.contains('|')
+}
+
+/// Whether there is a dot between two characters of a name that is neither escaped nor repeated.
+fn has_bare_dot(text: &str) -> bool {
+    let characters: Vec<char> = text.chars().collect();
+    let is_name = |character: &char| character.is_ascii_alphanumeric() || *character == '-';
+    characters.windows(3).any(|three| match three {
+        [before, '.', after] => is_name(before) && is_name(after),
+        _ => false,
+    })
+}
+
+/// What means something else than itself in an expression.
+const SPECIAL: &[char] = &['\\', '.', '^', '$', '*', '+', '?', '(', ')', '[', ']', '{', '}', '|'];
+
+/// The headers that hold names of hosts.
+const HOSTS: &[&str] = &[":authority", "host", "origin", "referer", "x-forwarded-host"];

@@ -1,0 +1,61 @@
+//! What of the rules of another mesh in a cluster would be kept.
+
+use leno_tests::leno;
+use serde_json::{Value, json};
+
+use crate::server::{Server, run};
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn a_cluster_is_told_what_of_another_mesh_would_be_kept() {
+    run(async {
+        let server = Server::start().await;
+        let marks = json!({"annotations": {
+            "flomesh.io/sidecar-injection": "enabled", "flomesh.io/proxy-mode": "podlevel",
+        }});
+        server.apply("v1/Namespace", None, "shop", json!({"metadata": marks})).await;
+        server.service("web", 8080).await;
+        for kind in [EGRESS, RETRY, CHAIN] {
+            server.define(kind).await;
+        }
+        let source = json!({"kind": "ServiceAccount", "name": "a", "namespace": "shop"});
+        let ports = json!([{"number": 80, "protocol": "http"}]);
+        let egress = json!({"spec": {"sources": [source], "hosts": ["a.example"], "ports": ports}});
+        server.apply(EGRESS, Some("shop"), "out", egress).await;
+        let retry = json!({"spec": {
+            "source": source,
+            "destinations": [{"kind": "Service", "name": "web", "namespace": "shop"}],
+            "retryPolicy": {"retryOn": "retriable-status-codes", "numRetries": 3},
+        }});
+        server.apply(RETRY, Some("shop"), "again", retry).await;
+        server.apply(CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}})).await;
+
+        let checked = leno()
+            .args(["migrate", "check", "-o", "json"])
+            .env("KUBECONFIG", server.kubeconfig())
+            .output()
+            .unwrap();
+        assert_eq!(checked.status.code(), Some(3), "{checked:?}");
+        let entries: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
+        for (object, outcome, widens) in [
+            ("Service shop/web", "native", false),
+            ("Egress shop/out", "left", false),
+            ("Retry shop/again", "not-kept", false),
+            ("PluginChain shop/mail", "not-kept", true),
+            ("annotation flomesh.io/proxy-mode", "not-kept", false),
+        ] {
+            let entry = entries.iter().find(|entry| entry["object"] == object);
+            let entry = entry.unwrap_or_else(|| panic!("{object}: {entries:?}"));
+            assert_eq!((&entry["outcome"], &entry["widens"]), (&outcome.into(), &widens.into()));
+        }
+        assert!(
+            !entries
+                .iter()
+                .any(|entry| entry["object"] == "annotation flomesh.io/sidecar-injection")
+        );
+    });
+}
+
+const EGRESS: &str = "policy.flomesh.io/v1alpha1/Egress";
+const RETRY: &str = "policy.flomesh.io/v1alpha1/Retry";
+const CHAIN: &str = "plugin.flomesh.io/v1alpha1/PluginChain";
