@@ -12,6 +12,7 @@ mod doors;
 mod drain;
 mod filters;
 pub(crate) mod fixture;
+mod floods;
 mod foreign;
 mod foreign_http2;
 mod forwarding;
