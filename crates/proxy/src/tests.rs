@@ -18,6 +18,7 @@ mod foreign_http2;
 mod forwarding;
 mod gateway;
 mod grpc;
+mod h2c;
 mod health;
 mod hedging;
 mod hits;

@@ -36,9 +36,18 @@ use crate::session::Session;
 
 /// Serves one connection until either side ends it. `early`: what was read of it already.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
+    serve_over(session, io, Transport::new(io.clone(), early)).await;
+}
+
+/// The same for a client of HTTP/1.1 that goes on in HTTP/2; `first` is the frame with its request.
+pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes, BytesMut)) {
+    serve_over(session, io, Transport::with_frame(io.clone(), early, first)).await;
+}
+
+async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
     let patience = session.worker.config.limits.handshake_timeout;
     let at_the_edge = session.edge.is_some();
-    let shaken = builder(at_the_edge).handshake(Transport::new(io.clone(), early));
+    let shaken = builder(at_the_edge).handshake(transport);
     let Ok(Ok(connection)) = timeout(patience, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
