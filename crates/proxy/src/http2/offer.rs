@@ -49,7 +49,7 @@ fn only<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field>
 /// the SETTINGS that it has to begin with (RFC 7540 §3.2.1), and nothing is answered before those.
 fn are_settings(value: &[u8]) -> bool {
     let decoded = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
-    !decoded.is_empty() && decoded.len() % SETTING_BYTES == 0
+    !decoded.is_empty() && decoded.len().is_multiple_of(SETTING_BYTES)
 }
 
 /// A HEADERS frame with all fields that go on, which ends its stream.
