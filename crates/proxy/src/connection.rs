@@ -164,7 +164,9 @@ async fn plain_inbound(
     match spoken {
         Spoken::Http1 => {
             let _listed = list("http");
-            serve(&session, &io, early).await;
+            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
+                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
+            }
         }
         Spoken::Http2 => {
             let _listed = list("http2");
@@ -310,7 +312,9 @@ async fn to_service(
     match spoken {
         Spoken::Http1 => {
             let _listed = list("http");
-            serve(&session, &io, early).await;
+            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
+                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
+            }
         }
         Spoken::Http2 => {
             let _listed = list("http2");

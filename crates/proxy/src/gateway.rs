@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::connection::{Spoken, list, spoken};
 use crate::handshake;
-use crate::http::server::{refuse, serve};
+use crate::http::server::{Served, refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::session::{Edge, Session};
@@ -58,7 +58,9 @@ async fn http(session: Session, io: Io) {
         None => {}
         Some(Spoken::Http1) => {
             let _listed = list(&session, "http", told_of(&session));
-            serve(&session, &io, early).await;
+            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
+                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
+            }
         }
         Some(Spoken::Http2) => {
             let _listed = list(&session, "http2", told_of(&session));

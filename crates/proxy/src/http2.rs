@@ -3,6 +3,7 @@
 pub(crate) mod client;
 pub(crate) mod connect;
 pub(crate) mod head;
+pub(crate) mod offer;
 pub(crate) mod server;
 pub(crate) mod stream;
 mod transport;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
 use tokio::sync::watch;
@@ -19,6 +19,7 @@ use super::rescue;
 use super::respond::Responder;
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
+use crate::http2::offer;
 use crate::io::Io;
 use crate::link::Opened;
 use crate::patience::finished_within;
@@ -31,6 +32,8 @@ pub(crate) enum Served {
     Done,
     /// The client asked for a tunnel to this authority; what it sent already waits in `early`.
     Tunnel { authority: String, early: BytesMut },
+    /// The client goes on in HTTP/2; `first` is the frame with the request by which it offered that.
+    Http2 { first: Bytes, early: BytesMut },
 }
 
 /// Serves the requests of one connection until either side ends it, and closes it then. One that
@@ -81,6 +84,11 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
             None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
+        if head.http2
+            && let Some(first) = offer::taken(session, io, (&head, &bytes))
+        {
+            return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
+        }
         if session.edge.is_some() {
             edge::disown(&mut head, &bytes);
         }
@@ -113,6 +121,15 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             io.linger().await;
             return Some(Served::Done);
         }
+    }
+}
+
+/// Takes the offer of a client.
+async fn go_on_in_http2(writer: &mut Writer, (first, early): (Bytes, BytesMut)) -> Served {
+    writer.room().extend_from_slice(offer::SWITCHING);
+    match writer.flush().await {
+        Ok(()) => Served::Http2 { first, early },
+        Err(_) => Served::Done,
     }
 }
 

@@ -175,3 +175,6 @@ pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
 const HEAD_BYTES: usize = 512;
 /// Room for usual trailers.
 const TRAILER_BYTES: usize = 128;
+
+#[cfg(test)]
+mod tests;

@@ -36,9 +36,18 @@ use crate::session::Session;
 
 /// Serves one connection until either side ends it. `early`: what was read of it already.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
+    serve_over(session, io, Transport::new(io.clone(), early)).await;
+}
+
+/// The same for a client of HTTP/1.1 that goes on in HTTP/2; `first` is the frame with its request.
+pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes, BytesMut)) {
+    serve_over(session, io, Transport::with_frame(io.clone(), early, first)).await;
+}
+
+async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
     let patience = session.worker.config.limits.handshake_timeout;
     let at_the_edge = session.edge.is_some();
-    let shaken = builder(at_the_edge).handshake(Transport::new(io.clone(), early));
+    let shaken = builder(at_the_edge).handshake(transport);
     let Ok(Ok(connection)) = timeout(patience, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
@@ -48,7 +57,7 @@ pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
 
 async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Bytes>) {
     let streams = Rc::new(Cell::new(0_usize));
-    let resets = session.edge.is_some().then(|| Rc::new(Resets::default()));
+    let resets = Resets::for_clients_of(session);
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
@@ -101,15 +110,26 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
     }
 }
 
-/// The streams that a stranger took back before anything of their answers was out: each has cost an
-/// exchange, and him nothing.
-#[derive(Default)]
+/// The streams that a client took back before anything of their answers was out: each has cost an
+/// exchange, and him nothing (CVE-2023-44487).
 struct Resets {
     since: Cell<Option<Instant>>,
     count: Cell<u32>,
+    max: u32,
 }
 
 impl Resets {
+    /// None for the application's own sidecar: it harms nobody but itself, and what it takes back is
+    /// counted on its links.
+    fn for_clients_of(session: &Session) -> Option<Rc<Self>> {
+        let max = match (session.edge.is_some(), session.is_inbound()) {
+            (true, _) => RESETS_MAX,
+            (false, true) => PEER_RESETS_MAX,
+            (false, false) => return None,
+        };
+        Some(Rc::new(Self { since: Cell::default(), count: Cell::default(), max }))
+    }
+
     fn count(&self, now: Instant) {
         let is_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
         if self.since.get().is_none_or(is_over) {
@@ -120,7 +140,7 @@ impl Resets {
     }
 
     fn are_too_many(&self) -> bool {
-        self.count.get() > RESETS_MAX
+        self.count.get() > self.max
     }
 }
 
@@ -249,8 +269,11 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const STREAMS_MAX: u32 = 256;
 /// The same of a stranger's connection to a gateway.
 const EDGE_STREAMS_MAX: u32 = 100;
-/// Streams that a stranger may take back on one connection in so much time (CVE-2023-44487).
+/// Streams that a stranger may take back on one connection in so much time.
 const RESETS_MAX: u32 = 200;
+/// The same of a peer without a sidecar: it may be a proxy that shares the connection among many
+/// clients, who have no patience when something is slow.
+const PEER_RESETS_MAX: u32 = 1000;
 const RESETS_PERIOD: Duration = Duration::from_secs(10);
 /// Streams that were reset and are still remembered, or not yet looked at (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 64;

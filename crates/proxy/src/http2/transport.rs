@@ -4,7 +4,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::io::Io;
@@ -13,11 +13,86 @@ use crate::io::Io;
 pub(super) struct Transport {
     io: Io,
     early: BytesMut,
+    /// A frame that its client never wrote.
+    splice: Option<Box<Splice>>,
+}
+
+/// A frame, and how much of what the client says first is still to be read before it.
+struct Splice {
+    /// The client's preface and the head of its first frame, as far as they have come.
+    opening: Vec<u8>,
+    left: usize,
+    frame: Bytes,
 }
 
 impl Transport {
     pub(super) fn new(io: Io, early: BytesMut) -> Self {
-        Self { io, early }
+        Self { io, early, splice: None }
+    }
+
+    /// One on which `frame` is read after the preface and the first frame of the client.
+    pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
+        let opening = Vec::with_capacity(OPENING_BYTES);
+        let splice = Splice { opening, left: OPENING_BYTES, frame };
+        Self { io, early, splice: Some(Box::new(splice)) }
+    }
+
+    fn poll_client(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.early.is_empty() {
+            return self.io.with(|stream| stream.poll_read(cx, buffer));
+        }
+        let length = self.early.len().min(buffer.remaining());
+        buffer.put_slice(self.early.get(..length).unwrap_or_default());
+        self.early.advance(length);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_spliced(
+        &mut self,
+        mut splice: Box<Splice>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if splice.left == 0 {
+            let length = splice.frame.len().min(buffer.remaining());
+            buffer.put_slice(&splice.frame.split_to(length));
+            self.splice = Some(splice).filter(|splice| !splice.frame.is_empty());
+            return Poll::Ready(Ok(()));
+        }
+        let length = splice.left.min(buffer.remaining());
+        let mut room = ReadBuf::new(buffer.initialize_unfilled_to(length));
+        let read = self.poll_client(cx, &mut room);
+        let passed = splice.pass(room.filled());
+        let length = room.filled().len();
+        buffer.advance(length);
+        self.splice = Some(splice);
+        passed?;
+        read
+    }
+}
+
+impl Splice {
+    /// # Errors
+    /// The client does not begin with SETTINGS (RFC 9113 §3.4), to which the codec has no objection:
+    /// its request would be answered without.
+    fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.left = self.left.saturating_sub(bytes.len());
+        if self.opening.len() < OPENING_BYTES {
+            self.opening.extend_from_slice(bytes);
+            if let Some([high, middle, low, kind, ..]) = self.opening.get(PREFACE_BYTES..)
+                && self.left == 0
+            {
+                if *kind != SETTINGS {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                self.left = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -28,13 +103,10 @@ impl AsyncRead for Transport {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.early.is_empty() {
-            return this.io.with(|stream| stream.poll_read(cx, buffer));
+        match this.splice.take() {
+            None => this.poll_client(cx, buffer),
+            Some(splice) => this.poll_spliced(splice, cx, buffer),
         }
-        let length = this.early.len().min(buffer.remaining());
-        buffer.put_slice(this.early.get(..length).unwrap_or_default());
-        this.early.advance(length);
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -55,3 +127,9 @@ impl AsyncWrite for Transport {
         self.io.with(|stream| stream.poll_shutdown(cx))
     }
 }
+
+const SETTINGS: u8 = 4;
+/// What every client of HTTP/2 says first (RFC 9113 §3.4).
+const PREFACE_BYTES: usize = 24;
+/// The same with the head of the frame that follows, in which its length is.
+const OPENING_BYTES: usize = PREFACE_BYTES + 9;

@@ -33,7 +33,7 @@ impl Mesh {
         Client::connect(self.client.listen(Entrance::Address(at.into())).await).await
     }
 
-    fn accept_plaintext(&self, access: Access) {
+    pub(super) fn accept_plaintext(&self, access: Access) {
         self.expect_plaintext(access, Plaintext::Accept);
     }
 

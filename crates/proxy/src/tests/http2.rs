@@ -13,6 +13,7 @@ use leno_model::{Access, Protocol};
 use leno_telemetry::Gauge;
 use tokio::net::TcpStream;
 
+use super::fixture::frames;
 use super::fixture::{
     Application, Client, GET, Mesh, OK, Setup, credential, run, tls_connect, until,
 };
@@ -475,6 +476,38 @@ fn an_answer_that_has_no_body_has_none_behind_it() {
         for status in [204, 304, 200] {
             let answer = client.ask(&format!("GET /{status} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
             assert_eq!((answer.status, &*answer.body), (status, &b""[..]), "{}", answer.head);
+        }
+    });
+}
+
+#[test]
+fn a_server_as_a_whole_may_be_asked_for_its_options() {
+    run(async {
+        let old = Application::answering(|request| {
+            let line = request.head.lines().next().unwrap_or_default().to_owned();
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}", line.len())
+        })
+        .await;
+        let new = application(|request, mut respond| async move {
+            let target = request.uri().path_and_query().unwrap().to_string();
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(format!("{} {target}", request.method()).into(), true).unwrap();
+        })
+        .await;
+        let speaks = |app: &Application, protocol| mesh(app.address, protocol);
+        for (mesh, expected) in [
+            (speaks(&old, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
+            (speaks(&new, Protocol::Http2).await, "OPTIONS *"),
+        ] {
+            let identity = credential(&mesh.authority, "foreign");
+            let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
+            let mut client = Client::new(tls);
+            client.send(frames::OPENING).await;
+            let flags = frames::END_STREAM | frames::END_HEADERS;
+            let asked = frames::asking("OPTIONS", "*");
+            client.send(frames::frame(frames::HEADERS, flags, 1, &asked)).await;
+            let answer = client.frame_of(frames::DATA).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&answer.payload), expected);
         }
     });
 }

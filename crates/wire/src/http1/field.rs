@@ -133,13 +133,18 @@ impl Section {
 
     /// Whether the connection is asked, or about, to change its protocol (RFC 9110 §7.8).
     ///
-    /// Never to HTTP/2: that upgrade is obsolete (RFC 9113 §3.1) and would carry requests past
-    /// the proxy unseen; left out, the client goes on in HTTP/1.1.
+    /// Never to HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
     pub(super) fn upgrades(&self, version: Version) -> bool {
         version == Version::Http11
             && self.upgrade_option
             && self.upgrade_field
             && !self.upgrade_http2
+    }
+
+    /// Whether the client offers to go on in HTTP/2 (RFC 7540 §3.2). The next hop has no part in
+    /// that: who does not take it leaves it out, and the client goes on in HTTP/1.1.
+    pub(super) fn offers_http2(&self, version: Version) -> bool {
+        self.upgrade_http2 && self.upgrade_option && version == Version::Http11
     }
 
     fn note(&mut self, field: &Field, bytes: &[u8]) -> Result<(), Malformed> {

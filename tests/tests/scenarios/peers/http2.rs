@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
-use leno_tests::{Dialogue, Mesh, Nginx, free_port, go_program, python, script};
+use leno_tests::manifests::{allowed_http, client, mesh_config, server, server_of};
+use leno_tests::{
+    Answer, Application, Dialogue, Mesh, Nginx, free_port, go_program, python, script,
+};
 
 use super::{MODES, answers, bounded, curl, loopback, noise};
 
@@ -119,10 +121,38 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
         let little = ["-X", "PUT", "--data-binary", "0123456789"];
         assert_eq!(site.ask("/upload/three", &little), "2 201");
         assert_eq!(uploaded("three"), b"0123456789");
-        // A server may ignore the offer to change to HTTP/2 (RFC 9110 §7.8).
-        for version in ["--http1.0", "--http1.1", "--http2"] {
-            let said = curl(&[version, "-w", " %{http_code}", &site.url("/")]);
-            assert_eq!(said, "hello\n 200", "{version}");
+        // The last one offers to change to HTTP/2 (RFC 7540 §3.2), which a server may ignore.
+        for (version, spoken) in [("--http1.0", "1.1"), ("--http1.1", "1.1"), ("--http2", "2")] {
+            let said = curl(&[version, "-w", " %{http_version} %{http_code}", &site.url("/")]);
+            assert_eq!(said, format!("hello\n {spoken} 200"), "{version}");
+        }
+    }
+}
+
+#[test]
+fn curl_changes_to_http2_whatever_the_application_speaks() {
+    for mode in ["permissive", "strict"] {
+        let application = Application::start(|request| {
+            let passed = request.header("upgrade").or(request.header("http2-settings")).is_some();
+            Answer::ok(if passed { "what was for one hop" } else { "hello" })
+        });
+        let door = free_port();
+        let manifests = [
+            mesh_config(mode),
+            server("echo", application.port(), &[]),
+            client("user", &[], &[("echo.shop", door)]),
+            allowed_http("user", "echo", "/.*"),
+        ];
+        let _mesh = Mesh::up(&manifests.concat());
+        answers(loopback(door));
+        let url = format!("http://{}/", loopback(door));
+        // Two of them share the connection that was changed; a body keeps it from being changed.
+        for (more, expected) in
+            [(&[&*url][..], "hello 2 200hello 2 200"), (&["-d", "body"], "hello 1.1 200")]
+        {
+            let told = ["--http2", "-w", " %{http_version} %{http_code}", &url];
+            let said = curl(&[&told[..], more].concat());
+            assert_eq!(said, expected, "{mode}: {more:?}");
         }
     }
 }

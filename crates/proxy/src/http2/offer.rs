@@ -1,0 +1,114 @@
+//! The offer of an HTTP/1.1 client to go on in HTTP/2 on the same connection (RFC 7540 §3.2).
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::{BufMut, Bytes, BytesMut};
+use leno_wire::http1::{BodyLength, Field, FieldName, RequestHead};
+
+use crate::io::Io;
+use crate::session::{Entrance, Session};
+
+/// What says that the offer is taken.
+pub(crate) const SWITCHING: &[u8] =
+    b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
+
+/// The request that makes the offer, as the frame that opens stream 1 with it; none when the offer
+/// is not taken. Whoever is less than exact goes on in HTTP/1.1: proxies that pass such requests on
+/// without understanding them do not name both fields in `Connection`.
+pub(crate) fn taken(
+    session: &Session,
+    io: &Io,
+    (head, bytes): (&RequestHead, &[u8]),
+) -> Option<Bytes> {
+    let is_served = match session.entrance {
+        Entrance::Inbound { .. }
+        | Entrance::Door { .. }
+        | Entrance::Service { .. }
+        | Entrance::Pinned { .. }
+        | Entrance::Gateway { .. } => io.is_plain(),
+        // The one names a server with each request, the other may be none of the mesh.
+        Entrance::HttpProxy | Entrance::Address(_) => false,
+    };
+    let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+    let only = |name: &[u8]| only(&head.fields, bytes, name);
+    let upgrade = only(b"upgrade").filter(|it| it.value.of(bytes).eq_ignore_ascii_case(b"h2c"));
+    let settings = only(b"http2-settings").filter(|it| it.hop_by_hop)?.value.of(bytes);
+    if !is_served || !bodiless || upgrade.is_none() || !are_settings(settings) {
+        return None;
+    }
+    opening(head, bytes)
+}
+
+/// The one field of this name; none when there are several.
+fn only<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field> {
+    let mut found = fields.iter().filter(|it| it.name.of(bytes).eq_ignore_ascii_case(name));
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// The payload of a SETTINGS frame. Its meaning is not looked at: the client says the same again in
+/// the SETTINGS that it has to begin with (RFC 7540 §3.2.1), and nothing is answered before those.
+fn are_settings(value: &[u8]) -> bool {
+    let decoded = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
+    !decoded.is_empty() && decoded.len().is_multiple_of(SETTING_BYTES)
+}
+
+/// A HEADERS frame with all fields that go on, which ends its stream.
+fn opening(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
+    let target = head.target.of(bytes);
+    let host = head.host.map(|host| host.of(bytes)).filter(|host| !host.is_empty())?;
+    // Another form names an authority of its own.
+    if !target.starts_with(b"/") && target != b"*" {
+        return None;
+    }
+    let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + bytes.len());
+    frame.put_bytes(0, FRAME_HEAD_BYTES);
+    put_field(b":method", head.method.of(bytes), &mut frame);
+    put_field(b":scheme", b"http", &mut frame);
+    put_field(b":path", target, &mut frame);
+    put_field(b":authority", host, &mut frame);
+    for field in head.fields.iter().filter(|it| !it.hop_by_hop && it.kind != FieldName::Host) {
+        put_field(field.name.of(bytes), field.value.of(bytes), &mut frame);
+    }
+    let length = frame.len() - FRAME_HEAD_BYTES;
+    let length = u32::try_from(length).ok().filter(|length| *length <= FRAME_BYTES_MAX)?;
+    let [_, length @ ..] = length.to_be_bytes();
+    let [kind, flags] = [HEADERS, END_STREAM | END_HEADERS];
+    let first = [&length[..], &[kind, flags], &FIRST_STREAM.to_be_bytes()].concat();
+    frame.get_mut(..FRAME_HEAD_BYTES)?.copy_from_slice(&first);
+    Some(frame.freeze())
+}
+
+/// A field that is written out and kept in no table (RFC 7541 §6.2.2).
+fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
+    out.put_u8(0);
+    put_length(name.len(), out);
+    out.extend(name.iter().map(u8::to_ascii_lowercase));
+    put_length(value.len(), out);
+    out.put_slice(value);
+}
+
+/// The length of a string that is not compressed (RFC 7541 §5.1, §5.2).
+fn put_length(length: usize, out: &mut BytesMut) {
+    let Some(mut rest) = length.checked_sub(PREFIX_MAX) else {
+        return out.put_u8(length as u8);
+    };
+    out.put_u8(PREFIX_MAX as u8);
+    while rest >= 128 {
+        out.put_u8((rest % 128) as u8 | 128);
+        rest /= 128;
+    }
+    out.put_u8(rest as u8);
+}
+
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// The stream that the request of the offer has (RFC 7540 §3.2).
+const FIRST_STREAM: u32 = 1;
+const FRAME_HEAD_BYTES: usize = 9;
+/// The largest frame that is taken without settings that say more (RFC 9113 §4.2).
+const FRAME_BYTES_MAX: u32 = 16 * 1024;
+/// A number and a value (RFC 9113 §6.5.1).
+const SETTING_BYTES: usize = 6;
+/// From here on a length has more than the seven bits of its first byte.
+const PREFIX_MAX: usize = 127;

@@ -1,0 +1,309 @@
+//! Clients of HTTP/2 that make much work with little: what each does to others is nothing.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Response};
+use leno_model::{Access, Protocol};
+use leno_telemetry::Gauge;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::fixture::frames::{
+    self, CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, OPENING, PING, RST_STREAM, SETTINGS,
+};
+use super::fixture::{
+    Application, Client, Mesh, Setup, credential, run, settled, tls_connect, until,
+};
+use super::http2;
+use crate::session::Entrance;
+use crate::tls::ALPN_HTTP2;
+
+/// A connection, whatever it is made of.
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+type Rude = Client<Box<dyn Stream>>;
+
+/// By which way the one comes in who means no good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The application itself, through its own sidecar.
+    Door,
+    /// Without mutual TLS, where that is let in.
+    Clear,
+    /// A peer without a sidecar.
+    Tls,
+}
+
+const WAYS: [Way; 3] = [Way::Door, Way::Clear, Way::Tls];
+
+/// A mesh, a client whose request is half sent, and a connection of somebody else.
+struct Siege {
+    mesh: Mesh,
+    app: Application,
+    /// Requests that the application has and does not answer.
+    held: Rc<Cell<usize>>,
+    bystander: Client<TcpStream>,
+}
+
+impl Siege {
+    /// The application answers what is posted, and nothing else.
+    async fn new() -> Self {
+        Self::with(Setup::default()).await
+    }
+
+    async fn with(setup: Setup) -> Self {
+        let held: Rc<Cell<usize>> = Rc::default();
+        let count = held.clone();
+        let app = http2::application(move |request, mut respond| {
+            let count = count.clone();
+            async move {
+                if request.method() != Method::POST {
+                    count.set(count.get() + 1);
+                    drop(std::future::poll_fn(|cx| respond.poll_reset(cx)).await);
+                    return count.set(count.get() - 1);
+                }
+                let (heard, _) = http2::whole(request.into_body()).await;
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(Bytes::from(heard), true).unwrap();
+            }
+        })
+        .await;
+        let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
+        mesh.accept_plaintext(Access::Permissive);
+        let mut bystander = Client::connect(mesh.door).await;
+        bystander.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef").await;
+        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        Self { mesh, app, held, bystander }
+    }
+
+    async fn enter(&self, way: Way) -> Rude {
+        let stream: Box<dyn Stream> = match way {
+            Way::Door => Box::new(TcpStream::connect(self.mesh.door).await.unwrap()),
+            Way::Clear => Box::new(TcpStream::connect(self.mesh.inbound).await.unwrap()),
+            Way::Tls => {
+                let identity = credential(&self.mesh.authority, "foreign");
+                Box::new(tls_connect(self.mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap())
+            }
+        };
+        let mut rude = Client::new(stream);
+        rude.send(OPENING).await;
+        assert_eq!(rude.frame().await.expect("it is let in").kind, SETTINGS, "{way:?}");
+        rude
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.mesh.server.telemetry.gauge(Gauge::RequestsInFlight)
+    }
+
+    /// The bystander's request is as good as ever, and nothing of the others is left.
+    async fn ends_well(mut self) {
+        self.bystander.send("ore").await;
+        let answer = self.bystander.answer().await;
+        assert_eq!((answer.status, answer.text()), (200, "before"));
+        until(|| self.in_flight() == 0).await;
+        assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
+    }
+}
+
+/// Sends the same again and again until the connection ends; how it ended, and after how many.
+async fn beset(rude: &mut Rude, first: &[u8], again: &[u8], times: usize) -> (Option<u32>, usize) {
+    rude.send(first).await;
+    let mut sent = 0;
+    while sent < times && rude.stream.write_all(again).await.is_ok() {
+        sent += 1;
+        // What the sidecar says is read as it comes, so that nothing but a rule stops it.
+        tokio::task::yield_now().await;
+    }
+    drop(rude.stream.flush().await);
+    (rude.frame_of(GOAWAY).await.map(|frame| frame.code()), sent)
+}
+
+const ENHANCE_YOUR_CALM: u32 = 11;
+const PROTOCOL_ERROR: u32 = 1;
+
+/// CVE-2024-27316: a field section that never ends.
+#[test]
+fn a_head_of_endless_continuations_ends_its_connection() {
+    run(async {
+        for way in WAYS {
+            let siege = Siege::new().await;
+            let begun = frames::frame(HEADERS, 0, 1, &frames::asking("GET", "/"));
+            let fields = frames::block(&[("x-field", "a value that is kept or thrown away")]);
+            for more in [fields.repeat(100), Vec::new()] {
+                let mut rude = siege.enter(way).await;
+                let more = frames::frame(CONTINUATION, 0, 1, &more);
+                let (code, sent) = beset(&mut rude, &begun, &more, 10_000).await;
+                let expected = [None, Some(ENHANCE_YOUR_CALM), Some(PROTOCOL_ERROR)];
+                assert!(expected.contains(&code), "{way:?}: {code:?}");
+                assert!(sent < 10_000, "{way:?}: all of them were taken");
+            }
+            siege.ends_well().await;
+        }
+    });
+}
+
+/// A head that is never finished holds a connection as long as one that asks nothing.
+#[test]
+fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
+    run(async {
+        let mut setup = Setup::default();
+        setup.limits.idle_connection = Duration::from_millis(300);
+        let app = Application::canned(super::fixture::OK).await;
+        let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
+        let mut rude = Client::connect(mesh.door).await;
+        rude.send(OPENING).await;
+        rude.send(frames::frame(HEADERS, 0, 1, &frames::asking("GET", "/"))).await;
+        let goodbye = rude.frame_of(GOAWAY).await.expect("it is told");
+        assert_eq!(goodbye.code(), 0);
+        assert!(app.requests().is_empty());
+    });
+}
+
+/// CVE-2019-9512, CVE-2019-9515: who does not read the answers is not read either.
+#[test]
+fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
+    run(async {
+        for frame in [frames::frame(PING, 0, 0, &[0; 8]), frames::frame(SETTINGS, 0, 0, &[])] {
+            let siege = Siege::new().await;
+            let entrance = Entrance::Inbound { port: siege.mesh.server.port };
+            let narrow = siege.mesh.server.listen_narrow(entrance).await;
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            let mut rude = Client::new(socket.connect(narrow).await.unwrap());
+            rude.send(OPENING).await;
+            assert_eq!(rude.frame().await.expect("it is let in").kind, SETTINGS);
+            let mut tcp = rude.stream;
+            let taken = Rc::new(Cell::new(0));
+            let (count, many) = (taken.clone(), frame.repeat(100));
+            let flood = tokio::task::spawn_local(async move {
+                while count.get() < FLOOD && tcp.write_all(&many).await.is_ok() {
+                    count.set(count.get() + many.len());
+                }
+                std::future::pending::<()>().await;
+            });
+            let taken = settled(|| taken.get()).await;
+            assert!(taken < FLOOD, "{taken} bytes of frames were taken");
+            flood.abort();
+            siege.ends_well().await;
+        }
+    });
+}
+
+/// Far more than the kernel keeps of narrow sockets.
+const FLOOD: usize = 16 * 1024 * 1024;
+
+/// CVE-2023-44487: streams that are begun and reset in one breath.
+#[test]
+fn streams_reset_as_soon_as_they_begin_end_their_connection() {
+    run(async {
+        for way in WAYS {
+            let siege = Siege::new().await;
+            let mut rude = siege.enter(way).await;
+            let mut burst = Vec::new();
+            for stream in 0..2_000 {
+                let stream = 1 + 2 * stream;
+                burst.extend(frames::get(stream));
+                burst.extend(frames::frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+            }
+            drop(rude.stream.write_all(&burst).await);
+            drop(rude.stream.flush().await);
+            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.code());
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
+            siege.ends_well().await;
+        }
+    });
+}
+
+/// The same with patience: each stream is looked at, and has cost an exchange, before its reset.
+#[test]
+fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
+    run(async {
+        for way in [Way::Clear, Way::Tls] {
+            let siege = Siege::new().await;
+            let mut rude = siege.enter(way).await;
+            let mut rounds = 0;
+            let code = loop {
+                let streams = round(rounds, 50);
+                if rude.stream.write_all(&asked(&streams)).await.is_err() {
+                    break None;
+                }
+                // Either they are served, or that was too much.
+                tokio::select! {
+                    biased;
+                    () = until(|| siege.held.get() == 50) => {}
+                    goodbye = rude.frame_of(GOAWAY) => break goodbye.map(|frame| frame.code()),
+                }
+                rude.stream.write_all(&reset(&streams)).await.unwrap();
+                until(|| siege.held.get() == 0).await;
+                rounds += 1;
+                assert!(rounds < 100, "{way:?}: as many as it likes");
+            };
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
+            assert!(rounds > 10, "{way:?}: {rounds} rounds are what an honest peer may need");
+            siege.ends_well().await;
+        }
+    });
+}
+
+/// The streams of a round, each with so many.
+fn round(number: u32, streams: u32) -> Vec<u32> {
+    (0..streams).map(|index| 1 + 2 * (number * streams + index)).collect()
+}
+
+fn asked(streams: &[u32]) -> Vec<u8> {
+    streams.iter().flat_map(|stream| frames::get(*stream)).collect()
+}
+
+fn reset(streams: &[u32]) -> Vec<u8> {
+    let reset = |stream: &u32| frames::frame(RST_STREAM, 0, *stream, &8_u32.to_be_bytes());
+    streams.iter().flat_map(reset).collect()
+}
+
+/// CVE-2019-9518: frames that carry nothing and end nothing.
+#[test]
+fn empty_frames_of_data_end_their_connection() {
+    run(async {
+        for way in WAYS {
+            let siege = Siege::new().await;
+            let mut rude = siege.enter(way).await;
+            let begun = frames::frame(HEADERS, END_HEADERS, 1, &frames::asking("POST", "/"));
+            rude.send(begun).await;
+            let many = frames::frame(DATA, 0, 1, &[]).repeat(100);
+            for _ in 0..500 {
+                if rude.stream.write_all(&many).await.is_err() {
+                    break;
+                }
+            }
+            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.code());
+            assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
+            siege.ends_well().await;
+        }
+    });
+}
+
+/// One client's cancellations are no reason to lose the streams of others on the same link.
+#[test]
+fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
+    run(async {
+        let mut siege = Siege::new().await;
+        let mut rude = siege.enter(Way::Door).await;
+        // More than a link puts up with.
+        for number in 0..50 {
+            let streams = round(number, 100);
+            rude.send(asked(&streams)).await;
+            until(|| siege.held.get() == 100).await;
+            rude.send(reset(&streams)).await;
+            until(|| siege.held.get() == 0).await;
+        }
+        let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
+        assert!(links() > 1, "another link was opened");
+        siege.bystander.send("ore").await;
+        assert_eq!(siege.bystander.answer().await.text(), "before");
+        // The link that was used up ends with its last stream.
+        let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
+        until(|| links() == 1).await;
+    });
+}

@@ -1,0 +1,179 @@
+//! Clients of HTTP/1.1 that offer to go on in HTTP/2, and those that only seem to.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::Response;
+use leno_model::{Access, Protocol};
+use tokio::net::TcpStream;
+
+use super::fixture::frames::{self, DATA, END_STREAM, HEADERS, OPENING, PING, SETTINGS};
+use super::fixture::{Application, Client, Mesh, OK, Setup, credential, run, tls_connect, until};
+use super::http2;
+use crate::session::Entrance;
+use crate::tls::ALPN_HTTP1;
+
+const OFFER: &str = "GET /a?b=%20 HTTP/1.1\r\nHost: ratings\r\nConnection: Upgrade, HTTP2-Settings\r\n\
+                     Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nX-Name: some value\r\n\r\n";
+/// A field section that says 200 and nothing more begins with its place in the static table.
+const STATUS_200: u8 = 0x88;
+
+/// Reads the answer to the offer, which is HTTP/1.1, and begins to speak HTTP/2.
+async fn change(client: &mut Client<TcpStream>) {
+    let answer = client.head().await.unwrap();
+    assert_eq!((answer.status, answer.field("upgrade")), (101, Some("h2c")), "{}", answer.head);
+    assert_eq!(answer.field("connection"), Some("upgrade"));
+    client.send(OPENING).await;
+}
+
+/// The body of a stream that is answered 200.
+async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        let frame = client.frame().await.expect("an answer");
+        match frame.kind {
+            HEADERS => assert_eq!((frame.stream, frame.payload[0]), (stream, STATUS_200)),
+            DATA => {
+                assert_eq!(frame.stream, stream);
+                body.extend(&frame.payload);
+            }
+            _ => assert_eq!(frame.stream, 0, "{frame:?}"),
+        }
+        if matches!(frame.kind, HEADERS | DATA) && frame.flags & END_STREAM != 0 {
+            return body;
+        }
+    }
+}
+
+fn doors(mesh: &Mesh) -> [SocketAddr; 2] {
+    [mesh.door, mesh.inbound]
+}
+
+#[test]
+fn an_offer_is_taken_whatever_the_application_speaks() {
+    run(async {
+        let old = Application::canned(OK).await;
+        let new = http2::application(|request, mut respond| async move {
+            assert_eq!(request.uri().path_and_query().unwrap().as_str(), "/a?b=%20");
+            assert_eq!(request.headers()["x-name"], "some value");
+            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+            stream.send_data(Bytes::from_static(b"ok"), true).unwrap();
+        })
+        .await;
+        for (app, protocol) in [(&old, Protocol::Http), (&new, Protocol::Http2)] {
+            let mesh = http2::mesh(app.address, protocol).await;
+            mesh.accept_plaintext(Access::Permissive);
+            for door in doors(&mesh) {
+                let mut client = Client::connect(door).await;
+                client.send(OFFER).await;
+                change(&mut client).await;
+                assert_eq!(answered(&mut client, 1).await, b"ok");
+                let path =
+                    [frames::asking("GET", "/a?b=%20"), frames::block(&[("x-name", "some value")])];
+                let flags = END_STREAM | frames::END_HEADERS;
+                client.send(frames::frame(HEADERS, flags, 3, &path.concat())).await;
+                assert_eq!(answered(&mut client, 3).await, b"ok");
+            }
+            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        }
+        for request in &old.requests() {
+            assert!(request.head.starts_with("GET /a?b=%20 HTTP/1.1"), "{}", request.head);
+            assert_eq!(request.field("x-name"), Some("some value"));
+            for gone in ["upgrade", "http2-settings", "connection"] {
+                assert_eq!(request.field(gone).filter(|value| *value != "keep-alive"), None);
+            }
+        }
+        assert_eq!(old.requests().len(), 4);
+    });
+}
+
+#[test]
+fn what_the_client_says_first_may_come_early_or_byte_by_byte() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let settings = frames::frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
+        let opening = [&OPENING[..24], &settings, &frames::frame(PING, 0, 0, &[7; 8])].concat();
+        let mut client = Client::connect(mesh.door).await;
+        client.send([OFFER.as_bytes(), &opening].concat()).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        assert_eq!(answered(&mut client, 1).await, b"ok");
+        let mut client = Client::connect(mesh.door).await;
+        client.send(OFFER).await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        for byte in opening {
+            client.send([byte]).await;
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(answered(&mut client, 1).await, b"ok");
+    });
+}
+
+#[test]
+fn an_offer_that_is_not_exact_is_answered_in_http11() {
+    run(async {
+        let app = Application::answering(|request| {
+            assert_eq!(request.field("upgrade"), None, "what is for one hop is for one hop");
+            OK.to_owned()
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let changed = |from: &str, to: &str| {
+            assert!(OFFER.contains(from), "{from}");
+            OFFER.replace(from, to)
+        };
+        let settings = "HTTP2-Settings: AAMAAABkAAQAAP__\r\n";
+        let large = format!("X-Large: {}\r\n", "a".repeat(17_000));
+        for offer in [
+            changed("GET", "POST").replace("\r\n\r\n", "\r\ncontent-length: 2\r\n\r\nhi"),
+            changed("\r\n\r\n", "\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+            changed(settings, ""),
+            changed(settings, &settings.repeat(2)),
+            changed("AAMAAABkAAQAAP__", "AAMAAABkAAQAAP_"),
+            changed("AAMAAABkAAQAAP__", "AAMAAABkAAQAAP//"),
+            changed("AAMAAABkAAQAAP__", "AAMAAABkAAQA"),
+            changed("AAMAAABkAAQAAP__", ""),
+            changed("Upgrade, HTTP2-Settings", "Upgrade"),
+            changed("Upgrade, HTTP2-Settings", "HTTP2-Settings"),
+            changed("h2c", "h2c, websocket"),
+            changed("h2c", "h2"),
+            changed("h2c\r\n", "h2c\r\nUpgrade: h2c\r\n"),
+            changed("/a?b=%20", "http://ratings/a"),
+            changed("X-Name: some value\r\n", &large),
+        ] {
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(&offer).await.text(), "ok", "{offer}");
+        }
+        // HTTP/1.0 has no other protocols, and inside TLS ALPN has decided.
+        let old = changed("HTTP/1.1", "HTTP/1.0");
+        assert_eq!(Client::connect(mesh.door).await.ask(&old).await.text(), "ok");
+        let identity = credential(&mesh.authority, "foreign");
+        let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+        assert_eq!(Client::new(tls).ask(OFFER).await.text(), "ok");
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let named = OFFER.replace("Host: ratings", "Host: ratings.bookinfo:9080");
+        assert_eq!(Client::connect(proxy).await.ask(&named).await.text(), "ok");
+    });
+}
+
+#[test]
+fn an_offer_that_is_followed_by_something_else_asks_for_nothing() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, Setup::default()).await;
+        for noise in
+            [&b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"[..], &[0xff; 100], &OPENING[..24]]
+        {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(OFFER).await;
+            assert_eq!(client.head().await.unwrap().status, 101);
+            // No frame can come first but SETTINGS.
+            client.send([noise, &frames::frame(PING, 0, 0, &[0; 8])].concat()).await;
+            while let Some(frame) = client.frame().await {
+                assert!(frame.stream == 0, "no request is answered: {frame:?}");
+            }
+        }
+        until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::RequestsInFlight) == 0).await;
+        assert!(app.requests().is_empty(), "{:?}", app.requests());
+    });
+}
