@@ -27,6 +27,8 @@ pub enum Answer {
     Bytes(Vec<u8>),
     /// Nothing, for as long as the client waits.
     Silence,
+    /// Nothing: the connection is closed.
+    HangUp,
 }
 
 impl Received {
@@ -114,6 +116,7 @@ fn serve(tcp: TcpStream, answer: &(impl Fn(&Received) -> Answer + ?Sized)) -> io
         match answer(&Received { head, body }) {
             Answer::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
             Answer::Silence => drop(read_head(&mut reader)?),
+            Answer::HangUp => return Ok(()),
         }
     }
     Ok(())
