@@ -29,9 +29,9 @@ pub(super) fn run(
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Explained { text, decision } = runtime.block_on(explained(&Mesh::at(data), args))?;
-    match format {
-        ExplainFormat::Text => output::print(&text)?,
-        ExplainFormat::Json => output::print_json(&decision)?,
+    match format.structured() {
+        None => output::print(&text)?,
+        Some(form) => output::print_value(&decision, form)?,
     }
     Ok(match decision["allowed"] == true {
         true => ExitCode::SUCCESS,
