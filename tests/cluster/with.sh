@@ -1,15 +1,29 @@
 #!/usr/bin/env bash
 # Brings a cluster up, installs the program into it, runs a command there and takes the cluster down:
 # with.sh PROGRAM COMMAND…   COMMAND finds KUBECONFIG, and kubectl in its path.
-# KC_KEEP=1 leaves the cluster for looking around; down.sh removes it.
+# KC_KEEP=1 leaves the cluster for looking around; down.sh removes it. Otherwise it says at the end whether the
+# machine is as it was before, and fails when it is not.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 program=$(realpath "$1"); shift
 export KC_NODES=${KC_NODES:-2}   # one can be drained
 . "$here/env.sh"
-[ -n "${KC_KEEP:-}" ] || trap '"$here/down.sh"' EXIT
+before=$("$here/traces.sh")
+leave() {
+  local status=$? left
+  "$here/down.sh"
+  left=$("$here/traces.sh" gone <<< "$before")
+  if [ -n "$left" ]; then
+    printf 'the cluster is down, and this of it is left:\n%s\n' "$left" >&2
+    [ "$status" != 0 ] || status=1
+  else
+    echo "machine clean: no process, mount, namespace, link, route, table, cgroup or file of the cluster is left"
+  fi
+  exit "$status"
+}
+[ -n "${KC_KEEP:-}" ] || trap leave EXIT
 "$here/up.sh" > /dev/null
-export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH LENO_IMAGE=$KC_IMAGE
+export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH LENO_IMAGE=$KC_IMAGE LENO_IMAGE_NEXT=$KC_IMAGE_NEXT
 "$here/gateway-api.sh"
 kubectl apply -f "$here/manifests/smi.yaml" > /dev/null
 "$here/image.sh" "$program" "$KC_STATE/leno.tar"

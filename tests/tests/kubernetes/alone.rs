@@ -3,3 +3,5 @@
 
 mod egress;
 mod maintenance;
+mod roots;
+mod upgrade;

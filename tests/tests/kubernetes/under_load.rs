@@ -8,12 +8,12 @@ use leno_tests::eventually;
 use serde_json::Value;
 
 /// A client that sends requests at a constant rate for a while, in a pod of its own.
-pub(super) struct Load<'a> {
+pub(crate) struct Load<'a> {
     namespace: &'a Namespace,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
+    pub(crate) fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
         let image = image();
         let node = stays();
         namespace.apply(&format!(
@@ -43,8 +43,15 @@ spec:
         Self { namespace }
     }
 
+    /// What was done meanwhile was done under load.
+    pub(crate) fn expect_under_way(&self) {
+        let active =
+            self.namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.active}"]);
+        assert_eq!(printed(&active), "1", "the load has ended before what it was to go on through");
+    }
+
     /// Waits for its end: how many requests were sent, and what failed.
-    pub(super) fn end(self) -> (u64, Value) {
+    pub(crate) fn end(self) -> (u64, Value) {
         eventually("the load ends", Duration::from_secs(180), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
             let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
@@ -62,7 +69,7 @@ fn stays() -> String {
     nodes.split(' ').min().expect("there is a node").to_owned()
 }
 
-pub(super) fn prepared(what: &str) -> Namespace {
+pub(crate) fn prepared(what: &str) -> Namespace {
     let namespace = Namespace::new(what, Injection::Enabled);
     namespace.http_server("server", 2);
     namespace.wait_ready();

@@ -11,7 +11,7 @@ use tokio::time::{Duration, sleep};
 use super::apply::api_of;
 use super::{InstallError, Options, Step, manifests};
 use crate::webhook::WEBHOOK_SECRET;
-use crate::words::{AUTHORITY_SECRET, GATEWAY_PART, ROOTS_CONFIG_MAP};
+use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
 /// How much is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,9 +67,7 @@ pub async fn remove(
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
         let done = match api.delete(name, &DeleteParams::foreground()).await {
-            // The pods of the one put their nodes right, for which they need what is removed next; into
-            // the other nothing can be installed while it goes.
-            Ok(_) if manifest["kind"] == "DaemonSet" || manifest["kind"] == "Namespace" => {
+            Ok(_) if is_awaited(manifest) => {
                 let gone = until_gone(&api, name).await;
                 gone.map_err(|error| InstallError::of("get", &object, error))?
             }
@@ -108,6 +106,17 @@ pub async fn remove_gateways(
         }
     }
     Ok(())
+}
+
+/// Whether what is removed next, or is installed again, needs it gone: the pods of an agent put their
+/// nodes right with the rights that are removed next, a control plane makes again what was made for
+/// gateways, and into what goes nothing can be installed.
+fn is_awaited(manifest: &Value) -> bool {
+    match manifest["kind"].as_str() {
+        Some("DaemonSet" | "Namespace") => true,
+        Some("Deployment") => manifest["metadata"]["name"] == CONTROL,
+        _ => false,
+    }
 }
 
 /// Waits until an object is gone, with all that it made; not for ever.

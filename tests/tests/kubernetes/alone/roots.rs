@@ -1,0 +1,152 @@
+//! Who vouches for the mesh: its own root, replaced in stages under load, and an authority of somebody
+//! else, made before the mesh.
+#![allow(clippy::print_stderr, reason = "what a step was answered last says why a scenario failed")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, apply, image, kubectl, printed};
+use leno_tests::eventually;
+use serde_json::Value;
+
+use super::upgrade::{install, uninstall};
+use crate::under_load::{Load, prepared};
+
+/// The pods of the control plane.
+fn control_planes() -> Vec<String> {
+    let path = "jsonpath={.items[*].metadata.name}";
+    let selector =
+        ["-l", "app.kubernetes.io/name=leno-control", "--field-selector=status.phase=Running"];
+    let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &["-o", path]].concat();
+    let mut names: Vec<String> =
+        printed(&kubectl(&get)).split_whitespace().map(str::to_owned).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Runs `leno root` in a control plane; what it said, when it was done.
+fn root(pod: &str, step: &str) -> Result<String, String> {
+    let command = ["/leno", "root", step, "--data", "/var/lib/leno/control"];
+    let exec = ["-n", "leno-system", "exec", pod, "--"];
+    let output = kubectl(&[&exec[..], &command].concat());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// Takes a step, as soon as the one before is everywhere.
+fn step(pod: &str, step: &str) {
+    let mut last = String::new();
+    eventually(&format!("`leno root {step}`"), Duration::from_secs(120), || {
+        let refused = match root(pod, step) {
+            Ok(_) => return Some(()),
+            Err(refused) => refused,
+        };
+        if refused != last {
+            eprintln!("root {step}: {refused}");
+        }
+        last = refused;
+        None
+    });
+}
+
+/// Waits until every control plane is at a stage, and all its sidecars have caught up with it.
+fn caught_up(pods: &[String], stage: &str) {
+    eventually(&format!("everybody is at `{stage}`"), Duration::from_secs(120), || {
+        let is_there = |pod: &String| {
+            let status: Value = serde_json::from_str(&root(pod, "status").ok()?).ok()?;
+            (status["stage"] == stage && status["outdated"] == 0).then_some(())
+        };
+        pods.iter().map(is_there).collect::<Option<Vec<_>>>().map(drop)
+    });
+}
+
+/// Whom members trust.
+fn roots() -> String {
+    let path = "jsonpath={.data.roots\\.pem}";
+    printed(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_root_is_replaced_without_a_failed_request() {
+    let namespace = prepared("rerooted");
+    let pods = control_planes();
+    let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
+    let before = roots();
+    caught_up(&pods, "settled");
+    let load = Load::start(&namespace, "http://server/", 120);
+    for (word, stage) in [("add", "added"), ("switch", "switched"), ("retire", "settled")] {
+        step(first, word);
+        caught_up(&pods, stage);
+    }
+    let after = eventually("one root is told", Duration::from_secs(60), || {
+        Some(roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
+    })
+    .0;
+    assert_ne!(after, before, "it is another one");
+    // Who comes now trusts the new one alone.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    namespace.client("client");
+    namespace.wait_ready();
+    let servers = namespace.pods("server");
+    let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
+    namespace.expect_reached("client", &["http://server/"], &servers);
+    load.expect_under_way();
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+}
+
+/// A company's root, and an intermediate of it, as files: `ca.crt`, `tls.crt`, `tls.key`.
+const COMPANY: &str = "set -e; cd \"$0\"
+for k in ca tls; do openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out $k.key; done
+openssl req -x509 -new -key ca.key -days 3650 -subj '/CN=Company root' -addext keyUsage=critical,keyCertSign,cRLSign -out ca.crt
+openssl req -new -key tls.key -subj '/CN=Company mesh' -out tls.csr
+printf 'basicConstraints=critical,CA:TRUE,pathlen:0\\nkeyUsage=critical,keyCertSign,cRLSign\\n' > tls.ext
+openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 -extfile tls.ext -out tls.crt";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn an_authority_that_was_there_before_signs() {
+    let company = tempfile::tempdir().expect("a directory");
+    let made = Command::new("bash").args(["-c", COMPANY]).arg(company.path()).output().unwrap();
+    printed(&made);
+    let file = |name: &str| std::fs::read_to_string(company.path().join(name)).expect(name);
+    uninstall(&["--purge"]);
+    apply("{apiVersion: v1, kind: Namespace, metadata: {name: leno-system}}");
+    let secret = serde_json::json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": "leno-authority", "namespace": "leno-system"},
+        "stringData": {"ca.crt": file("ca.crt"), "tls.crt": file("tls.crt"), "tls.key": file("tls.key")},
+    });
+    apply(&secret.to_string());
+    install(&image());
+    let namespace = Namespace::new("vouched", Injection::Enabled);
+    let strange = Namespace::new("unvouched", Injection::Disabled);
+    namespace.http_server("server", 1);
+    namespace.client("client");
+    strange.client("client");
+    namespace.wait_ready();
+    strange.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
+    assert_eq!(roots().trim(), file("ca.crt").trim());
+    // What a sidecar shows is signed by it, and ends at the company's root.
+    let path = "jsonpath={.items[0].status.podIP}";
+    let address = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let roots = company.path().join("ca.crt");
+    let door = format!("{address}:8080");
+    let mut shown = Command::new("openssl");
+    shown.args(["s_client", "-connect", &door, "-alpn", "leno/1", "-showcerts", "-CAfile"]);
+    let shown = shown.arg(roots).stdin(std::process::Stdio::null()).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.contains("issuer=CN = Company mesh") || shown.contains("issuer=CN=Company mesh"),
+        "{shown}"
+    );
+    assert!(shown.contains("Verification: OK"), "{shown}");
+    drop(namespace);
+    uninstall(&["--purge"]);
+    install(&image());
+}

@@ -1,0 +1,86 @@
+//! The mesh itself is replaced, taken away and put back, while requests go through it: none may fail.
+
+use leno_tests::cluster::{Namespace, image, kubectl, next_image, printed};
+use leno_tests::leno;
+
+use crate::under_load::{Load, prepared};
+
+/// Installs, or installs again: what differs is changed.
+pub(super) fn install(image: &str) {
+    let arguments = ["install", "--image", image, "--gateways", "--apply"];
+    printed(&leno().args(arguments).output().expect("the program starts"));
+}
+
+pub(super) fn uninstall(more: &[&str]) {
+    let arguments = [&["uninstall", "--apply"], more].concat();
+    printed(&leno().args(arguments).output().expect("the program starts"));
+}
+
+/// The images of all containers of some pods, each once.
+fn images(namespace: &str, selector: &str) -> Vec<String> {
+    let path = "jsonpath={range .items[*]}{.spec.initContainers[*].image} {.spec.containers[*].image} {end}";
+    // Those that go are the ones before.
+    let there =
+        ["get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", path];
+    let found = printed(&kubectl(&[&["-n", namespace][..], &there].concat()));
+    let mut images: Vec<String> = found.split_whitespace().map(str::to_owned).collect();
+    images.sort_unstable();
+    images.dedup();
+    images
+}
+
+fn rolled_out(namespace: &Namespace) {
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn another_release_is_rolled_out_without_a_failed_request() {
+    let namespace = prepared("upgraded");
+    let load = Load::start(&namespace, "http://server/", 90);
+    let (before, after) = (image(), next_image());
+    let application = "kc.local/testapp:1".to_owned();
+    assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
+    // The control plane first, with sidecars of the release before; then the sidecars.
+    install(&after);
+    assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
+    let control = "app.kubernetes.io/name=leno-control";
+    let wait =
+        ["-n", "leno-system", "rollout", "status", "deployment/leno-control", "--timeout=120s"];
+    printed(&kubectl(&wait));
+    assert!(images("leno-system", control).contains(&after));
+    printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    rolled_out(&namespace);
+    assert!(images(namespace.name(), "app=server").contains(&after));
+    load.expect_under_way();
+    let (requests, failed) = load.end();
+    // And back, as those do who regret it.
+    install(&before);
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
+    let namespace = prepared("reinstalled");
+    let load = Load::start(&namespace, "http://server/", 90);
+    uninstall(&[]);
+    let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
+    assert!(!gone.status.success(), "there is still a control plane");
+    install(&image());
+    // Who comes now joins the mesh, and is called by those who were there all the time.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    rolled_out(&namespace);
+    let sidecars = namespace.containers("server").matches("leno-proxy").count();
+    assert!(sidecars >= 3, "{sidecars} of three pods have a sidecar");
+    namespace.client("client");
+    namespace.wait_ready();
+    let pods = namespace.pods("server");
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    namespace.expect_reached("client", &["http://server/"], &pods);
+    load.expect_under_way();
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+}
