@@ -220,7 +220,8 @@ fn a_service_with_ten_thousand_rules_arrives() {
     }
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
-    let world = update(1, [checkout, service("small", 1)]);
+    let backends = ["checkout-stable", "checkout-canary"].map(|name| service(name, 1));
+    let world = update(1, [checkout].into_iter().chain(backends));
     publisher.offer(world.clone());
     settle(&mut publisher, &mut subscriber, accept_all);
     assert_eq!(publisher.take_oversized(), []);

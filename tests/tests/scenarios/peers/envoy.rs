@@ -93,7 +93,7 @@ fn as_an_application_it_is_reached_in_either_version() {
         ]);
         let _mesh = Mesh::up(&shop.manifests(mode, ports, &envoy.command()));
         let [web, grpc, others] = shop.doors;
-        serves((web, grpc), closed(mode), &patient());
+        serves((web, grpc), closed(mode), CASES);
         refuses(others, denied(mode));
     }
 }
@@ -167,20 +167,12 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         ]);
         let _running = envoy.start();
         // Which paths its clients may ask for is its own affair.
-        serves((web, grpc), 200, &patient());
+        serves((web, grpc), 200, CASES);
         // In permissive mode it refuses them itself, by the identity that their sidecar shows.
         let refused = refuses(others, 403);
         let reason = if mode == "strict" { Some("denied-outbound") } else { None };
         assert_eq!(refused.reason(), reason, "{refused:?}");
     }
-}
-
-/// The cases in which the server of gRPC hears a request to its end before it answers at length. In the
-/// others it resets the stream (`NO_ERROR`) behind its answer, for which an Envoy before it gives up
-/// what it still holds of that answer, if the end of the request came a moment after the rest.
-fn patient() -> Vec<&'static str> {
-    let hasty = ["large_unary", "rpc_soak", "channel_soak"];
-    CASES.iter().copied().filter(|case| !hasty.contains(case)).collect()
 }
 
 /// Waits until those who are not let in get this status.
