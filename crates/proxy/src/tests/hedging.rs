@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Carries, Endpoint, FailureClasses, HedgeRule, Hedging, OutlierRemoval, Persistence, Protocol,
-    Removal, RemovalAlgorithm, RemovalBackOff, RetryRule, RouteRule, RuleActions,
-    ServicePolicyKind, ServicePolicyName, Treatment,
+    BalanceAlgorithm, Balancing, Carries, Endpoint, FailureClasses, HedgeRule, Hedging,
+    LoadBalancing, OutlierRemoval, Persistence, Protocol, Removal, RemovalAlgorithm,
+    RemovalBackOff, RetryRule, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName,
+    Treatment,
 };
 use leno_telemetry::{Count, Gauge};
 use tokio::sync::watch;
@@ -70,7 +71,19 @@ fn treat(mesh: &Mesh, treatment: Treatment, endpoints: &[Endpoint]) {
 }
 
 fn hedged(methods: &[&str]) -> Treatment {
-    Treatment { hedging: Some(hedging(methods)), ..Treatment::default() }
+    Treatment {
+        hedging: Some(hedging(methods)),
+        balancing: Some(heedless()),
+        ..Treatment::default()
+    }
+}
+
+/// Without regard to how long answers took: who is slow is chosen again.
+fn heedless() -> Balancing {
+    let kind = ServicePolicyKind::LoadBalancing;
+    let policy = ServicePolicyName::new(kind, "bookinfo", "heedless").unwrap();
+    let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
+    Balancing { policy, rule: LoadBalancing { algorithm, warm_up: None } }
 }
 
 fn count(mesh: &Mesh, count: Count) -> u64 {
