@@ -52,6 +52,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     let manifests = [
         mesh_config("permissive"),
         SERVICE.to_owned(),
+        HEEDLESS.to_owned(),
         workload("1", port),
         workload("2", healthy.port()),
         client("web", &[], &[("ratings.shop", door)]),
@@ -77,6 +78,14 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     assert!(failed > 0, "both workloads are asked");
     assert!(taken.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
+
+/// By latency, who has just failed would hardly be asked again.
+const HEEDLESS: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: LoadBalancing
+metadata: {name: ratings, namespace: shop}
+spec: {targetRefs: [{name: ratings}], algorithm: LeastRequest}
+";
 
 /// Kills what `victim` names of the first workload, under load.
 fn endure(victim: impl Fn(&Shop) -> u32) {
