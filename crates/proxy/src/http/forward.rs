@@ -229,19 +229,23 @@ impl Sending {
     fn after(
         sent: Result<(), Broken>,
         answered: bool,
-        witness: Option<&Witness>,
+        (witness, timed): (Option<&Witness>, Option<&Timed>),
     ) -> Result<Self, Reason> {
-        match sent {
+        let now = match sent {
             Ok(()) => {
                 if let Some(witness) = witness {
                     witness.sent();
                 }
-                Ok(Self::Whole)
+                Self::Whole
             }
-            Err(Broken::Source(error)) => Err(downstream_reason(&error)),
-            Err(Broken::SinkStalled) if !answered => Err(Reason::UpstreamStalled),
-            Err(Broken::Sink | Broken::SinkStalled) => Ok(Self::Unwanted),
+            Err(Broken::Source(error)) => return Err(downstream_reason(&error)),
+            Err(Broken::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
+            Err(Broken::Sink | Broken::SinkStalled) => Self::Unwanted,
+        };
+        if let Some(timed) = timed {
+            timed.sent();
         }
+        Ok(now)
     }
 
     /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
@@ -290,8 +294,7 @@ async fn converse(
     let (held, trial) = (&exchange.held, exchange.trial.as_ref());
     let retrying = (trial.map(Trial::ward), &exchange.retrying);
     let Progress { body_taken, kept_back, .. } = progress;
-    let has_body = !body.is_empty();
-    let bears = (record.subject.service.as_ref(), record.retries);
+    let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let at = (&*session.worker, &**request);
     let keep_back =
         KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
@@ -327,13 +330,8 @@ async fn converse(
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            match Sending::after(sent, started.get(), witness) {
-                Ok(now) => {
-                    sending.set(now);
-                    if let Some(timed) = timed {
-                        timed.sent();
-                    }
-                }
+            match Sending::after(sent, started.get(), (witness, timed)) {
+                Ok(now) => sending.set(now),
                 Err(reason) => return Poll::Ready(Err(reason)),
             }
         }

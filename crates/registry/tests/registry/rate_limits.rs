@@ -184,6 +184,7 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table of what is written and what it becomes")]
 fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
     let text = &crate::pages::examples("upstream-traffic-setting.md")[1];
     let read = policy(text);
