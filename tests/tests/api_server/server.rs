@@ -48,11 +48,6 @@ impl Server {
         self.directory.path().join("kubeconfig")
     }
 
-    /// How commands find it.
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
-        self.directory.path().join("kubeconfig")
-    }
-
     /// A client that is somebody else.
     pub(crate) async fn client_as(&self, user: &str) -> Client {
         client(&self.directory.path().join("kubeconfig"), Some(user)).await
