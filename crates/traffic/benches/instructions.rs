@@ -36,10 +36,10 @@ fn route(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
 
 // Among ten rules and among ten thousand, by an exact path or by a prefix: it costs the same.
 #[library_benchmark]
-#[bench::exact_of_10(args = (many(10, exact), asked("/shop/7")), config = measured(353))]
-#[bench::exact_of_10000(args = (many(10_000, exact), asked("/shop/9997")), config = measured(349))]
-#[bench::prefix_of_10(args = (many(10, prefix), asked("/shop/7/42")), config = measured(374))]
-#[bench::prefix_of_10000(args = (many(10_000, prefix), asked("/shop/9997/42")), config = measured(372))]
+#[bench::exact_of_10(args = (many(10, exact), asked("/shop/7")), config = measured(329))]
+#[bench::exact_of_10000(args = (many(10_000, exact), asked("/shop/9997")), config = measured(325))]
+#[bench::prefix_of_10(args = (many(10, prefix), asked("/shop/7/42")), config = measured(354))]
+#[bench::prefix_of_10000(args = (many(10_000, prefix), asked("/shop/9997/42")), config = measured(352))]
 fn route_among(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
     let choice = routes.choose(&asked.view(), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));

@@ -64,7 +64,7 @@ fn link_request(mut ends: Ends) -> Ends {
 }
 
 // A response with a body of 1 KiB crosses: two frames written, two read.
-#[library_benchmark(config = measured(1_625))]
+#[library_benchmark(config = measured(1_577))]
 #[bench::of_a_service(Ends::asked())]
 fn link_response(mut ends: Ends) -> Ends {
     ends.respond();

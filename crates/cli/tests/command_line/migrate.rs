@@ -265,7 +265,7 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
     assert_eq!(done.code, Some(3), "{done:?}");
     let told: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
     for (kind, field, wider) in [
-        ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "rateLimit.global", true),
+        ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "`rateLimit.global.http`", true),
         ("Egress shop/pay (old/rules.yaml:9)", "mtls", false),
         ("Retry shop/page (old/rules.yaml:17)", "spec.retryPolicy.retryOn", false),
         ("TrafficSplit shop/stock (old/rules.yaml:25)", "spec.backends", false),
