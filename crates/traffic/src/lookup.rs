@@ -84,17 +84,16 @@ impl Lookup {
         request: &RequestView<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        let mut best: Option<usize> = None;
-        let before = |best: Option<usize>, index: usize| best.is_none_or(|best| index < best);
+        let first_before = |best: usize, places: &[usize]| {
+            let mut open = places.iter().copied().take_while(|place| *place < best);
+            open.find(|place| fits(*place)).unwrap_or(best)
+        };
+        let mut best = usize::MAX;
         for column in &self.columns {
-            let held = column.held(request);
-            let mut open = held.iter().copied().take_while(|index| before(best, *index));
-            if let Some(found) = open.find(|index| fits(*index)) {
-                best = Some(found);
-            }
+            best = first_before(best, column.held(request));
         }
-        let mut open = self.rest.iter().copied().take_while(|index| before(best, *index));
-        open.find(|index| fits(*index)).or(best)
+        best = first_before(best, &self.rest);
+        (best != usize::MAX).then_some(best)
     }
 }
 
@@ -114,24 +113,33 @@ fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
 
 impl Column {
     /// The rules that compare with what the request has.
+    #[inline]
     fn held(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
-            Key::Path => self.rules.get(request.path),
-            Key::FirstElement => first_element(request.path).and_then(|it| self.rules.get(it)),
-            Key::Method => self.rules.get(request.method),
-            Key::Query(name) => {
-                let value = request.query.and_then(|query| parameter(query, name));
-                let text: Option<Cow<'_, str>> = value.and_then(decoded_text);
-                text.and_then(|text| self.rules.get(&*text))
-            }
             Key::Header { name, repeated, folded } => {
                 header(request, name, *repeated).and_then(|value| match folded {
                     true => self.rules.get(&*folded_text(&value)),
                     false => self.rules.get(&*value),
                 })
             }
+            _ => self.held_beside_headers(request),
         };
         rules.map_or(&[], Vec::as_slice)
+    }
+
+    /// Apart, so that what is looked up most costs no call.
+    #[inline(never)]
+    fn held_beside_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
+        match &self.key {
+            Key::Header { .. } => None,
+            Key::Path => self.rules.get(request.path),
+            Key::FirstElement => self.rules.get(first_element(request.path)?),
+            Key::Method => self.rules.get(request.method),
+            Key::Query(name) => {
+                let value = parameter(request.query?, name)?;
+                self.rules.get(&*decoded_text(value)?)
+            }
+        }
     }
 }
 

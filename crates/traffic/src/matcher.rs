@@ -46,23 +46,36 @@ impl RequestMatcher {
 
     /// Whether all parts hold.
     #[must_use]
-    #[inline]
+    #[inline(never)]
     pub fn matches(&self, request: &RequestView<'_>) -> bool {
-        self.path.matches(request.path) && self.matches_beside_path(request)
+        self.path.matches(request.path) && (self.is_about_path() || self.matches_rest(request))
+    }
+
+    /// Whether the path is all that is looked at. Most matches are so: they are to cost no call.
+    #[inline]
+    pub(crate) fn is_about_path(&self) -> bool {
+        self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
+    }
+
+    fn matches_rest(&self, request: &RequestView<'_>) -> bool {
+        self.matches_beside_path(request)
     }
 
     /// Whether all parts but the path hold.
     #[inline]
     pub(crate) fn matches_beside_path(&self, request: &RequestView<'_>) -> bool {
-        // Most matches are about the path alone: they cost no call.
-        let is_about_path =
-            self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty();
-        is_about_path || self.matches_rest(request)
+        let has_no_fields = self.headers.is_empty() && self.query.is_empty();
+        self.matches_method(request) && (has_no_fields || self.matches_fields(request))
     }
 
-    fn matches_rest(&self, request: &RequestView<'_>) -> bool {
-        (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
-            && self.headers.iter().all(|header| header.matches(request))
+    #[inline]
+    fn matches_method(&self, request: &RequestView<'_>) -> bool {
+        self.methods.is_empty() || self.methods.iter().any(|method| **method == *request.method)
+    }
+
+    #[inline(never)]
+    fn matches_fields(&self, request: &RequestView<'_>) -> bool {
+        self.headers.iter().all(|header| header.matches(request))
             && self.query.iter().all(|parameter| parameter.matches(request))
     }
 
@@ -72,7 +85,7 @@ impl RequestMatcher {
         if !self.path.matches(request.path) {
             return Some(Mismatch::Path);
         }
-        if !self.methods.is_empty() && !self.methods.iter().any(|m| **m == *request.method) {
+        if !self.matches_method(request) {
             return Some(Mismatch::Method);
         }
         if let Some(header) = self.headers.iter().find(|header| !header.matches(request)) {

@@ -1,6 +1,6 @@
 //! What became of every document, for people and for programs.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 use serde::Serialize;
 
@@ -123,63 +123,65 @@ impl Report {
 
     /// What was done.
     pub(super) fn told(&self) -> String {
-        let mut text = String::new();
-        for Entry { object, place, outcome, becomes, reasons, widens } in &self.0 {
-            let (becomes, why) = (becomes.join(" and "), reasons.join("; "));
-            let wider = if *widens { WIDENS } else { "" };
-            let told = match outcome {
-                Outcome::Native => continue,
-                Outcome::Rewritten => format!("rewritten: {object} ({place}) is {becomes}"),
-                Outcome::Changed => {
-                    format!("rewritten: {object} ({place}) is {becomes}, but: {why}")
-                }
-                Outcome::Dropped => format!("dropped: {object} ({place}): {why}"),
-                Outcome::Left => format!("left as it is: {object} ({place}): {why}"),
-                Outcome::NotKept => format!("not kept: {object} ({place}): {why}{wider}"),
-            };
-            writeln!(text, "{told}").expect("a String takes what is written");
-        }
+        let line = |entry: &Entry, becomes: &str, why: &str| match entry.outcome {
+            Outcome::Native => None,
+            Outcome::Rewritten => Some(format!("rewritten: {entry} is {becomes}")),
+            Outcome::Changed => Some(format!("rewritten: {entry} is {becomes}, but: {why}")),
+            Outcome::Dropped => Some(format!("dropped: {entry}: {why}")),
+            Outcome::Left => Some(format!("left as it is: {entry}: {why}")),
+            Outcome::NotKept => Some(format!("not kept: {entry}: {why}")),
+        };
         let changed = self.count(Outcome::Changed);
         let rewritten = self.count(Outcome::Rewritten) + self.count(Outcome::Dropped) + changed;
         let but = match changed {
             0 => String::new(),
             several => format!(" ({several} decide otherwise in a rare case)"),
         };
-        writeln!(
-            text,
+        let sum = format!(
             "{} native already, {rewritten} rewritten{but}, {} left as they are, {} not kept",
             self.count(Outcome::Native),
             self.count(Outcome::Left),
             self.count(Outcome::NotKept),
-        )
-        .expect("a String takes what is written");
-        text
+        );
+        self.lines(line, &sum)
     }
 
     /// What would come of it.
     pub(super) fn foretold(&self) -> String {
-        let mut text = String::new();
-        for Entry { object, place, outcome, becomes, reasons, widens } in &self.0 {
-            let (becomes, why) = (becomes.join(" and "), reasons.join("; "));
-            let wider = if *widens { WIDENS } else { "" };
-            let told = match outcome {
-                Outcome::Native => continue,
-                Outcome::Rewritten => format!("kept: {object} ({place}): as {becomes}"),
-                Outcome::Changed => {
-                    format!("changed: {object} ({place}): as {becomes}, but: {why}")
-                }
-                Outcome::Dropped => format!("kept: {object} ({place}): {why}"),
-                Outcome::Left => format!("kept: {object} ({place}): read as it stands: {why}"),
-                Outcome::NotKept => format!("not kept: {object} ({place}): {why}{wider}"),
-            };
-            writeln!(text, "{told}").expect("a String takes what is written");
-        }
+        let line = |entry: &Entry, becomes: &str, why: &str| match entry.outcome {
+            Outcome::Native => None,
+            Outcome::Rewritten => Some(format!("kept: {entry}: as {becomes}")),
+            Outcome::Changed => Some(format!("changed: {entry}: as {becomes}, but: {why}")),
+            Outcome::Dropped => Some(format!("kept: {entry}: {why}")),
+            Outcome::Left => Some(format!("kept: {entry}: read as it stands: {why}")),
+            Outcome::NotKept => Some(format!("not kept: {entry}: {why}")),
+        };
         let (changed, lost) = (self.count(Outcome::Changed), self.count(Outcome::NotKept));
         let native = self.count(Outcome::Native);
         let kept = self.0.len() - changed - lost - native;
-        writeln!(text, "{native} native already, {kept} kept, {changed} changed, {lost} not kept")
-            .expect("a String takes what is written");
+        let sum =
+            format!("{native} native already, {kept} kept, {changed} changed, {lost} not kept");
+        self.lines(line, &sum)
+    }
+
+    /// A line for each entry that has one, told with what it becomes and why, and one for all.
+    fn lines(&self, line: impl Fn(&Entry, &str, &str) -> Option<String>, sum: &str) -> String {
+        let mut text = String::new();
+        for entry in &self.0 {
+            let (becomes, why) = (entry.becomes.join(" and "), entry.reasons.join("; "));
+            let Some(line) = line(entry, &becomes, &why) else { continue };
+            let wider = if entry.widens { WIDENS } else { "" };
+            text.extend([&*line, wider, "\n"]);
+        }
+        text.extend([sum, "\n"]);
         text
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { object, place, .. } = self;
+        write!(f, "{object} ({place})")
     }
 }
 

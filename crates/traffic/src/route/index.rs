@@ -1,34 +1,30 @@
 //! The index of a port's matches: by an exact path, a prefix, and what else they demand exactly.
 
-use std::ops::Range;
-
 use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
 
 use super::{CompiledMatch, PathRank, rank};
-use crate::lookup::{Demand, Lookup};
+use crate::lookup::Lookup;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
-/// All matches of a port in the order in which they decide, but that those by one exact path, and
-/// those by one prefix, stand together: no request fits two exact paths, and of two prefixes the
-/// longer decides.
+/// All matches of a port: those by one exact path, and those by one prefix, stand together, for no
+/// request fits two exact paths, and of two prefixes the longer decides.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
-    matches: Box<[CompiledMatch]>,
-    exact: FxHashMap<Box<str>, Span>,
-    prefixes: FxHashMap<Box<[u8]>, Span>,
+    exact: FxHashMap<Box<str>, Group>,
+    prefixes: FxHashMap<Box<[u8]>, Group>,
     /// Which lengths prefixes have, the greatest first.
     lengths: Box<[usize]>,
     /// Those by a regular expression, and then those by any path.
-    rest: Span,
+    rest: Group,
 }
 
-/// Neighbours among the matches.
+/// Matches that differ in what they demand beside the path, in the order in which they decide.
 #[derive(Debug, Clone, Default)]
-struct Span {
-    places: Range<usize>,
-    /// Where they are many: by what else they demand.
+struct Group {
+    matches: Box<[CompiledMatch]>,
+    /// Where they are many: by what they demand exactly.
     lookup: Option<Box<Lookup>>,
 }
 
@@ -36,54 +32,47 @@ impl Index {
     /// Builds the index of matches, which stand in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
         let mut ranked: Vec<_> =
-            matches.into_iter().map(|(request, it)| (place(request), rank(request), it)).collect();
+            matches.into_iter().map(|(request, it)| (request, rank(request), it)).collect();
         // A stable sort: equals stay in the order they had.
-        ranked.sort_by(|(a_place, a_rank, _), (b_place, b_rank, _)| {
-            let by_path = b_rank.path.cmp(&a_rank.path);
-            by_path.then(a_place.cmp(b_place)).then(b_rank.cmp(a_rank))
-        });
-        let mut index = Self::default();
-        for (at, (place, rank, _)) in ranked.iter().enumerate() {
-            let span = match rank.path {
-                PathRank::Exact => {
-                    index.exact.entry((*place).into()).or_insert_with(|| Span::at(at))
-                }
-                PathRank::Prefix(_) => {
-                    let elements = index.prefixes.entry(place.as_bytes().into());
-                    elements.or_insert_with(|| Span::at(at))
-                }
-                PathRank::Regex | PathRank::Any => break,
+        ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
+        let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
+        let mut prefixes: FxHashMap<Box<[u8]>, Vec<_>> = FxHashMap::default();
+        let mut rest = Vec::new();
+        for (request, rank, compiled) in ranked {
+            let place = place(request);
+            let group = match rank.path {
+                PathRank::Exact => exact.entry(place.into()).or_default(),
+                PathRank::Prefix(_) => prefixes.entry(place.as_bytes().into()).or_default(),
+                PathRank::Regex | PathRank::Any => &mut rest,
             };
-            span.places.end = at + 1;
-            index.rest.places.start = at + 1;
+            group.push(compiled);
         }
-        index.rest.places.end = ranked.len();
-        let mut lengths: Vec<usize> = index.prefixes.keys().map(|prefix| prefix.len()).collect();
+        let mut lengths: Vec<usize> = prefixes.keys().map(|prefix| prefix.len()).collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
         lengths.dedup();
-        index.lengths = lengths.into();
-        index.matches = ranked.into_iter().map(|(_, _, compiled)| compiled).collect();
-        let spans = index.exact.values_mut().chain(index.prefixes.values_mut());
-        for span in spans.chain([&mut index.rest]) {
-            span.look_up(&index.matches);
+        Self {
+            exact: exact.into_iter().map(|(path, group)| (path, Group::of(group))).collect(),
+            prefixes: prefixes.into_iter().map(|(it, group)| (it, Group::of(group))).collect(),
+            lengths: lengths.into(),
+            rest: Group::of(rest),
         }
-        index
     }
 
     /// The first match that the request fits.
-    #[inline]
+    #[inline(never)]
     pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
             return Some(found);
         }
-        self.rest.first(&self.matches, request, |it| it.matcher.matches(request))
+        self.rest.first_with_path(request)
     }
 
+    #[inline]
     fn by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if self.exact.is_empty() {
             return None;
         }
-        self.among(self.exact.get(request.path)?, request)
+        self.exact.get(request.path)?.first_beside_path(request)
     }
 
     /// Tries the beginnings of the path that end with an element, the longest first.
@@ -94,44 +83,57 @@ impl Index {
             if !matches!(rest, [] | [b'/', ..]) {
                 continue;
             }
-            let span = self.prefixes.get(beginning);
-            if let Some(found) = span.and_then(|span| self.among(span, request)) {
+            let group = self.prefixes.get(beginning);
+            if let Some(found) = group.and_then(|group| group.first_beside_path(request)) {
                 return Some(found);
             }
         }
         None
     }
-
-    fn among(&self, span: &Span, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        span.first(&self.matches, request, |it| it.matcher.matches_beside_path(request))
-    }
 }
 
-impl Span {
-    fn at(at: usize) -> Self {
-        Self { places: at..at, lookup: None }
+impl Group {
+    fn of(matches: Vec<CompiledMatch>) -> Self {
+        let lookup = Lookup::of_many(matches.len(), || {
+            matches.iter().map(|it| it.matcher.demands()).collect()
+        });
+        Self { matches: matches.into(), lookup }
     }
 
-    fn look_up(&mut self, matches: &[CompiledMatch]) {
-        let Some(own) = matches.get(self.places.clone()) else { return };
-        let demands =
-            || -> Vec<Vec<Demand>> { own.iter().map(|it| it.matcher.demands()).collect() };
-        self.lookup = Lookup::of_many(own.len(), demands);
+    /// The first that fits, path and all.
+    #[inline(never)]
+    fn first_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        self.first(request, |it| it.matcher.matches(request))
     }
 
-    /// The first of them that fits.
+    /// The first that fits; the paths of all of them do.
+    fn first_beside_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+        self.first(request, |it| it.matcher.matches_beside_path(request))
+    }
+
+    /// The first that fits.
     #[inline]
-    fn first<'a>(
+    fn first(
         &self,
-        matches: &'a [CompiledMatch],
         request: &RequestView<'_>,
         fits: impl Fn(&CompiledMatch) -> bool,
-    ) -> Option<&'a CompiledMatch> {
-        let own = matches.get(self.places.clone())?;
-        let Some(lookup) = &self.lookup else {
-            return own.iter().find(|compiled| fits(compiled));
-        };
-        own.get(lookup.first(request, |at| own.get(at).is_some_and(&fits))?)
+    ) -> Option<&CompiledMatch> {
+        match &self.lookup {
+            None => self.matches.iter().find(|compiled| fits(compiled)),
+            Some(lookup) => self.looked_up(lookup, request, fits),
+        }
+    }
+
+    /// Apart, so that a few, which are asked one after the other, do not pay for it.
+    #[inline(never)]
+    fn looked_up(
+        &self,
+        lookup: &Lookup,
+        request: &RequestView<'_>,
+        fits: impl Fn(&CompiledMatch) -> bool,
+    ) -> Option<&CompiledMatch> {
+        let fits = |at: usize| self.matches.get(at).is_some_and(&fits);
+        self.matches.get(lookup.first(request, fits)?)
     }
 }
 

@@ -9,6 +9,7 @@ use super::{Limits, LinkError, Role};
 pub(super) struct Budget {
     idle_frames: u32,
     idle_frames_max: u32,
+    /// Streams that were reset unanswered, less those answered since.
     churn: u32,
     churn_max: u32,
     late_bytes: u64,
@@ -21,13 +22,7 @@ impl Budget {
         let crossing = limits.streams_max.saturating_mul(CROSSING_PER_STREAM);
         let idle_frames_max = limits.idle_frames_max.max(crossing);
         let churn_max = limits.churn_max.max(limits.streams_max);
-        Self {
-            idle_frames: idle_frames_max,
-            idle_frames_max,
-            churn: churn_max,
-            churn_max,
-            late_bytes: 0,
-        }
+        Self { idle_frames: idle_frames_max, idle_frames_max, churn: 0, churn_max, late_bytes: 0 }
     }
 
     /// A frame that did nothing.
@@ -54,22 +49,22 @@ impl Budget {
     /// # Errors
     /// The allowance for that is spent.
     pub(super) fn churned(&mut self) -> Result<(), LinkError> {
-        self.churn = self
-            .churn
-            .checked_sub(1)
-            .ok_or(LinkError::Flood { what: "streams opened and reset" })?;
+        if self.churn >= self.churn_max {
+            return Err(LinkError::Flood { what: "streams opened and reset" });
+        }
+        self.churn = self.churn.saturating_add(1);
         Ok(())
     }
 
     /// A stream of the opener was answered.
     pub(super) fn answered(&mut self) {
-        self.churn = self.churn.saturating_add(1).min(self.churn_max);
+        self.churn = self.churn.saturating_sub(1);
     }
 
     /// Whether half of what the acceptor puts up with is spent. The other half is for the streams
     /// that are still open, and for answers that earned nothing because they crossed with resets.
     pub(super) fn is_worn(&self) -> bool {
-        self.churn <= self.churn_max / 2
+        self.churn >= self.churn_max.div_ceil(2)
     }
 
     /// This side dropped a stream on which the peer may still have sent so many bytes.
@@ -94,7 +89,7 @@ impl Budget {
         self.idle_frames = self.idle_frames_max;
         // When the acceptor does that is not known to the opener.
         if role == Role::Acceptor {
-            self.churn = self.churn_max;
+            self.churn = 0;
         }
     }
 

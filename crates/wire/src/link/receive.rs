@@ -145,9 +145,10 @@ impl Link {
             return self.late();
         };
         checked(stream, state.receiving.head(header.length, interim, end))?;
-        let first_answer = !interim && !std::mem::replace(&mut state.answered, true);
+        // There is one final head, and nothing before it is an answer.
+        state.answered |= !interim;
         self.budget.useful_frame();
-        if first_answer {
+        if !interim {
             self.budget.answered();
         }
         self.settle(stream);
