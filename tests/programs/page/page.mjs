@@ -140,6 +140,7 @@ async function live(page) {
 // How much is red while nothing fails; printed, so that it can be compared with.
 async function calm(page) {
   await page.locator(`${node("details")}.good`).waitFor();
+  assert.deepEqual(await page.locator(".graph .bad").allInnerTexts(), [], "nothing fails");
   console.log(`red points: ${await redPoints(page)}`);
 }
 
