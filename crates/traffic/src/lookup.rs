@@ -84,17 +84,21 @@ impl Lookup {
         request: &RequestView<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        let first_before = |best: usize, places: &[usize]| {
-            let mut open = places.iter().copied().take_while(|place| *place < best);
-            open.find(|place| fits(*place)).unwrap_or(best)
-        };
         let mut best = usize::MAX;
         for column in &self.columns {
-            best = first_before(best, column.held(request));
+            best = first_before(best, column.held(request), &fits);
         }
-        best = first_before(best, &self.rest);
+        best = first_before(best, &self.rest, &fits);
         (best != usize::MAX).then_some(best)
     }
+}
+
+/// The first of these places, which are in order, that comes before the best so far and `fits`; or else
+/// that one, which is `usize::MAX` while there is none.
+#[inline]
+pub(crate) fn first_before(best: usize, places: &[usize], fits: impl Fn(usize) -> bool) -> usize {
+    let mut open = places.iter().copied().take_while(|place| *place < best);
+    open.find(|place| fits(*place)).unwrap_or(best)
 }
 
 /// The keys in which the rules differ most, the most first; of equals the one that comes first.

@@ -1,17 +1,35 @@
 //! Outlets: what a workload reaches outside the mesh although nobody is let out.
 
+mod hosts;
+
 use std::net::{IpAddr, SocketAddr};
 
 use leno_model::{ObjectKey, Outlet, PolicyName, ToldBy};
+use rustc_hash::FxHashMap;
 
+use self::hosts::Hosts;
 use crate::authorize::fits as allows;
 use crate::matcher::{PathKind, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
-/// All outlets of a workload, compiled.
+/// All outlets of a workload, compiled, by port.
 #[derive(Debug, Default)]
-pub struct Outlets(Box<[CompiledOutlet]>);
+pub struct Outlets(FxHashMap<u16, PortOutlets>);
+
+/// The outlets of one port, in order.
+#[derive(Debug, Default)]
+struct PortOutlets {
+    outlets: Vec<CompiledOutlet>,
+    /// What tells where a connection goes, for those that lead to any address.
+    anywhere: Vec<ToldBy>,
+    /// Those that lead to some addresses only.
+    ranged: Vec<usize>,
+    /// Those by the name that a client of TLS asks for,
+    names: Hosts,
+    /// and by the host of a request.
+    requests: Hosts,
+}
 
 #[derive(Debug)]
 struct CompiledOutlet {
@@ -41,13 +59,18 @@ impl Outlets {
     /// # Errors
     /// [`BadPattern`] for the first regular expression that cannot be used; it names the policy.
     pub fn compile(outlets: &[Outlet]) -> Result<Self, BadPattern> {
-        Ok(Self(outlets.iter().map(CompiledOutlet::compile).collect::<Result<_, _>>()?))
+        let mut ports: FxHashMap<u16, PortOutlets> = FxHashMap::default();
+        for outlet in outlets {
+            ports.entry(outlet.port).or_default().add(CompiledOutlet::compile(outlet)?);
+        }
+        Ok(Self(ports))
     }
 
     /// What is let out to an address.
     #[must_use]
     pub fn way(&self, at: SocketAddr) -> Way {
-        let leads = |told_by| self.to(at).any(|it| it.told_by() == told_by);
+        let Some(port) = self.0.get(&at.port()) else { return Way::Closed };
+        let leads = |told_by| port.leads_to(at.ip(), told_by);
         match (leads(ToldBy::Address), leads(ToldBy::Http), leads(ToldBy::ServerName)) {
             (true, _, _) => Way::Open,
             (false, false, false) => Way::Closed,
@@ -58,29 +81,54 @@ impl Outlets {
     /// The policy that lets a client of TLS out that asks for this name.
     #[must_use]
     pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
+        let port = self.0.get(&at.port())?;
         let named = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-        let fits = |it: &&CompiledOutlet| it.told_by() == ToldBy::ServerName && it.is_for(&named);
-        self.to(at).find(fits).map(|it| &it.outlet.policy)
+        port.first(&port.names, &named, |it| it.leads_to(at.ip()))
     }
 
     /// The policy that lets a request out.
     #[must_use]
     pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
+        let port = self.0.get(&at.port())?;
         let path = PathKind::of(request.path);
         let host = host_of(request.authority, at.port())?.to_ascii_lowercase();
-        let fits = |it: &&CompiledOutlet| {
-            it.told_by() == ToldBy::Http
-                && it.is_for(&host)
-                && match &it.requests {
-                    None => true,
-                    Some(requests) => requests.iter().any(|it| allows(it, request, path)),
-                }
-        };
-        self.to(at).find(fits).map(|it| &it.outlet.policy)
+        port.first(&port.requests, &host, |it| it.leads_to(at.ip()) && it.takes(request, path))
+    }
+}
+
+impl PortOutlets {
+    fn add(&mut self, compiled: CompiledOutlet) {
+        let place = self.outlets.len();
+        let told_by = compiled.told_by();
+        match told_by {
+            ToldBy::Address => {}
+            ToldBy::ServerName => self.names.add(place, &compiled.outlet.hosts),
+            ToldBy::Http => self.requests.add(place, &compiled.outlet.hosts),
+        }
+        match compiled.outlet.ranges.is_empty() {
+            true if self.anywhere.contains(&told_by) => {}
+            true => self.anywhere.push(told_by),
+            false => self.ranged.push(place),
+        }
+        self.outlets.push(compiled);
     }
 
-    fn to(&self, at: SocketAddr) -> impl Iterator<Item = &CompiledOutlet> {
-        self.0.iter().filter(move |it| it.outlet.port == at.port() && it.leads_to(at.ip()))
+    /// Whether something that this tells leads to the address.
+    fn leads_to(&self, address: IpAddr, told_by: ToldBy) -> bool {
+        let mut ranged = self.ranged.iter().filter_map(|place| self.outlets.get(*place));
+        self.anywhere.contains(&told_by)
+            || ranged.any(|it| it.told_by() == told_by && it.leads_to(address))
+    }
+
+    /// The policy of the first outlet for a host that fits beside that.
+    fn first(
+        &self,
+        hosts: &Hosts,
+        host: &str,
+        fits: impl Fn(&CompiledOutlet) -> bool,
+    ) -> Option<&PolicyName> {
+        let place = hosts.first(host, |place| self.outlets.get(place).is_some_and(&fits))?;
+        self.outlets.get(place).map(|it| &it.outlet.policy)
     }
 }
 
@@ -107,9 +155,9 @@ impl CompiledOutlet {
         ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
     }
 
-    fn is_for(&self, host: &str) -> bool {
-        let hosts = &self.outlet.hosts;
-        hosts.is_empty() || hosts.iter().any(|pattern| pattern.fits(host))
+    fn takes(&self, request: &RequestView<'_>, path: PathKind) -> bool {
+        let requests = self.requests.as_ref();
+        requests.is_none_or(|requests| requests.iter().any(|it| allows(it, request, path)))
     }
 }
 
