@@ -145,9 +145,15 @@ impl Server {
         warnings.iter().filter_map(|it| it.to_str().ok()).collect::<Vec<_>>().join("\n")
     }
 
+    /// Deletes an object, and waits until it is gone: definitions take their objects with them first.
     pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while self.find(kind, namespace, name).await.is_some() {
+            assert!(Instant::now() < deadline, "{kind} {name} stays");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     pub(crate) async fn namespace(&self, name: &str) {
@@ -176,7 +182,7 @@ impl Server {
 
     /// Defines a kind, named as `group/version/Kind`, whose objects may hold anything.
     pub(crate) async fn define(&self, kind: &str) {
-        let [group, version, kind] = kind.split('/').collect::<Vec<_>>()[..] else { panic!() };
+        let (_, ApiResource { group, version, kind, plural: many, .. }) = self.api(kind, None);
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         }});
@@ -185,7 +191,6 @@ impl Server {
             "subresources": {"status": {}},
         });
         let one = kind.to_lowercase();
-        let many = format!("{one}s");
         let list = format!("{kind}List");
         let definition = json!({
             // Without it, groups of Kubernetes' own are protected.
