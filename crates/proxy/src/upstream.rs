@@ -294,8 +294,7 @@ impl Timed {
         self.answered.set(true);
         match status {
             429 | 500.. => self.fails(),
-            // Who refuses is soon done with it, too.
-            400..=499 => self.learn(|latency, took, _| latency.peaked(took)),
+            400..=499 => self.learn(Latency::refused),
             _ => self.learn(Latency::answered),
         }
     }
@@ -305,7 +304,7 @@ impl Timed {
     fn fails(&self) {
         match self.in_flight.0.slot.get() {
             watch::NOWHERE => self.learn(Latency::failed),
-            _ => self.learn(|latency, took, _| latency.peaked(took)),
+            _ => self.learn(Latency::peaked),
         }
     }
 
