@@ -450,7 +450,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             sighting.upstream = Some(destined.address());
         }
         let lease = {
-            let lease = pin!(destined.lease(&self.session.worker));
+            let lease = pin!(destined.lease(&self.session.worker, timed.as_ref()));
             match &bound.ward {
                 None => lease.await,
                 Some(ward) => ward.wait(lease).await,

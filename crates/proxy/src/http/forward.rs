@@ -60,7 +60,7 @@ pub(crate) async fn forward(
     let lease = match lease {
         Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
             drop(lease);
-            destined.lease_http1(&exchange.session.worker).await?
+            destined.lease_http1(&exchange.session.worker, timed).await?
         }
         lease => lease,
     };

@@ -240,7 +240,7 @@ impl Second<'_> {
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
         let timed = upstream.time();
-        match self.send((&upstream, trial.as_ref()), body).await {
+        match self.send((&upstream, trial.as_ref(), &timed), body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
             // What was tried is not what failed.
             Ok(None) => None,
@@ -268,10 +268,10 @@ impl Second<'_> {
     /// no link to send it on, or nothing left to pay for it.
     async fn send(
         &self,
-        (upstream, trial): (&Rc<Upstream>, Option<&Trial>),
+        (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let lease = upstream.lease(self.worker);
+        let lease = upstream.lease(self.worker, Some(timed));
         let lease = match &self.bound.ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,
