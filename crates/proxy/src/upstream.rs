@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, Protocol, Reason, Weight};
+use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
@@ -308,6 +308,14 @@ impl Timed {
         }
     }
 
+    /// It ended for this reason. Only where that is the endpoint's did it fail: nobody knows how it would have
+    /// answered a client that went away, or what was never sent.
+    pub(crate) fn ends(self, reason: Reason) {
+        if reason.side() == Side::Upstream && !self.answered.replace(true) {
+            self.fails();
+        }
+    }
+
     /// It ended without an answer, or with one that says so. Where a policy watches, what failures mean
     /// is for that to say: they draw no requests away before it has seen enough of them.
     fn fails(&self) {
@@ -327,9 +335,10 @@ impl Timed {
 }
 
 impl Drop for Timed {
+    /// Given up, it has taken so long at least.
     fn drop(&mut self) {
         if !self.answered.get() {
-            self.fails();
+            self.learn(Latency::peaked);
         }
     }
 }

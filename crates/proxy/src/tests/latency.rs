@@ -4,9 +4,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::Endpoint;
+use leno_model::{
+    Breaker, CircuitBreaker, CircuitLimits, Endpoint, Protocol, Reason, RouteRule,
+    ServicePolicyKind, ServicePolicyName, Side, Treatment,
+};
 
-use super::fixture::{Application, Mesh, OK, run};
+use super::fixture::{Application, Client, GET, Mesh, OK, PORT, run, until, view};
+use super::routes::{routed, rule};
 use crate::upstream::Upstream;
 
 const LONG: Duration = Duration::from_secs(1);
@@ -21,6 +25,11 @@ fn known(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
 /// How long it takes.
 fn step(upstream: &Upstream) -> Option<u8> {
     upstream.load(None, Some(Instant::now())).step
+}
+
+/// What failed there, when nothing is under way.
+fn failures(upstream: &Upstream) -> u32 {
+    upstream.load(None, Some(Instant::now())).under_way
 }
 
 /// It was chosen so long ago.
@@ -41,5 +50,81 @@ fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_oth
         assert!(step(&upstream) < Some(LONG_STEP));
         slow.answers(200);
         assert!(step(&upstream) >= Some(LONG_STEP));
+    });
+}
+
+#[test]
+fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        for reason in Reason::ALL {
+            let upstream = Rc::new(Upstream::new(Arc::new(mesh.endpoint())));
+            upstream.time().ends(*reason);
+            let is_its = reason.side() == Side::Upstream;
+            assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
+            // Nobody knows how it would have ended.
+            drop(upstream.time());
+            assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
+            // It did answer, whatever broke then.
+            let answered = upstream.time();
+            answered.answers(200);
+            answered.ends(*reason);
+            assert_eq!(failures(&upstream), 0, "{reason:?}");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_is_held_against_no_endpoint() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        until(|| app.accepted.get() == 1).await;
+        drop(client);
+        until(|| mesh.client.failures().contains_key("downstream-closed")).await;
+        assert_eq!(failures(&known(&mesh, mesh.endpoint())), 0);
+    });
+}
+
+#[test]
+fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let kind = ServicePolicyKind::CircuitBreaker;
+        let policy = ServicePolicyName::new(kind, "bookinfo", "ratings").unwrap();
+        let limits = CircuitLimits { pending: Some(0), ..CircuitLimits::default() };
+        let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
+        let mut view = view(Protocol::Http, &[mesh.endpoint()]);
+        view.ports.get_mut(&PORT).unwrap().treatment =
+            Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() };
+        mesh.client_knows(vec![view]);
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (503, Some("circuit-full")));
+        assert_eq!(failures(&known(&mesh, mesh.endpoint())), 0);
+    });
+}
+
+#[test]
+fn who_does_not_answer_in_time_has_failed() {
+    run(async {
+        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let to_it = || rule("/", &[("ratings-v2", 1)]);
+        let soon = Duration::from_millis(20);
+        let whole = RouteRule { request_timeout: Some(soon), ..to_it() };
+        let mut each = to_it();
+        each.actions.attempt_timeout = Some(soon);
+        for (rule, reason) in [(whole, "request-timeout"), (each, "attempt-timeout")] {
+            let views = routed(&mesh, vec![rule]);
+            let endpoint = views.last().unwrap().ports[&PORT].endpoints[0].clone();
+            mesh.client_knows(views);
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.verdict(), (504, Some(reason)));
+            assert_eq!(failures(&mesh.client.worker.upstream(&endpoint)), 1, "{reason}");
+        }
     });
 }
