@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Breaker, CircuitBreaker, CircuitLimits, Endpoint, Protocol, Reason, RouteRule,
-    ServicePolicyKind, ServicePolicyName, Side, Treatment,
+    BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint, HashKey,
+    LoadBalancing, Protocol, Reason, RouteRule, ServicePolicyKind, ServicePolicyName, Side,
+    Treatment,
 };
 
 use super::fixture::{Application, Client, GET, Mesh, OK, PORT, run, until, view};
@@ -126,5 +127,38 @@ fn who_does_not_answer_in_time_has_failed() {
             assert_eq!(answer.verdict(), (504, Some(reason)));
             assert_eq!(failures(&mesh.client.worker.upstream(&endpoint)), 1, "{reason}");
         }
+    });
+}
+
+#[test]
+fn who_shows_no_key_goes_where_answers_are_soon() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let other = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", other.address).await;
+        let algorithms: [fn(HashKey) -> BalanceAlgorithm; 2] =
+            [BalanceAlgorithm::RingHash, BalanceAlgorithm::Maglev];
+        for algorithm in algorithms {
+            let kind = ServicePolicyKind::LoadBalancing;
+            let policy = ServicePolicyName::new(kind, "bookinfo", "keys").unwrap();
+            let algorithm = algorithm(HashKey::Header("x-user".to_owned()));
+            let rule = LoadBalancing { algorithm, warm_up: None };
+            let mut view = view(Protocol::Http, &[mesh.endpoint(), second.clone()]);
+            view.ports.get_mut(&PORT).unwrap().treatment =
+                Treatment { balancing: Some(Balancing { policy, rule }), ..Treatment::default() };
+            mesh.client_knows(vec![view]);
+            let slow = known(&mesh, mesh.endpoint());
+            chosen(&slow, 10 * LONG);
+            slow.time().answers(200);
+            let quick = known(&mesh, second.clone());
+            chosen(&quick, Duration::ZERO);
+            quick.time().answers(200);
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..16 {
+                assert_eq!(client.ask(GET).await.status, 200);
+            }
+        }
+        assert_eq!((app.requests().len(), other.requests().len()), (0, 32));
     });
 }
