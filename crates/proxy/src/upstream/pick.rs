@@ -68,8 +68,11 @@ pub(crate) fn kept(
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream(endpoint), Instant::now());
+    if !is_well(&upstream, ward, (avoid, now)) {
+        return None;
+    }
     upstream.choose(now);
-    is_well(&upstream, ward, (avoid, now)).then_some(upstream)
+    Some(upstream)
 }
 
 /// Whether nothing speaks against an endpoint.
