@@ -16,21 +16,20 @@ impl Many {
     /// Of these rules, in order; `None` where they are few. A rule without matches has one that
     /// demands nothing, in the first place.
     pub(super) fn of<'a>(
-        rules: impl Iterator<Item = (usize, &'a [RequestMatcher])>,
+        rules: impl Iterator<Item = (usize, &'a [RequestMatcher])> + Clone,
     ) -> Option<Self> {
-        let (mut matches, mut demands) = (Vec::new(), Vec::new());
-        for (rule, matchers) in rules {
-            for (place, matcher) in matchers.iter().enumerate() {
-                matches.push((rule, place));
-                demands.push(matcher.demands());
-            }
-            if matchers.is_empty() {
-                matches.push((rule, 0));
-                demands.push(Vec::new());
-            }
-        }
-        let lookup = Lookup::of_many(matches.len(), || demands)?;
-        Some(Self { matches: matches.into(), lookup })
+        let all = || {
+            rules.clone().flat_map(|(rule, matchers)| {
+                let places = 0..matchers.len().max(1);
+                places.map(move |place| (rule, place, matchers.get(place)))
+            })
+        };
+        let lookup = Lookup::of_many(all().count(), || {
+            all()
+                .map(|(_, _, matcher)| matcher.map(RequestMatcher::demands).unwrap_or_default())
+                .collect()
+        })?;
+        Some(Self { matches: all().map(|(rule, place, _)| (rule, place)).collect(), lookup })
     }
 
     /// The first rule with a match that fits: asked by rule, and the match's place in it.
