@@ -1,6 +1,6 @@
 //! The matches of many rules, looked up instead of asked one after the other.
 
-use crate::lookup::Lookup;
+use crate::lookup::{Lookup, are_many};
 use crate::matcher::RequestMatcher;
 use crate::request::RequestView;
 
@@ -32,6 +32,14 @@ impl Many {
         Some(Self { matches: all().map(|(rule, place, _)| (rule, place)).collect(), lookup })
     }
 
+    /// The matches of some of the rules, which are in order; `None` where they are few.
+    pub(super) fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
+        let matches = self.matches.iter().enumerate();
+        let part = matches.filter(|(_, (rule, _))| rules.binary_search(rule).is_ok());
+        let part: Box<[usize]> = part.map(|(at, _)| at).collect();
+        are_many(part.len()).then_some(part)
+    }
+
     /// The first rule with a match that fits: asked by rule, and the match's place in it.
     pub(super) fn first(
         &self,
@@ -41,5 +49,17 @@ impl Many {
         let fits =
             |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
         self.matches.get(self.lookup.first(request, fits)?).map(|(rule, _)| *rule)
+    }
+
+    /// The same among a part of the matches.
+    pub(super) fn first_of(
+        &self,
+        part: &[usize],
+        request: &RequestView<'_>,
+        fits: impl Fn(usize, usize) -> bool,
+    ) -> Option<usize> {
+        let fits =
+            |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
+        self.matches.get(self.lookup.first_of(part, request, fits)?).map(|(rule, _)| *rule)
     }
 }
