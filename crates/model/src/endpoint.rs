@@ -66,8 +66,9 @@ impl Default for Weight {
 }
 
 impl Endpoint {
-    /// Whether both are one place: a connection to the one is a connection to the other, whatever
-    /// rules make of its tags, and whatever it gets.
+    /// Whether both are one place: a connection to the one is a connection to the other, and what was
+    /// learned of the one, such as that it fails, is true of the other, whatever rules make of its tags,
+    /// and whatever it gets.
     #[must_use]
     pub fn is_same_place(&self, other: &Self) -> bool {
         self.id == other.id && self.address == other.address && self.account == other.account

@@ -14,8 +14,6 @@ use crate::tag::TagDialect;
 pub enum RuleKind {
     /// A route or split.
     Route(RouteKind),
-    /// A route of sessions that applications encrypt.
-    TlsRoute,
     /// An access policy.
     AccessPolicy,
     /// An SMI access policy.
@@ -36,7 +34,6 @@ impl RuleKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Route(kind) => kind.as_str(),
-            Self::TlsRoute => "TLSRoute",
             Self::AccessPolicy => "AccessPolicy",
             Self::TrafficTarget => "TrafficTarget",
             Self::ServicePolicy(kind) => kind.as_str(),
@@ -49,14 +46,15 @@ impl RuleKind {
     /// The kind with this word.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
-        let routes = [RouteKind::Split, RouteKind::Tcp, RouteKind::Http, RouteKind::Grpc];
+        let routes =
+            [RouteKind::Split, RouteKind::Tcp, RouteKind::Tls, RouteKind::Http, RouteKind::Grpc];
         let tags = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
         let policies = ServicePolicyKind::ALL.iter().copied().map(Self::ServicePolicy);
         let ingress = IngressKind::ALL.iter().copied().map(Self::Ingress);
         routes
             .into_iter()
             .map(Self::Route)
-            .chain([Self::TlsRoute, Self::AccessPolicy, Self::TrafficTarget, Self::Retry])
+            .chain([Self::AccessPolicy, Self::TrafficTarget, Self::Retry])
             .chain(policies)
             .chain(ingress)
             .chain(tags.into_iter().map(Self::Tags))
@@ -69,7 +67,6 @@ impl RuleKind {
         let (namespace, name) = (namespace.clone(), name.clone());
         match self {
             Self::Route(kind) => kind.key(RouteName { namespace, name }),
-            Self::TlsRoute => ObjectKey::TlsRoute(RouteName { namespace, name }),
             Self::AccessPolicy => ObjectKey::AccessPolicy(PolicyName { namespace, name }),
             Self::TrafficTarget => ObjectKey::TrafficTarget(PolicyName { namespace, name }),
             Self::ServicePolicy(kind) => {

@@ -163,10 +163,8 @@ async fn plain_inbound(
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match spoken {
         Spoken::Http1 => {
-            let _listed = list("http");
-            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
-                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
-            }
+            let listed = list("http");
+            Box::pin(from_http1(session, listed, &io, early)).await;
         }
         Spoken::Http2 => {
             let _listed = list("http2");
@@ -176,6 +174,14 @@ async fn plain_inbound(
             let _listed = list("tcp");
             Box::pin(tcp::plainly(&session, port, io, early)).await;
         }
+    }
+}
+
+/// Serves a connection that begins in HTTP/1.1; its client may go on in HTTP/2.
+pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
+    if let Served::Http2 { first, early } = serve(&session, io, early).await {
+        listed.goes_on_in("http2");
+        Box::pin(http2::server::go_on(Rc::new(session), io, (first, early))).await;
     }
 }
 
@@ -311,10 +317,8 @@ async fn to_service(
     let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
     match spoken {
         Spoken::Http1 => {
-            let _listed = list("http");
-            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
-                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
-            }
+            let listed = list("http");
+            Box::pin(from_http1(session, listed, &io, early)).await;
         }
         Spoken::Http2 => {
             let _listed = list("http2");

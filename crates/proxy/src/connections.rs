@@ -49,6 +49,15 @@ pub(crate) struct Listed {
     key: usize,
 }
 
+impl Listed {
+    /// The connection goes on in another protocol.
+    pub(crate) fn goes_on_in(&self, protocol: &'static str) {
+        if let Some(connection) = self.connections.lock().get_mut(self.key) {
+            connection.protocol = protocol;
+        }
+    }
+}
+
 impl Drop for Listed {
     fn drop(&mut self) {
         self.connections.lock().try_remove(self.key);

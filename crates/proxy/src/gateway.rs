@@ -9,9 +9,9 @@ use leno_model::{Protocol, Reason, Scheme};
 use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
 
-use crate::connection::{Spoken, list, spoken};
+use crate::connection::{Spoken, from_http1, list, spoken};
 use crate::handshake;
-use crate::http::server::{Served, refuse, serve};
+use crate::http::server::{refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::session::{Edge, Session};
@@ -57,10 +57,8 @@ async fn http(session: Session, io: Io) {
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
-            let _listed = list(&session, "http", told_of(&session));
-            if let Served::Http2 { first, early } = serve(&session, &io, early).await {
-                Box::pin(http2::server::go_on(Rc::new(session), &io, (first, early))).await;
-            }
+            let listed = list(&session, "http", told_of(&session));
+            Box::pin(from_http1(session, listed, &io, early)).await;
         }
         Some(Spoken::Http2) => {
             let _listed = list(&session, "http2", told_of(&session));

@@ -451,7 +451,7 @@ async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Passage
 }
 
 async fn open_stream(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStream, Reason> {
-    let link = match upstream.lease(worker).await? {
+    let link = match upstream.lease(worker, None).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
         Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported),

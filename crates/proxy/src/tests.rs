@@ -30,6 +30,7 @@ mod instructions;
 mod interim;
 mod joining;
 mod jwt;
+mod latency;
 mod limits;
 mod memory;
 mod openings;

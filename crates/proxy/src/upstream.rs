@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, Protocol, Reason, Weight};
+use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
@@ -35,8 +35,6 @@ pub(crate) struct Upstream {
     created: Instant,
     /// When it was chosen last.
     picked: Cell<Instant>,
-    /// When somebody last had to wait for a connection.
-    connected: Cell<Instant>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
     /// How long connecting may take by a policy; as long as for all when absent.
@@ -97,7 +95,6 @@ impl Upstream {
             latency: Cell::default(),
             created: now,
             picked: Cell::new(now),
-            connected: Cell::new(now),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
             connect_timeout: Cell::new(None),
@@ -110,8 +107,13 @@ impl Upstream {
         }
     }
 
-    /// A link or connection to the endpoint, made if there is none.
-    pub(crate) async fn lease(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    /// A link or connection to the endpoint, made if there is none. `timed`: of whose attempt it is no part
+    /// to wait for that.
+    pub(crate) async fn lease(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        timed: Option<&Timed>,
+    ) -> Result<Lease, Reason> {
         if let Some(link) = self.open_link() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Link(link));
@@ -132,7 +134,9 @@ impl Upstream {
             worker.shard.add(Count::LeaseOpened, 1);
             connect::endpoint(self, worker).await
         };
-        self.connected.set(Instant::now());
+        if let Some(timed) = timed {
+            timed.connected();
+        }
         leased
     }
 
@@ -284,6 +288,11 @@ pub(crate) struct Timed {
 }
 
 impl Timed {
+    /// It waited for a connection. Connecting is not answering: who is connected to seldom would seem slow.
+    pub(crate) fn connected(&self) {
+        self.began.set(Instant::now());
+    }
+
     /// Its body was sent: that took as long as its client did.
     pub(crate) fn sent(&self) {
         self.began.set(Instant::now());
@@ -294,9 +303,16 @@ impl Timed {
         self.answered.set(true);
         match status {
             429 | 500.. => self.fails(),
-            // Who refuses is soon done with it, too.
-            400..=499 => self.learn(|latency, took, _| latency.peaked(took)),
+            400..=499 => self.learn(Latency::refused),
             _ => self.learn(Latency::answered),
+        }
+    }
+
+    /// It ended for this reason. Only where that is the endpoint's did it fail: nobody knows how it would have
+    /// answered a client that went away, or what was never sent.
+    pub(crate) fn ends(self, reason: Reason) {
+        if reason.side() == Side::Upstream && !self.answered.replace(true) {
+            self.fails();
         }
     }
 
@@ -305,24 +321,24 @@ impl Timed {
     fn fails(&self) {
         match self.in_flight.0.slot.get() {
             watch::NOWHERE => self.learn(Latency::failed),
-            _ => self.learn(|latency, took, _| latency.peaked(took)),
+            _ => self.learn(Latency::peaked),
         }
     }
 
     fn learn(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
-        // Connecting is not answering: who is connected to seldom would seem slow.
-        let began = self.began.get().max(upstream.connected.get());
+        let took = now.saturating_duration_since(self.began.get());
         let mut latency = upstream.latency.get();
-        learn(&mut latency, now.saturating_duration_since(began), upstream.age(now));
+        learn(&mut latency, took, upstream.age(now));
         upstream.latency.set(latency);
     }
 }
 
 impl Drop for Timed {
+    /// Given up, it has taken so long at least.
     fn drop(&mut self) {
         if !self.answered.get() {
-            self.fails();
+            self.learn(Latency::peaked);
         }
     }
 }
@@ -373,10 +389,14 @@ impl Destined {
     }
 
     /// A way to send one request there.
-    pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    pub(crate) async fn lease(
+        &self,
+        worker: &Rc<Worker>,
+        timed: Option<&Timed>,
+    ) -> Result<Lease, Reason> {
         match self {
             Self::Application(application) => application.lease(worker).await,
-            Self::Upstream(upstream) => upstream.lease(worker).await,
+            Self::Upstream(upstream) => upstream.lease(worker, timed).await,
         }
     }
 
@@ -393,12 +413,20 @@ impl Destined {
     }
 
     /// A connection of HTTP/1.1, for a request that its HTTP/2 has no words for.
-    pub(crate) async fn lease_http1(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
-        match self {
-            Self::Application(_) => Err(Reason::Unsupported),
-            Self::Upstream(upstream) if upstream.is_plain() => Err(Reason::Unsupported),
+    pub(crate) async fn lease_http1(
+        &self,
+        worker: &Rc<Worker>,
+        timed: Option<&Timed>,
+    ) -> Result<Lease, Reason> {
+        let leased = match self {
+            Self::Application(_) => return Err(Reason::Unsupported),
+            Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker).await,
+        };
+        if let Some(timed) = timed {
+            timed.connected();
         }
+        leased
     }
 
     /// Takes a connection back that may serve another request.

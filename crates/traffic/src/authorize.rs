@@ -395,7 +395,7 @@ struct StrictRules {
     many: Option<Many>,
 }
 
-/// The rules that name a source.
+/// The rules that name a source, or several.
 #[derive(Debug)]
 struct Named {
     rules: Box<[usize]>,
@@ -417,9 +417,14 @@ impl StrictRules {
         let rules: Box<[CompiledAccess]> =
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
         let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
-        let named = |indices: Vec<usize>| {
-            let many = Many::of(indices.iter().map(|index| http(*index)));
-            Arc::new(Named { rules: indices.into(), many })
+        // Many sources are named by the same rules.
+        let mut lists = BTreeMap::<Vec<usize>, Arc<Named>>::new();
+        let mut named = |indices: Vec<usize>| {
+            let named = lists.entry(indices).or_insert_with_key(|indices| {
+                let many = Many::of(indices.iter().map(|index| http(*index)));
+                Arc::new(Named { rules: indices.as_slice().into(), many })
+            });
+            Arc::clone(named)
         };
         let by_source = by_source.into_iter().map(|(source, indices)| (source, named(indices)));
         Ok(Self {

@@ -75,7 +75,7 @@ impl Lookup {
         rules: usize,
         demands: impl FnOnce() -> Vec<Vec<Demand>>,
     ) -> Option<Box<Self>> {
-        (rules > ASKED_MAX).then(|| Box::new(Self::of(&demands())))
+        are_many(rules).then(|| Box::new(Self::of(&demands())))
     }
 
     /// The first rule in order that `fits`.
@@ -84,11 +84,40 @@ impl Lookup {
         request: &RequestView<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
+        self.search(request, |best, places| first_before(best, places, &fits))
+    }
+
+    /// The same among some of the rules only: `part`, in order.
+    pub(crate) fn first_of(
+        &self,
+        part: &[usize],
+        request: &RequestView<'_>,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        self.search(request, |best, places| {
+            // The shorter one is gone through and the longer one searched: many rules may demand the same
+            // of others' requests, and a part may be most of them.
+            let (few, many) =
+                if places.len() < part.len() { (places, part) } else { (part, places) };
+            let open = few.iter().copied().take_while(|place| *place < best);
+            let mut both = open.filter(|place| many.binary_search(place).is_ok());
+            both.find(|place| fits(*place)).unwrap_or(best)
+        })
+    }
+
+    /// The first rule that `first_before` finds, asked for that before the best so far in each list that
+    /// fits the request.
+    #[inline]
+    fn search(
+        &self,
+        request: &RequestView<'_>,
+        first_before: impl Fn(usize, &[usize]) -> usize,
+    ) -> Option<usize> {
         let mut best = usize::MAX;
         for column in &self.columns {
-            best = first_before(best, column.held(request), &fits);
+            best = first_before(best, column.held(request));
         }
-        best = first_before(best, &self.rest, &fits);
+        best = first_before(best, &self.rest);
         (best != usize::MAX).then_some(best)
     }
 }
@@ -99,6 +128,11 @@ impl Lookup {
 pub(crate) fn first_before(best: usize, places: &[usize], fits: impl Fn(usize) -> bool) -> usize {
     let mut open = places.iter().copied().take_while(|place| *place < best);
     open.find(|place| fits(*place)).unwrap_or(best)
+}
+
+/// Whether so many are sooner looked up than asked one after the other.
+pub(crate) fn are_many(rules: usize) -> bool {
+    rules > ASKED_MAX
 }
 
 /// The keys in which the rules differ most, the most first; of equals the one that comes first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{
     Caller, Endpoint, EndpointId, PortView, Protocol, ServiceName, ServiceRetry, ServiceView,
-    Snapshot, TcpRule,
+    Snapshot, TcpRule, Weight,
 };
 
 use crate::authorize::InboundAccess;
@@ -198,7 +198,8 @@ impl PortPlan {
     }
 }
 
-/// The places of endpoints, where a policy hashes; those from before while nothing moves.
+/// The places of endpoints, where a policy hashes; those from before while neither endpoints nor their
+/// weights change.
 fn places(
     view: &PortView,
     old: Option<(&PortView, &PortPlan)>,
@@ -209,18 +210,20 @@ fn places(
         balancing.map(|balancing| balancing.rule.algorithm.clone())
     };
     let wanted = algorithm(view)?;
-    let ids = |endpoints: &[Arc<Endpoint>]| -> Vec<EndpointId> {
-        endpoints.iter().map(|endpoint| endpoint.id.clone()).collect()
-    };
     match old {
         Some((before, plan))
             if algorithm(before).as_ref() == Some(&wanted)
-                && ids(&plan.endpoints) == ids(endpoints) =>
+                && placed(&plan.endpoints).eq(placed(endpoints)) =>
         {
             plan.places.clone()
         }
         _ => Places::of(&wanted, endpoints).map(Arc::new),
     }
+}
+
+/// What decides about places.
+fn placed(endpoints: &[Arc<Endpoint>]) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
+    endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
 }
 
 /// Permits stay current as long as the access rules stay the same.

@@ -41,7 +41,7 @@ pub(super) async fn ask(
     };
     let host = format!("{}.{}:{number}", service.name, service.namespace);
     let _under_way = upstream.enter();
-    let outcome = match upstream.lease(worker).await {
+    let outcome = match upstream.lease(worker, None).await {
         Ok(Lease::Link(link)) => converse(worker, (&link, &host), question).await,
         // A decider of the mesh has a sidecar of ours.
         Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),

@@ -43,7 +43,7 @@ use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
 use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::{Trial, Ward};
-use crate::upstream::{Destined, Upstream};
+use crate::upstream::{Destined, Timed, Upstream};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
@@ -73,6 +73,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) witness: Option<Witness>,
     /// What is done to the heads of answers beside what the rule says for all.
     pub(crate) cross_origin: Option<FieldEdits>,
+    /// How long the attempt under way takes to be answered, at an endpoint.
+    pub(crate) timed: Option<Timed>,
     /// The attempt under way, at an endpoint that a policy watches.
     pub(crate) trial: Option<Trial>,
     /// That it is sent once more, where that is bounded.
@@ -109,6 +111,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             kept: None,
             witness: None,
             cross_origin: None,
+            timed: None,
             trial: None,
             retrying: Retrying::default(),
             marks: Vec::new(),
@@ -189,7 +192,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
                 outcome.unwrap_or_else(|_| {
                     self.settle(Hedge::Lost);
-                    self.end_trial(Err(Reason::RequestTimeout));
+                    self.end_attempt(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
                 })
             }
@@ -364,7 +367,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 return Ok(());
             };
             if reason == Reason::AttemptTimeout {
-                self.end_trial(outcome);
+                self.end_attempt(outcome);
             }
             let again = match rule {
                 None => {
@@ -445,12 +448,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(ward) = &bound.ward {
             self.trial = destined.begin(ward)?;
         }
-        let timed = destined.enter();
+        self.timed = destined.enter();
         if let Some(sighting) = &mut self.record.sighting {
             sighting.upstream = Some(destined.address());
         }
         let lease = {
-            let lease = pin!(destined.lease(&self.session.worker));
+            let lease = pin!(destined.lease(&self.session.worker, self.timed.as_ref()));
             match &bound.ward {
                 None => lease.await,
                 Some(ward) => ward.wait(lease).await,
@@ -458,19 +461,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         let outcome = match lease {
             Ok(lease) => {
-                let outcome = forward(self, aim, (&destined, timed.as_ref()), lease).await;
+                let outcome = forward(self, aim, &destined, lease).await;
                 destined.learn(&self.session.worker, outcome);
                 outcome
             }
             // Who connects has learned by itself.
             Err(reason) => Err(reason),
         };
-        self.end_trial(outcome);
+        self.end_attempt(outcome);
         outcome
     }
 
-    /// Tells who watches over the endpoint how the attempt ended.
-    fn end_trial(&mut self, outcome: Result<(), Reason>) {
+    /// Tells who learns from it how the attempt ended.
+    fn end_attempt(&mut self, outcome: Result<(), Reason>) {
+        if let (Some(timed), Err(reason)) = (self.timed.take(), outcome) {
+            timed.ends(reason);
+        }
         let Some(trial) = self.trial.take() else { return };
         let answered = |status, grpc: Option<GrpcStatus>| Ending::Answered {
             status,

@@ -54,22 +54,22 @@ pub(crate) struct Progress {
 pub(crate) async fn forward(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
-    (destined, timed): (&Destined, Option<&Timed>),
+    destined: &Destined,
     lease: Lease,
 ) -> Result<(), Reason> {
     let lease = match lease {
         Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
             drop(lease);
-            destined.lease_http1(&exchange.session.worker).await?
+            destined.lease_http1(&exchange.session.worker, exchange.timed.as_ref()).await?
         }
         lease => lease,
     };
     match lease {
-        Lease::Link(link) => over_link(exchange, aim, &link, timed).await,
-        Lease::Http2(lease) => over_http2(exchange, aim, (destined, timed), lease).await,
+        Lease::Link(link) => over_link(exchange, aim, &link).await,
+        Lease::Http2(lease) => over_http2(exchange, aim, destined, lease).await,
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
-            let clean = over_http1(exchange, aim, &mut connection, timed).await?;
+            let clean = over_http1(exchange, aim, &mut connection).await?;
             if clean {
                 destined.give_back(connection);
             }
@@ -82,7 +82,6 @@ async fn over_link(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     link: &LinkHandle,
-    timed: Option<&Timed>,
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
     let patience = limits.body_stall_timeout;
@@ -105,26 +104,23 @@ async fn over_link(
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, patience };
     let sending = Sending::of(exchange);
-    let upstream = (Upstreamed::Link(&stream), timed);
-    converse(exchange, (sink, sending), upstream).await.map(|_| ())
+    converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
 /// Carries the answer back of a request that was sent whole.
 pub(crate) async fn answer(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
-    timed: &Timed,
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let sink = Sink::Link { stream, patience };
-    let upstream = (Upstreamed::Link(stream), Some(timed));
-    converse(exchange, (sink, Sending::Whole), upstream).await.map(|_| ())
+    converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
 }
 
 async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
-    (destined, timed): (&Destined, Option<&Timed>),
+    destined: &Destined,
     mut lease: Http2Lease,
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
@@ -137,7 +133,7 @@ async fn over_http2(
     let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
     let sending = Sending::of(exchange);
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
-    converse(exchange, (sink, sending), (upstream, timed)).await.map(|_| ())
+    converse(exchange, (sink, sending), upstream).await.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -145,7 +141,6 @@ async fn over_http1(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     connection: &mut Http1Upstream,
-    timed: Option<&Timed>,
 ) -> Result<bool, Reason> {
     let request = exchange.request;
     let framing = match request.head.body {
@@ -165,7 +160,7 @@ async fn over_http1(
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
     let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), (Upstreamed::Http1(reader), timed)).await
+    converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
 }
 
 /// What becomes of the request's head. Rules apply on the way to endpoints only.
@@ -284,14 +279,14 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 async fn converse(
     exchange: &mut Exchange<'_, '_>,
     (mut sink, sending): (Sink<'_>, Sending),
-    (upstream, timed): (Upstreamed<'_>, Option<&Timed>),
+    upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let agree_within = exchange.agree_within;
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
     let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
-    let (held, trial) = (&exchange.held, exchange.trial.as_ref());
+    let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
     let retrying = (trial.map(Trial::ward), &exchange.retrying);
     let Progress { body_taken, kept_back, .. } = progress;
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));

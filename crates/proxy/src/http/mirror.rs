@@ -137,7 +137,7 @@ impl Copy {
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
         };
         let _under_way = upstream.enter();
-        let lease = upstream.lease(&worker);
+        let lease = upstream.lease(&worker, None);
         let lease = match &ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,

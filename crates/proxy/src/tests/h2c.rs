@@ -8,7 +8,9 @@ use leno_model::{Access, Protocol};
 use tokio::net::TcpStream;
 
 use super::fixture::frames::{self, DATA, END_STREAM, HEADERS, OPENING, PING, SETTINGS};
-use super::fixture::{Application, Client, Mesh, OK, Setup, credential, run, tls_connect, until};
+use super::fixture::{
+    Application, Client, Mesh, OK, Setup, Sidecar, credential, run, tls_connect, until,
+};
 use super::http2;
 use crate::session::Entrance;
 use crate::tls::ALPN_HTTP1;
@@ -45,6 +47,14 @@ async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
     }
 }
 
+/// As what the connections of a client are listed.
+fn listed(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
+    let of = |sidecar: &Sidecar| sidecar.worker.connections.snapshot(usize::MAX).1;
+    let all = [of(&mesh.client), of(&mesh.server)].concat();
+    let its = all.iter().filter(|connection| connection.peer == peer);
+    its.map(|connection| connection.protocol).collect()
+}
+
 fn doors(mesh: &Mesh) -> [SocketAddr; 2] {
     [mesh.door, mesh.inbound]
 }
@@ -68,6 +78,8 @@ fn an_offer_is_taken_whatever_the_application_speaks() {
                 client.send(OFFER).await;
                 change(&mut client).await;
                 assert_eq!(answered(&mut client, 1).await, b"ok");
+                let peer = client.stream.local_addr().unwrap();
+                assert_eq!(listed(&mesh, peer), ["http2"]);
                 let path =
                     [frames::asking("GET", "/a?b=%20"), frames::block(&[("x-name", "some value")])];
                 let flags = END_STREAM | frames::END_HEADERS;

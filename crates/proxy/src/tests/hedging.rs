@@ -107,6 +107,9 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
         until(|| mesh.server.failures().contains_key("downstream-closed")).await;
         assert!(server.failures().is_empty());
         assert!(mesh.client.failures().is_empty());
+        // Whoever comes later has not failed for that.
+        let slow = mesh.client.worker.upstream(&Arc::new(mesh.endpoint()));
+        assert_eq!(slow.load(None, Some(std::time::Instant::now())).under_way, 0);
         // The connection serves on.
         assert_eq!(client.ask(GET).await.text(), "two ");
     });

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use leno_model::{
     FailureClasses, OutlierRemoval, Protocol, Removal, RemovalAlgorithm, RemovalBackOff,
-    ServicePolicyKind, ServicePolicyName, Treatment,
+    ServicePolicyKind, ServicePolicyName, Treatment, Weight,
 };
 use leno_telemetry::{Count, Gauge};
+use leno_traffic::removal::Cause;
 
 use super::fixture::{
     Application, Client, GET, Mesh, OK, PORT, Setup, closed_port, endpoint, run, until, view,
@@ -171,6 +172,36 @@ fn what_is_removed_follows_the_endpoints_and_ends_with_its_policy() {
             client.ask(GET).await;
         }
         until(gone).await;
+    });
+}
+
+#[test]
+fn who_is_removed_stays_so_when_its_weight_or_tags_are_edited() {
+    run(async {
+        let app = Application::canned(BROKEN).await;
+        let well = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        let mut rule = rule(server_errors());
+        rule.back_off.base = Duration::from_secs(60);
+        rule.back_off.most = Duration::from_secs(60);
+        treat(&mesh, rule.clone(), &[mesh.endpoint(), second.clone()]);
+        let mut client = Client::connect(mesh.door).await;
+        ask_until_removed(&mesh, &mut client).await;
+        let before = app.requests().len();
+        let edited = |mut endpoint: leno_model::Endpoint, weight| {
+            endpoint.weight = Weight::new(weight);
+            endpoint.tags = [("version".to_owned(), "2".to_owned())].into();
+            endpoint
+        };
+        treat(&mesh, rule, &[edited(mesh.endpoint(), 1000), edited(second, 1)]);
+        for _ in 0..30 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert_eq!(app.requests().len(), before, "it is still out");
+        let listed = mesh.client.worker.removed.snapshot();
+        let told: Vec<_> = listed.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
+        assert_eq!(told, [(Weight::new(1000), Cause::Consecutive)], "as it is now");
     });
 }
 

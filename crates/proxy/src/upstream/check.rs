@@ -145,7 +145,7 @@ impl Asked {
             HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
                 Err(Reason::Unsupported)
             }
-            HealthProbe::Grpc { service } => match upstream.lease(&self.worker).await? {
+            HealthProbe::Grpc { service } => match upstream.lease(&self.worker, None).await? {
                 Lease::Link(link) => self.call(&link, service).await,
                 Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
             },
@@ -154,7 +154,7 @@ impl Asked {
 
     async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<Ending, Reason> {
         let head = self.head("GET", path, "");
-        let status = match upstream.lease(&self.worker).await? {
+        let status = match upstream.lease(&self.worker, None).await? {
             Lease::Link(link) => {
                 let stream = self.send(&link, &head, Vec::new()).await?;
                 discard(&stream).await?

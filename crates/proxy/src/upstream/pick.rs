@@ -36,8 +36,9 @@ pub(crate) fn pick(
     let endpoints: &[Arc<Endpoint>] = list;
     let now = Instant::now();
     let chooser = ward.and_then(|ward| Some((ward, ward.balancer()?)));
+    // Also where a key decides, for who shows none.
     let times = chooser.is_none_or(|(_, balancer)| {
-        matches!(balancer.rule().algorithm, BalanceAlgorithm::PeakEwma { .. })
+        !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
     let field = Field { worker, endpoints, ward, avoid, now, times: times.then_some(now) };
     let index = match chooser {
@@ -67,8 +68,11 @@ pub(crate) fn kept(
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream(endpoint), Instant::now());
+    if !is_well(&upstream, ward, (avoid, now)) {
+        return None;
+    }
     upstream.choose(now);
-    is_well(&upstream, ward, (avoid, now)).then_some(upstream)
+    Some(upstream)
 }
 
 /// Whether nothing speaks against an endpoint.

@@ -197,11 +197,12 @@ impl Drop for Watch {
 }
 
 impl State {
-    /// The endpoints are these now. What is known of those that stay as they are is kept.
+    /// The endpoints are these now. What is known of those that stay where they are is kept.
     fn rearrange(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old = |endpoint: &Arc<Endpoint>| {
             let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
-            self.endpoints.get(found).is_some_and(|known| known == endpoint).then_some(found)
+            let known = self.endpoints.get(found)?;
+            known.is_same_place(endpoint).then_some(found)
         };
         let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
         self.removed.rearrange(&places);

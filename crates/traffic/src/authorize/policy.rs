@@ -19,8 +19,6 @@ pub(super) struct PolicyRules {
     rules: Box<[CompiledRule]>,
     /// The requests that rules allow, where these are many.
     many: Option<Many>,
-    /// How many rules allow some requests.
-    allowing: usize,
     /// The ports where nobody speaks HTTP: rules about requests have no say there.
     opaque: BTreeSet<u16>,
 }
@@ -34,7 +32,7 @@ struct CompiledRule {
 
 /// The rules that concern one peer at one port: looked up once for a connection, so that requests
 /// compare no identities.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct PeerRules {
     /// The first that denies everything.
     denied: Option<usize>,
@@ -43,9 +41,18 @@ pub(super) struct PeerRules {
     /// The first that allows everything.
     allowed: Option<usize>,
     /// Those that allow some requests.
-    allow: Box<[usize]>,
+    allow: Allowing,
     /// Whether requests may hide in opaque bytes.
     may_hide: bool,
+}
+
+/// Rules that allow a peer some requests, in order.
+#[derive(Debug, Clone)]
+enum Allowing {
+    /// These are asked one after the other.
+    Few(Box<[usize]>),
+    /// These are looked up: their places among the matches of all that allow.
+    Many(Box<[usize]>),
 }
 
 impl PolicyRules {
@@ -68,7 +75,6 @@ impl PolicyRules {
         };
         Ok(Some(Self {
             many: Many::of(allowing().map(|(index, it)| (index, &*it.requests))),
-            allowing: allowing().count(),
             rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
@@ -86,11 +92,13 @@ impl PolicyRules {
             });
             concerning.map(|(index, _)| index)
         };
+        let allow: Box<[usize]> = concerning(PolicyAction::Allow, true).collect();
+        let part = self.many.as_ref().and_then(|many| many.part(&allow));
         PeerRules {
             denied: concerning(PolicyAction::Deny, false).next(),
             deny: concerning(PolicyAction::Deny, true).collect(),
             allowed: concerning(PolicyAction::Allow, false).next(),
-            allow: concerning(PolicyAction::Allow, true).collect(),
+            allow: part.map_or(Allowing::Few(allow), Allowing::Many),
             may_hide: !self.opaque.contains(&port),
         }
     }
@@ -131,8 +139,7 @@ impl PolicyRules {
         self.rules.get(index).map(|rule| &rule.ruling)
     }
 
-    /// The first rule that allows a request to this peer. Where most rules are about it they are looked
-    /// up; where few are, these are sooner asked.
+    /// The first rule that allows a request to this peer.
     fn allowing(
         &self,
         peer: &PeerRules,
@@ -140,11 +147,12 @@ impl PolicyRules {
         path: PathKind,
     ) -> Option<usize> {
         let allows = |m: &RequestMatcher| fits(m, request, path);
-        let many = self.many.as_ref().filter(|_| peer.allow.len() * 2 >= self.allowing);
-        let Some(many) = many else { return self.first(&peer.allow, request, allows) };
-        many.first(request, |index, place| {
-            let rule = self.rules.get(index).filter(|_| peer.allow.binary_search(&index).is_ok());
-            rule.is_some_and(|rule| {
+        let part = match &peer.allow {
+            Allowing::Few(rules) => return self.first(rules, request, allows),
+            Allowing::Many(part) => part,
+        };
+        self.many.as_ref()?.first_of(part, request, |index, place| {
+            self.rules.get(index).is_some_and(|rule| {
                 rule.requests.get(place).is_none_or(allows)
                     && rule.rule.claims.iter().all(|claim| shows(request, claim))
             })

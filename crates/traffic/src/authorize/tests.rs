@@ -282,6 +282,19 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
     assert!(denial.to_string().contains("stock/read"), "{denial}");
 }
 
+#[test]
+fn sources_of_the_same_rules_share_what_is_looked_up() {
+    let paths: Vec<String> = (0..50).map(|n| format!("/items/{n}")).collect();
+    let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+    let access = strict(vec![
+        rule("read", &["one", "two", "three"], &paths, &[]),
+        rule("write", &["three"], &paths, &[]),
+    ]);
+    let named = |name| access.rules.as_ref().unwrap().by_source[&account(name)].clone();
+    assert!(Arc::ptr_eq(&named("one"), &named("two")));
+    assert!(!Arc::ptr_eq(&named("one"), &named("three")));
+}
+
 /// A rule for some of three accounts, about some requests.
 fn any_rule() -> impl Strategy<Value = (Vec<&'static str>, Vec<RequestMatch>)> {
     let path = prop_oneof![

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use leno_model::{BalanceAlgorithm, Endpoint, Weight};
 
-use super::weighted::share;
 use crate::hash::hash;
 
 /// The places of endpoints, by which keys find them.
@@ -141,10 +140,15 @@ pub fn rendezvous(
     numbered.into_iter().map(|(_, index)| index).find(|index| may(*index))
 }
 
+/// Each has as many points as its weight is of all weights, and one at least: how many there are in all
+/// is not for weights to say.
 fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
-    let mut points: Vec<(u64, u16)> = Vec::with_capacity(names.len() * RING_POINTS);
+    let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().number());
+    let weights = names.iter().map(|Named(_, weight)| of(*weight)).sum::<usize>().max(1);
+    let all = RING_POINTS * names.len();
+    let mut points: Vec<(u64, u16)> = Vec::with_capacity(all);
     for (Named(name, weight), index) in names.iter().zip(0_u16..) {
-        let salts = (0_u64..).take(share(RING_POINTS, *weight));
+        let salts = (0_u64..).take((all * of(*weight) / weights).max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
     points.sort_unstable();
@@ -189,7 +193,7 @@ fn table(names: &[Named], places: usize) -> Box<[u16]> {
     }
 }
 
-/// Points of each endpoint on a ring: shares of equals differ by a tenth of theirs or so.
+/// Points of an endpoint on a ring, on average: shares of equals differ by a tenth of theirs or so.
 const RING_POINTS: usize = 128;
 /// A prime: the shares of a hundred endpoints differ by a hundredth of theirs.
 const TABLE_PLACES: usize = 16_381;
@@ -242,19 +246,40 @@ mod tests {
         }
     }
 
+    fn weighted(weights: &[u16]) -> Vec<Named> {
+        let mut weighted = names(weights.len());
+        for (Named(_, weight), number) in weighted.iter_mut().zip(weights) {
+            *weight = Weight::new(*number);
+        }
+        weighted
+    }
+
     #[test]
     fn shares_are_as_weights_are() {
-        let mut weighted = names(4);
-        for (Named(_, weight), number) in weighted.iter_mut().zip([50, 100, 350, 500]) {
-            *weight = Weight::new(number);
-        }
-        for (places, most_percent) in both(&weighted).iter().zip([40, 6]) {
-            let counts = counts(places, 4);
-            for (got, percent) in counts.iter().zip([5, 10, 35, 50]) {
-                let fair = 20_000 * percent / 100;
-                assert!(got.abs_diff(fair) <= fair * most_percent / 100 + 60, "{counts:?}");
+        for weights in [&[50, 100, 350, 500][..], &[1, 2, 7], &[100, 200, 700]] {
+            let all: usize = weights.iter().copied().map(usize::from).sum();
+            for (places, most_percent) in both(&weighted(weights)).iter().zip([40, 6]) {
+                let counts = counts(places, weights.len());
+                for (got, weight) in counts.iter().zip(weights) {
+                    let fair = 20_000 * usize::from(*weight) / all;
+                    let allowed = fair * most_percent / 100 + 60;
+                    assert!(got.abs_diff(fair) <= allowed, "{weights:?}: {counts:?}");
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_ring_has_as_many_points_whatever_the_weights_are() {
+        let points = |weights: &[u16]| ring(&weighted(weights)).len();
+        for weight in [1, 100, 1000] {
+            assert_eq!(points(&[weight; 50]), 50 * RING_POINTS, "{weight}");
+        }
+        // Each has one at least.
+        let mut weights = [1000; 50];
+        weights[0] = 1;
+        assert!((50 * RING_POINTS - 50..=50 * RING_POINTS).contains(&points(&weights)));
+        assert_eq!(ring(&weighted(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(), 1);
     }
 
     #[test]

@@ -32,29 +32,32 @@ impl Latency {
     /// An attempt failed, or was answered with an error, after so long. Errors are often faster than
     /// answers: they draw no average down.
     pub fn failed(&mut self, took: Duration, now: Duration) {
-        self.at = micros(now);
+        self.peaked(took, now);
         self.failures = self.failures.saturating_add(1);
-        self.peaked(took);
     }
 
-    /// An attempt has taken so long already.
-    pub fn peaked(&mut self, took: Duration) {
+    /// A request was refused for what it is, after so long. Whoever refuses is soon done with it: that draws
+    /// no average down either. But it has not failed.
+    pub fn refused(&mut self, took: Duration, now: Duration) {
+        self.peaked(took, now);
+        self.failures = 0;
+    }
+
+    /// An attempt has taken so long, and whether it would have been answered is not known.
+    pub fn peaked(&mut self, took: Duration, now: Duration) {
+        self.failures = self.failures(now);
         // Of an endpoint that has never answered nothing is known, and most of all not that it is fast.
         if self.average > 0 {
-            self.average = self.average.max(scaled(took));
+            self.average = self.left(now).max(scaled(took));
         }
+        self.at = micros(now);
     }
 
     /// The time it takes, in powers of two of a microsecond: what differs by less is luck, and no
     /// reason to send all requests to one endpoint. `None` when nothing is known. Below 25.
     #[must_use]
     pub fn step(&self, now: Duration) -> Option<u8> {
-        let average = match self.silence(now) {
-            None => self.average,
-            // Who was not asked for long is asked again some day.
-            Some(silence) => decayed(self.average, silence),
-        };
-        let step = (average >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
+        let step = (self.left(now) >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
         (self.average > 0).then_some(u8::try_from(step).unwrap_or(0))
     }
 
@@ -67,6 +70,15 @@ impl Latency {
                 let seconds = u32::try_from(silence / STALE_MICROS).unwrap_or(u32::MAX);
                 self.failures.checked_shr(seconds).unwrap_or(0)
             }
+        }
+    }
+
+    /// What silence has left of the average: who was not asked for long is asked again some day.
+    #[inline]
+    fn left(&self, now: Duration) -> u64 {
+        match self.silence(now) {
+            None => self.average,
+            Some(silence) => decayed(self.average, silence),
         }
     }
 

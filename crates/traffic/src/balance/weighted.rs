@@ -1,7 +1,5 @@
 //! Drawing candidates by their weights, where these differ.
 
-use leno_model::Weight;
-
 use super::{Candidates, below, remix};
 
 /// Draws two candidates by weight and takes the one with less load.
@@ -55,18 +53,14 @@ pub(super) fn applies<C: Candidates + ?Sized>(candidates: &C) -> bool {
     candidates.weight(0).is_some()
 }
 
-/// How many of a thing somebody gets, of whom who has the usual weight gets so many; one at least.
-pub(super) fn share(of: usize, weight: Option<Weight>) -> usize {
-    let weight = usize::from(weight.unwrap_or_default().number());
-    (of * weight / usize::from(Weight::DEFAULT)).max(1)
-}
-
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 const AGAIN: u64 = 0x6167_6169_6e21;
 
 #[cfg(test)]
 mod tests {
+    use leno_model::Weight;
+
     use super::*;
     use crate::balance::Load;
     use crate::balance::policy::{any, in_turn};

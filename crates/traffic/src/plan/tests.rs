@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use leno_model::{
-    Access, Caller, EndpointId, PathMatch, PolicyName, Reach, RequestMatch, RetryRule, RouteName,
-    RouteRule, RuleActions, ServiceAccount, ServiceRetry, TrustDomain, WorkloadName, WorkloadPlan,
+    Access, BalanceAlgorithm, Balancing, Caller, EndpointId, HashKey, LoadBalancing, PathMatch,
+    PolicyName, Reach, RequestMatch, RetryRule, RouteName, RouteRule, RuleActions, ServiceAccount,
+    ServicePolicyKind, ServicePolicyName, ServiceRetry, TrustDomain, Weight, WorkloadName,
+    WorkloadPlan,
 };
 
 use super::*;
@@ -126,6 +128,45 @@ fn new_endpoints_need_no_new_routes_but_new_rules_do() {
     assert!(Arc::ptr_eq(&first, &moved));
     assert_eq!((one, two), (1, 2));
     assert!(!Arc::ptr_eq(&moved, &ruled));
+}
+
+#[test]
+fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
+    let algorithms: [fn(HashKey) -> BalanceAlgorithm; 2] =
+        [BalanceAlgorithm::RingHash, BalanceAlgorithm::Maglev];
+    for algorithm in algorithms {
+        let kind = ServicePolicyKind::LoadBalancing;
+        let policy = ServicePolicyName::new(kind, "shop", "keys").unwrap();
+        let rule = LoadBalancing { algorithm: algorithm(HashKey::Source), warm_up: None };
+        let balancing = Balancing { policy, rule };
+        let plans = |(path, weights): (&str, [Option<u16>; 2]), previous: Option<&Plans>| {
+            let of = |(n, weight): (u16, Option<u16>)| {
+                let mut endpoint = Endpoint::clone(&endpoint(n));
+                endpoint.id.workload = WorkloadName::new("shop", &format!("stock-{n}")).unwrap();
+                Arc::new(Endpoint { weight: weight.and_then(Weight::new), ..endpoint })
+            };
+            let endpoints = (1..).zip(weights).map(of).collect();
+            let mut view = ServiceView::clone(&view("stock", path, endpoints));
+            let port = view.ports.get_mut(&80).unwrap();
+            port.treatment.balancing = Some(balancing.clone());
+            let views = vec![Arc::new(view)];
+            Plans::build(snapshot(Access::Permissive, views), previous).unwrap()
+        };
+        let places = |plans: &Plans| {
+            plans.service(&service("stock")).unwrap().ports[&80].places.clone().unwrap()
+        };
+        let first = |places: &Places| {
+            let keys = (0..1000).map(|n| crate::balance::hashing::key(&format!("user-{n}")));
+            keys.filter(|key| places.find(*key, |_| true) == Some(0)).count()
+        };
+        let before = plans(("/a+", [None, None]), None);
+        let weighted = plans(("/a+", [Some(100), Some(900)]), Some(&before));
+        let ruled = plans(("/b+", [Some(100), Some(900)]), Some(&weighted));
+        let (before, weighted, ruled) = (places(&before), places(&weighted), places(&ruled));
+        assert!((400..600).contains(&first(&before)), "{}", first(&before));
+        assert!((50..200).contains(&first(&weighted)), "{}", first(&weighted));
+        assert!(Arc::ptr_eq(&weighted, &ruled), "rules of routes move nobody");
+    }
 }
 
 #[test]

@@ -289,6 +289,7 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         Just(TextRelation::Exact),
         Just(TextRelation::In),
         Just(TextRelation::Prefix),
+        Just(TextRelation::Regex),
         Just(TextRelation::Not)
     ];
     let test =
@@ -297,7 +298,13 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         name,
         test: ValueTest::Text { relation, texts, ignore_case },
     });
-    let path = prop_oneof![Just(PathMatch::Any), Just(PathMatch::Exact("/a".to_owned()))];
+    let path = prop_oneof![
+        3 => Just(PathMatch::Any),
+        1 => prop_oneof!["/a", "/b"].prop_map(PathMatch::Exact),
+        1 => prop_oneof!["/", "/a", "/a/", "/a/b", "/b"].prop_map(PathMatch::Prefix),
+        1 => prop::sample::select(vec!["/[ab]", "/a/.*", "/a.*", ".*"])
+            .prop_map(|it| PathMatch::Regex(it.to_owned())),
+    ];
     let headers = prop::collection::vec(test, 0..3);
     (headers, path, any::<bool>(), any::<bool>()).prop_map(|(headers, path, one, first)| TagMatch {
         headers,
@@ -313,15 +320,29 @@ proptest! {
     fn looking_up_finds_what_asking_one_after_another_finds(
         matches in prop::collection::vec(any_match(), 0..12),
         fields in prop::collection::vec((prop_oneof!["a", "b"], "[1-4]"), 0..4),
+        path in prop::sample::select(vec!["/a", "/a/b", "/ab", "/b", "/"]),
     ) {
         let all = matches.iter().enumerate().map(|(index, matches)| {
             rule(u32::try_from(index).unwrap(), matches.clone(), to(TagSet::Every))
         });
         let compiled = Compiled::of(&rules(all.collect()), &Caller::default()).unwrap();
         let fields: Vec<(String, String)> = fields;
+        let request = RequestView { path, ..view(&fields) };
         let naive = matches.iter().position(|matches| {
-            matcher::TagMatcher::compile(matches).unwrap().matches(&view(&fields))
+            matcher::TagMatcher::compile(matches).unwrap().matches(&request)
         });
-        prop_assert_eq!(compiled.rule(&view(&fields)).map(|rule| rule.index), naive);
+        prop_assert_eq!(compiled.rule(&request).map(|rule| rule.index), naive);
+        // Lanes are looked up in the same way.
+        let lane = |(index, matches): (u32, &TagMatch)| LaneRule {
+            origin: origin(index),
+            precedence: 0,
+            matches: matches.clone(),
+            marks: Vec::new(),
+        };
+        let lanes = (0..).zip(&matches).map(lane).collect();
+        let lanes = Lanes::compile(&BTreeMap::from([(80, lanes)])).unwrap();
+        let marked = lanes.mark(80, &request, &mut || 0).rule;
+        let marked = marked.map(|(origin, _)| usize::try_from(origin.index).unwrap());
+        prop_assert_eq!(marked, naive);
     }
 }

@@ -44,7 +44,7 @@ impl Budget {
         self.earn_idle_frames(CROSSING_PER_STREAM);
     }
 
-    /// The opener reset a stream that was not answered.
+    /// The opener reset a stream that was not answered, which the acceptor puts up with so often.
     ///
     /// # Errors
     /// The allowance for that is spent.
@@ -52,8 +52,13 @@ impl Budget {
         if self.churn >= self.churn_max {
             return Err(LinkError::Flood { what: "streams opened and reset" });
         }
-        self.churn = self.churn.saturating_add(1);
+        self.count_churn();
         Ok(())
+    }
+
+    /// The same in the account that the opener keeps.
+    pub(super) fn count_churn(&mut self) {
+        self.churn = self.churn.saturating_add(1);
     }
 
     /// A stream of the opener was answered.

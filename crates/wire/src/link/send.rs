@@ -143,8 +143,8 @@ impl Link {
     fn wear(&mut self) {
         // What is beyond the allowance is for the acceptor to judge: streams that were open before
         // the GOAWAY may still be reset.
-        let is_within = self.budget.churned().is_ok();
-        if self.budget.is_worn() || !is_within {
+        self.budget.count_churn();
+        if self.budget.is_worn() {
             self.go_away(GoAwayCode::Exhausted);
         }
     }

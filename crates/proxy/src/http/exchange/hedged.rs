@@ -124,8 +124,8 @@ impl Exchange<'_, '_> {
         session.worker.shard.add(Count::HedgesWon, 1);
         self.progress =
             Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
-        // That of the first attempt ends without an end.
-        self.trial = trial;
+        // Those of the first attempt end without an end.
+        (self.timed, self.trial) = (Some(timed), trial);
         *tried = Some(upstream.endpoint.id.clone());
         if let Some(sighting) = &mut self.record.sighting {
             sighting.upstream = Some(upstream.endpoint.address);
@@ -133,9 +133,9 @@ impl Exchange<'_, '_> {
         if let Some(stay) = &bound.stay {
             self.keeps = self.told_of(stay, tried.as_ref());
         }
-        let outcome = answer(self, &stream, &timed).await;
+        let outcome = answer(self, &stream).await;
         Destined::Upstream(upstream).learn(&self.session.worker, outcome);
-        self.end_trial(outcome);
+        self.end_attempt(outcome);
         outcome
     }
 
@@ -240,11 +240,14 @@ impl Second<'_> {
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests)).ok()?),
         };
         let timed = upstream.time();
-        match self.send((&upstream, trial.as_ref()), body).await {
+        match self.send((&upstream, trial.as_ref(), &timed), body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
             // What was tried is not what failed.
             Ok(None) => None,
             Err(ending) => {
+                if let Ending::Broken(reason) = ending {
+                    timed.ends(reason);
+                }
                 if let Some(trial) = trial {
                     trial.end(self.worker, ending);
                 }
@@ -268,10 +271,10 @@ impl Second<'_> {
     /// no link to send it on, or nothing left to pay for it.
     async fn send(
         &self,
-        (upstream, trial): (&Rc<Upstream>, Option<&Trial>),
+        (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let lease = upstream.lease(self.worker);
+        let lease = upstream.lease(self.worker, Some(timed));
         let lease = match &self.bound.ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,
@@ -285,13 +288,13 @@ impl Second<'_> {
         let sent = send_whole(self.worker, &link, &self.head, body).await;
         let stream = sent.map_err(Ending::Broken)?;
         let head = stream.final_head().await;
-        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?, trial)?;
+        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?, (trial, timed))?;
         Ok(Some(stream))
     }
 
     /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries,
     /// nor an error while the first attempt waits: errors are often faster than answers.
-    fn judge(&self, bytes: &[u8], trial: Option<&Trial>) -> Result<(), Ending> {
+    fn judge(&self, bytes: &[u8], (trial, timed): (Option<&Trial>, &Timed)) -> Result<(), Ending> {
         let mut head = ResponseHead::default();
         match head.parse(bytes, Answers::Other) {
             Ok(Parsed::Complete(_)) => {}
@@ -307,6 +310,7 @@ impl Second<'_> {
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let is_error = matches!(status, 429 | 500..) && !self.beside.is_alone.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
+            timed.answers(status);
             let grpc = grpc::told(bytes, &head).map(GrpcStatus::code);
             return Err(Ending::Answered { status: head.status, grpc });
         }

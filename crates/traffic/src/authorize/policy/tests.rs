@@ -1,9 +1,13 @@
 //! The truth table of access policies, alone and beside `TrafficTarget`s.
 
+use std::borrow::Cow;
+use std::cell::Cell;
+
 use leno_model::{
     Access, AccessRule, FieldMatch, InboundPolicy, NamePattern, PathMatch, PeerMatch, PolicyName,
     PortSet, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
 };
+use proptest::prelude::*;
 
 use super::*;
 use crate::authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
@@ -346,11 +350,11 @@ fn a_bad_pattern_names_its_policy() {
 struct Claimed(&'static str, &'static str);
 
 impl crate::request::Fields for Claimed {
-    fn find(&self, _: &str) -> Option<std::borrow::Cow<'_, str>> {
+    fn find(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
 
-    fn first(&self, _: &str) -> Option<std::borrow::Cow<'_, str>> {
+    fn first(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
 
@@ -397,5 +401,136 @@ fn rules_ask_what_a_token_says() {
         }
         // Nobody sees what bytes show.
         assert!(access.tcp(&permit).is_err());
+    }
+}
+
+/// A request by one user, that counts how often somebody asks who it is.
+struct Counted {
+    user: String,
+    asked: Cell<usize>,
+}
+
+impl crate::request::Fields for Counted {
+    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.asked.set(self.asked.get() + 1);
+        (name == "x-user").then_some(Cow::Borrowed(&self.user))
+    }
+
+    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.find(name)
+    }
+}
+
+#[test]
+fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
+    for (rules, tenants) in [(12, 1), (12, 3), (3000, 1), (3000, 3), (3000, 100)] {
+        let by_user = |n: usize| {
+            let value = ValueMatch::Exact(format!("u-{n}"));
+            let headers = vec![FieldMatch { name: "x-user".to_owned(), value }];
+            let request = RequestMatch { headers, ..RequestMatch::default() };
+            let tenant = format!("tenant-{}/*", n % tenants);
+            from(&tenant, PolicyRule { requests: vec![request], ..allow(&format!("r{n}")) })
+        };
+        let access = strict((0..rules).map(by_user).collect());
+        let permit = connect(&access, "tenant-0/web", 80);
+        // The last one of the first tenant's, one of another, and nobody's.
+        let last = rules - tenants;
+        for (user, expected) in [
+            (last, format!("ok r{last}")),
+            (last + 1, "denied".to_owned()),
+            (rules, "denied".to_owned()),
+        ] {
+            if tenants == 1 && user == last + 1 {
+                continue;
+            }
+            let fields = Counted { user: format!("u-{user}"), asked: Cell::new(0) };
+            let (method, path) = ("GET", "/");
+            let view = RequestView { method, path, query: None, authority: "", fields: &fields };
+            assert_eq!(
+                told(&access, access.request(&permit, &view)),
+                expected,
+                "{rules} {tenants}"
+            );
+            assert!(fields.asked.get() <= 2, "{rules} {tenants}: {}", fields.asked.get());
+        }
+    }
+}
+
+/// Rules about few peers, requests, claims and ports, so that several often fit.
+fn any_rule() -> impl Strategy<Value = PolicyRule> {
+    let path = prop_oneof![
+        Just(PathMatch::Any),
+        prop::sample::select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
+        prop::sample::select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        prop::sample::select(vec!["/a/.*", "/[ab]", ".*"])
+            .prop_map(|it| PathMatch::Regex(it.into())),
+    ];
+    let methods = prop::collection::vec(prop::sample::select(vec!["GET", "PUT"]), 0..2);
+    let request = (path, methods).prop_map(|(path, methods)| RequestMatch {
+        path,
+        methods: methods.into_iter().map(str::to_owned).collect(),
+        ..RequestMatch::default()
+    });
+    let claim = prop::collection::vec(prop::sample::select(vec!["readers", "writers"]), 1..3);
+    let claim = claim.prop_map(|values| ClaimMatch {
+        name: "groups".to_owned(),
+        values: values.into_iter().map(str::to_owned).collect(),
+    });
+    let peer = prop::sample::select(vec!["shop/*", "else/*", "shop/web", "*/*"]);
+    let action = prop_oneof![5 => Just(PolicyAction::Allow), 1 => Just(PolicyAction::Deny)];
+    (
+        (action, prop::option::of(peer), any::<bool>()),
+        prop::collection::vec(request, 0..3),
+        prop::collection::vec(claim, 0..2),
+    )
+        .prop_map(|((action, peer, everywhere), requests, claims)| {
+            let rule = PolicyRule { requests, claims, ..rule(action, "") };
+            let rule = if everywhere { rule } else { at(&[80], rule) };
+            peer.into_iter().fold(rule, |rule, peer| from(peer, rule))
+        })
+}
+
+proptest! {
+    #[test]
+    fn what_is_looked_up_is_what_asking_all_of_them_says(
+        rules in prop::collection::vec(any_rule(), 0..24),
+        peer in prop::sample::select(vec!["shop/web", "shop/api", "else/web", "away/web"]),
+        port in prop::sample::select(vec![80, 90]),
+        path in prop::sample::select(vec!["/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "/a/../b"]),
+        method in prop::sample::select(vec!["GET", "PUT"]),
+        group in prop::sample::select(vec!["readers", "writers", "others"]),
+    ) {
+        let named = |(n, rule): (usize, PolicyRule)| PolicyRule { name: format!("r{n}"), ..rule };
+        let rules: Vec<PolicyRule> = rules.into_iter().enumerate().map(named).collect();
+        let access = strict(rules.clone());
+        let fields = Claimed("groups", group);
+        let request = RequestView { method, path, query: None, authority: "", fields: &fields };
+        let permit = connect(&access, peer, port);
+        let (kind, account) = (PathKind::of(path), &permit.peer().unwrap().account);
+        let spelling = Spelling::of(path, kind);
+        let fits = |rule: &&PolicyRule| {
+            let fits = |it: &RequestMatch| {
+                let it = RequestMatcher::compile(it).unwrap();
+                match rule.action {
+                    PolicyAction::Allow => fits(&it, &request, kind),
+                    PolicyAction::Deny => it.may_mean(&request, &spelling),
+                }
+            };
+            rule.ports.contains(port)
+                && rule.names(Some(account))
+                && (rule.requests.is_empty() || rule.requests.iter().any(fits))
+                && rule.claims.iter().all(|it| it.values.iter().any(|value| value == group))
+        };
+        // What is about everything goes before what is about some requests.
+        let first = |action| {
+            let fitting = || rules.iter().filter(|rule| rule.action == action).filter(fits);
+            fitting().find(|rule| !rule.is_about_requests()).or(fitting().next())
+        };
+        let expected = match (first(PolicyAction::Deny), first(PolicyAction::Allow)) {
+            (Some(deny), _) => format!("denied-by-policy {}", deny.name),
+            (None, Some(allow)) => format!("ok {}", allow.name),
+            (None, None) => "denied".to_owned(),
+        };
+        prop_assert_eq!(told(&access, access.request(&permit, &request)), expected);
     }
 }

@@ -67,6 +67,48 @@ fn failures_draw_nothing_down_and_count_until_the_next_answer() {
 }
 
 #[test]
+fn who_never_answers_well_never_looks_fast() {
+    // What takes long is seen again and again, and nothing else is: what was before is long past.
+    let learned: [fn(&mut Latency, Duration, Duration); 2] = [Latency::peaked, Latency::failed];
+    for learn in learned {
+        let mut latency = Latency::default();
+        latency.answered(ms(5), ms(0));
+        for second in 1..=60 {
+            learn(&mut latency, ms(900), ms(second * 1000));
+        }
+        near(average(&latency), 900.0);
+        assert_eq!(latency.step(ms(60_500)), Some(19));
+    }
+}
+
+#[test]
+fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
+    let learned: [fn(&mut Latency, Duration, Duration); 2] = [Latency::peaked, Latency::failed];
+    for learn in learned {
+        let mut latency = Latency::default();
+        latency.answered(ms(5_000), ms(0));
+        for _ in 0..8 {
+            latency.failed(ms(1), ms(0));
+        }
+        let silent = (latency.step(ms(40_000)), latency.failures(ms(40_000)));
+        assert_eq!(silent, (Some(16), 0));
+        learn(&mut latency, ms(1), ms(40_000));
+        assert_eq!(latency.step(ms(40_000)), silent.0, "what took a moment is no news");
+        assert!(latency.failures(ms(40_000)) <= 1, "those from before are over");
+    }
+}
+
+#[test]
+fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
+    let mut latency = Latency::default();
+    latency.answered(ms(40), ms(0));
+    latency.failed(ms(1), ms(1));
+    latency.refused(ms(1), ms(2));
+    near(average(&latency), 40.0);
+    assert_eq!(latency.failures(ms(2)), 0, "the row is over");
+}
+
+#[test]
 fn who_is_not_asked_any_more_is_forgiven() {
     let mut latency = Latency::default();
     latency.answered(ms(5_000), ms(0));
@@ -84,14 +126,17 @@ proptest! {
         let mut now = Duration::ZERO;
         for (failed, took, after) in seen {
             now += Duration::from_millis(after);
-            let (before, took) = (latency.average, Duration::from_nanos(took));
+            let (known, took) = (latency, Duration::from_nanos(took));
             match failed {
                 true => latency.failed(took, now),
                 false => latency.answered(took, now),
             }
-            let least = if failed { before } else { before.min(scaled(took)) };
-            prop_assert!(latency.average >= least);
-            prop_assert!(latency.average <= before.max(scaled(took)));
+            if failed {
+                prop_assert!(latency.step(now) >= known.step(now), "nobody looks faster by failing");
+            } else {
+                prop_assert!(latency.average >= known.average.min(scaled(took)));
+            }
+            prop_assert!(latency.average <= known.average.max(scaled(took)));
             prop_assert!(latency.average <= LATENCY_MICROS_MAX << SCALE_BITS);
             prop_assert!(latency.step(now).is_none_or(|step| (10..25).contains(&step)));
             prop_assert!(latency.step(Duration::MAX).is_none_or(|step| step == 10));
