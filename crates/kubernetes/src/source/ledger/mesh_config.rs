@@ -32,8 +32,12 @@ impl Ledger {
         }
     }
 
+    /// What an object mentions now, in place of what it did.
     pub(super) fn mention(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
-        if !mentioned.is_empty() {
+        let is_news = self.settings.mentioned.get(origin).map_or(!mentioned.is_empty(), |before| {
+            *before != mentioned
+        });
+        if is_news {
             self.settings.mentioned.insert(origin.clone(), mentioned);
             self.touch_settings();
         }

@@ -69,6 +69,20 @@ fn what_our_own_settings_say_wins_and_is_said() {
 }
 
 #[test]
+fn what_ours_no_longer_say_theirs_say_again() {
+    let mut ledger = settled();
+    let own = index("MeshConfig", "leno.dev");
+    let (kind, news) = foreign(json!({}));
+    ledger.take(kind, news);
+    ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": "permissive"})));
+    assert_eq!(config(ledger.flush()).mode, TrafficMode::Permissive);
+    ledger.take(own, custom(own, "mesh", THEN, json!({})));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings, []);
+    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
+}
+
+#[test]
 fn nothing_is_told_while_the_settings_of_another_mesh_may_not_be_read() {
     let kind = index("MeshConfig", OSM);
     let mut ledger = Ledger::new(kinds());
