@@ -68,6 +68,11 @@ fn spoken(name: &str) -> Option<Protocol> {
     port_name_protocol(&format!("{name}-"))
 }
 
+/// When an object was made, in seconds.
+fn created(meta: &ObjectMeta) -> i64 {
+    meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
 /// A field of an object.
 fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
     Place {

@@ -7,7 +7,7 @@ use leno_model::{Egress, TrafficMode};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
-use super::place;
+use super::{created, place};
 use crate::inject::{AddressRange, Exclusions, is_interface};
 
 /// The kinds of other meshes' settings.
@@ -37,6 +37,8 @@ pub(crate) struct Foreign {
     pub(crate) egress: Egress,
     /// What no pod sends through its sidecar.
     pub(crate) exclusions: Exclusions,
+    /// When it was made, in seconds.
+    pub(crate) created: i64,
     /// What it says and nobody heeds.
     pub(crate) warnings: Vec<Warning>,
 }
@@ -68,6 +70,7 @@ impl Foreign {
             mode: if permissive { TrafficMode::Permissive } else { TrafficMode::Strict },
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
+            created: created(&object.metadata),
             warnings: reading.warnings,
         })
     }

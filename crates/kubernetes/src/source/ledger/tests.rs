@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
-use leno_model::{Egress, MeshConfig, TrafficMode};
+use leno_model::{Egress, MeshConfig, TrafficMode, TrustDomain};
 use serde_json::{Value, json};
 
 use super::*;
