@@ -69,9 +69,11 @@ impl Ledger {
 
     /// What an object mentions now, in place of what it did.
     pub(super) fn mention(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
-        let is_news = self.settings.mentioned.get(origin).map_or(!mentioned.is_empty(), |before| {
-            *before != mentioned
-        });
+        let is_news = self
+            .settings
+            .mentioned
+            .get(origin)
+            .map_or(!mentioned.is_empty(), |before| *before != mentioned);
         if is_news {
             self.settings.mentioned.insert(origin.clone(), mentioned);
             self.touch_settings();

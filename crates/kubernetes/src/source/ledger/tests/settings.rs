@@ -70,8 +70,10 @@ fn of_one_mesh_the_oldest_settings_are_heeded() {
     let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
-        ["MeshConfig a-shop/osm-mesh-config: metadata.name: is not heeded: osm-system/osm-mesh-config \
-          is older; remove one of the two"]
+        [
+            "MeshConfig a-shop/osm-mesh-config: metadata.name: is not heeded: osm-system/osm-mesh-config \
+          is older; remove one of the two"
+        ]
     );
     assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
     assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
