@@ -47,7 +47,11 @@ impl FoundArgs {
     }
 }
 
-async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
+/// A connection to the cluster of a context, or of the current one.
+///
+/// # Errors
+/// When there is no cluster to be found.
+pub(crate) async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
     let config = match context {
         None => kube::Config::infer().await.map_err(anyhow::Error::from),
         Some(context) => {

@@ -79,36 +79,44 @@ impl InstallArgs {
         if self.apply {
             cluster::run(self.install())?;
         } else {
-            print(&manifests(&self.options(Installed::default())), self.output)?;
+            print(&manifests(&self.options(Installed::default())?), self.output)?;
         }
         Ok(ExitCode::SUCCESS)
     }
 
     /// What was asked for; what was not said stays as it is installed.
-    fn options(&self, before: Installed) -> Options {
+    ///
+    /// # Errors
+    /// When places of network plugins are named, and no plugin is to lead connections.
+    fn options(&self, before: Installed) -> anyhow::Result<Options> {
         let domain = self.trust_domain.clone().or(before.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let fresh = Options::new(self.image.clone(), domain);
         let network = before.network.unwrap_or_default();
-        let cni = self.cni.unwrap_or(before.cni).then(|| NodeNetwork {
+        let has_cni = self.cni.unwrap_or(before.cni);
+        let places = [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
+        if let Some((option, _)) = places.into_iter().find(|(_, dir)| dir.is_some() && !has_cni) {
+            anyhow::bail!("{option} is for --cni, which is off: give both, or neither");
+        }
+        let cni = has_cni.then(|| NodeNetwork {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
             conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
         });
-        Options {
+        Ok(Options {
             namespace: self.cluster.namespace.clone(),
             replicas: self.replicas.or(before.replicas).unwrap_or(fresh.replicas),
             with_smi: self.with_smi,
             cni,
             gateways: self.gateways.unwrap_or(before.gateways),
             ..fresh
-        }
+        })
     }
 
     async fn install(&self) -> anyhow::Result<()> {
         let (cluster, timeout) = (&self.cluster, self.timeout);
         let client = cluster.client().await?;
         let before = Installed::find(&client, &cluster.namespace).await?;
-        let options = self.options(before.clone().unwrap_or_default());
+        let options = self.options(before.clone().unwrap_or_default())?;
         if let Some(kept) = before.map(|before| self.kept(&before)).filter(|kept| !kept.is_empty())
         {
             eprintln!("as installed before: {}", kept.join(" "));
@@ -253,7 +261,7 @@ mod tests {
     #[test]
     fn installing_again_keeps_what_nobody_says() {
         let again = said(&[]);
-        let options = again.options(before());
+        let options = again.options(before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (3, true));
         assert_eq!(options.trust_domain.to_string(), "prod.example");
         assert_eq!(options.cni, before().network);
@@ -264,21 +272,34 @@ mod tests {
     #[test]
     fn what_is_said_counts() {
         let again = said(&["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"]);
-        let options = again.options(before());
+        let options = again.options(before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
         assert_eq!(again.kept(&before()), ["--trust-domain prod.example"]);
-        assert_eq!(said(&["--cni=false"]).options(before()).cni, None);
+        assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
+    }
+
+    #[test]
+    fn places_of_plugins_need_plugins() {
+        for (words, before, works) in [
+            (&["--cni-bin-dir", "/x"][..], Installed::default(), false),
+            (&["--cni-conf-dir", "/x"], Installed::default(), false),
+            (&["--cni=false", "--cni-bin-dir", "/x"], before(), false),
+            (&["--cni-bin-dir", "/x"], before(), true),
+            (&["--cni", "--cni-conf-dir", "/x"], Installed::default(), true),
+        ] {
+            assert_eq!(said(words).options(before).is_ok(), works, "{words:?}");
+        }
     }
 
     #[test]
     fn a_first_installation_has_what_is_documented() {
-        let first = said(&[]).options(Installed::default());
+        let first = said(&[]).options(Installed::default()).unwrap();
         let domain = MeshConfig::default().trust_domain;
         assert_eq!(first, Options::new(IMAGE.to_owned(), domain));
         assert_eq!(
-            said(&["--cni"]).options(Installed::default()).cni,
+            said(&["--cni"]).options(Installed::default()).unwrap().cni,
             Some(NodeNetwork::default())
         );
     }

@@ -226,7 +226,7 @@ impl Report<'_> {
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
             let mut status = self.route(name, route.rules.len(), &route.parents, &backends);
             for (index, parent) in route.parents.iter().enumerate() {
-                status.refuse(index, self.overruled(route, parent));
+                status.contest(index, self.overruled(route, parent));
             }
             status.unresolve(self.ungranted((route.kind, &route.name), route));
             status
@@ -237,7 +237,7 @@ impl Report<'_> {
             let name = &route.rule.route;
             let kind = RouteKind::Tls.as_str();
             let mut status = self.route((kind, name), 1, &route.parents, &backends);
-            status.problems.extend(self.ungranted((RouteKind::Tls, name), route));
+            status.unresolve(self.ungranted((RouteKind::Tls, name), route));
             status
         });
         let tcp = self.mesh.gateway_tcp_routes().all();
@@ -293,25 +293,32 @@ impl Report<'_> {
         ungranted
     }
 
-    /// The `GRPCRoute`s beside which an `HTTPRoute` has no say at a parent.
-    fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<String> {
-        let others = self.mesh.routes().all().filter(|other| {
+    /// The ports that a parent is.
+    fn ports(&self, parent: &RouteParent) -> Vec<u16> {
+        let service = self.mesh.service(&parent.service);
+        let ports = service.into_iter().flat_map(|service| &service.ports).map(|port| port.port);
+        ports.filter(|port| parent.port.is_none_or(|only| only == *port)).collect()
+    }
+
+    /// At each port of a parent, the `GRPCRoute`s beside which an `HTTPRoute` has no say there.
+    fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
+        let attached = self.mesh.routes().of(&parent.service);
+        let others = attached.filter(|other| {
             other.kind > route.kind && other.name.namespace == route.name.namespace
         });
-        let meets = |other: &&HttpRoute| {
-            other.parents.iter().any(|one| {
-                let ports = one.port.zip(parent.port);
-                one.service == parent.service && ports.is_none_or(|(one, two)| one == two)
-            })
+        let others: Vec<&HttpRoute> = others.collect();
+        let at = |port: u16| {
+            let is_there = |it: &RouteParent| {
+                it.service == parent.service && it.port.is_none_or(|only| only == port)
+            };
+            let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
+            let told = others.map(|other| {
+                let (kind, name) = (other.kind.as_str(), &other.name);
+                format!("{kind} {name} is attached to the same port, and goes before")
+            });
+            told.collect()
         };
-        let told = |other: &HttpRoute| {
-            format!(
-                "{} {} is attached to the same port, and goes before",
-                other.kind.as_str(),
-                other.name
-            )
-        };
-        others.filter(meets).map(told).collect()
+        self.ports(parent).into_iter().map(at).collect()
     }
 
     /// What is refused, what is odd about single documents or all together, and why the trust

@@ -273,9 +273,23 @@ impl RouteStatus {
         for why in why {
             if let Some(parent) = self.attached.get_mut(parent) {
                 parent.accepted = false;
-                parent.why.push(why.clone());
+                if !parent.why.contains(&why) {
+                    parent.why.push(why.clone());
+                }
             }
             self.add(why);
+        }
+    }
+
+    /// Takes in what decides instead of it at each port of one of its parents: it has a say there unless
+    /// something does at all of them.
+    pub(crate) fn contest(&mut self, parent: usize, ports: Vec<Vec<String>>) {
+        let is_shut_out = !ports.iter().any(Vec::is_empty);
+        for why in ports.into_iter().flatten() {
+            match is_shut_out {
+                true => self.refuse(parent, [why]),
+                false => self.add(why),
+            }
         }
     }
 

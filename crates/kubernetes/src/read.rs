@@ -16,6 +16,7 @@ use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use custom::{Custom, custom};
+pub use foreign::{EXCLUSION_LISTS, UNHEEDED, asks_for_something};
 pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign};
 pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
@@ -66,6 +67,11 @@ pub(crate) const IN_DOUBT: Admission =
 /// What is spoken on a port of this name: in clusters the whole name counts too, as `grpc` does.
 fn spoken(name: &str) -> Option<Protocol> {
     port_name_protocol(&format!("{name}-"))
+}
+
+/// When an object was made, in seconds.
+fn created(meta: &ObjectMeta) -> i64 {
+    meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
 /// A field of an object.

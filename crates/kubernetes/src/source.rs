@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use leno_model::TrustDomain;
 use leno_registry::{Update, served_kinds};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -43,6 +44,7 @@ pub struct Source {
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
     exclusions: watch::Sender<Exclusions>,
+    assumed: Option<TrustDomain>,
 }
 
 /// How long a source waits for what.
@@ -84,7 +86,13 @@ impl Source {
             watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
         let (statements, wishes) = (watch::Sender::default(), watch::Sender::default());
         let exclusions = watch::Sender::default();
-        Self { client, options, progress, statements, wishes, exclusions }
+        Self { client, options, progress, statements, wishes, exclusions, assumed: None }
+    }
+
+    /// The mesh is of this trust domain while no `MeshConfig` of ours says of which.
+    #[must_use]
+    pub fn assuming(self, trust_domain: Option<TrustDomain>) -> Self {
+        Self { assumed: trust_domain, ..self }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -137,7 +145,10 @@ impl Source {
             tasks.spawn(following.run());
         }
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
-        let ledger = Ledger::new(kinds);
+        let mut ledger = Ledger::new(kinds);
+        if let Some(trust_domain) = self.assumed {
+            ledger.assume(trust_domain);
+        }
         let Self { options, progress, statements, wishes, exclusions, .. } = self;
         let out = Out { progress, statements, wishes, exclusions, secrets };
         let joined = Joined { ledger, options, out, told, failed: None };

@@ -66,3 +66,26 @@ pub const GATEWAY_CLASS: &str = "leno";
 pub const GATEWAY_CONTROLLER: &str = "leno.dev/gateway-controller";
 /// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];
+
+/// Whether a label or annotation with one of the [`PREFIXES`] says something here, by what stands behind the
+/// prefix.
+#[must_use]
+pub fn is_read(mark: &str) -> bool {
+    MARKS.contains(&mark) || mark.starts_with(RESOURCES)
+}
+
+/// The annotations of what a sidecar asks for and may use begin so.
+const RESOURCES: &str = "sidecar-resource-";
+/// What is read under every prefix, as docs/kubernetes.md has it.
+const MARKS: &[&str] = &[
+    "ignore",
+    "inbound-port-exclusion-list",
+    "metrics",
+    "monitored-by",
+    "network-interface-exclusion-list",
+    "outbound-ip-range-exclusion-list",
+    "outbound-ip-range-inclusion-list",
+    "outbound-port-exclusion-list",
+    "sidecar-image",
+    "sidecar-injection",
+];

@@ -86,8 +86,8 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
-    /// Both kinds of routes for requests.
-    routes: Vec<&'a HttpRoute>,
+    /// What both kinds of routes for requests match.
+    matches: repeated::Matches<'a>,
     /// What of the Gateway API is attached where.
     attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
@@ -173,14 +173,14 @@ impl<'a> World<'a> {
                         world.published.entry(scope).or_insert(&rule.name);
                     }
                 }
-                Object::HttpRoute(route) => world.routes.push(route),
+                Object::HttpRoute(route) => world.matches.add(route),
                 Object::TlsRoute(_) | Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
                 Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => {
                     world.grpc_routes.push(route);
-                    world.routes.push(route);
+                    world.matches.add(route);
                 }
                 Object::ReferenceGrant(grant) => world.grants.push(grant),
                 Object::AccessPolicy(policy) => world.access_policies.push(policy),

@@ -21,7 +21,7 @@ use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::{Change, MeshConfig, Object, TrustDomain};
+use leno_model::TrustDomain;
 use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -101,7 +101,7 @@ pub(super) async fn start(
     let (stop, stopped) = watch::channel(false);
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-    let source = Source::new(client.clone(), options(args));
+    let source = Source::new(client.clone(), options(args)).assuming(args.trust_domain.clone());
     let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
         let writer = Writer { namespace: namespace.clone(), name: name.clone() };
@@ -116,14 +116,11 @@ pub(super) async fn start(
         first = updates.recv() => first,
         () = tell_progress(&mut progress, health) => None,
     };
-    let Some(mut first) = first else { bail!("the API server tells nothing") };
+    let Some(first) = first else { bail!("the API server tells nothing") };
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is to be made of a trust domain that nobody wants.
         told(Err(StartError::MeshConfig(in_doubt)))?;
-    }
-    if let Some(trust_domain) = &args.trust_domain {
-        assume(&mut first, trust_domain);
     }
 
     // The authority is one of the trust domain that the MeshConfig wants.
@@ -184,16 +181,6 @@ async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<
         if progress.changed().await.is_err() {
             return;
         }
-    }
-}
-
-/// Where no MeshConfig says of which trust domain the mesh is, it is of this one.
-fn assume(first: &mut Update, trust_domain: &TrustDomain) {
-    let is_config = |change: &Change| matches!(change, Change::Upsert(Object::MeshConfig(_)));
-    if !first.changes.iter().any(is_config) {
-        let trust_domain = trust_domain.clone();
-        let config = MeshConfig { trust_domain, ..MeshConfig::default() };
-        first.changes.push(Change::Upsert(Object::MeshConfig(config)));
     }
 }
 
@@ -292,24 +279,5 @@ impl Reviewer for ByTokenReview {
                 Err(error) => Err(ReviewError::Unavailable(error.to_string())),
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trust_domain_is_assumed_only_where_none_is_said() {
-        let said = TrustDomain::new("said.example").unwrap();
-        let assumed = TrustDomain::new("assumed.example").unwrap();
-        let mut update = Update::default();
-        assume(&mut update, &assumed);
-        assert_eq!(trust_domain_of(&update), assumed);
-        let config = MeshConfig { trust_domain: said.clone(), ..MeshConfig::default() };
-        let mut update = Update::default();
-        update.changes.push(Change::Upsert(Object::MeshConfig(config)));
-        assume(&mut update, &assumed);
-        assert_eq!((trust_domain_of(&update), update.changes.len()), (said, 1));
     }
 }

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::report::{Report, Unread};
 use super::rewrite::rewrite;
 use super::{NAMESPACE, NOT_WHOLE, document, living};
-use crate::cluster::{self, ClusterArgs};
+use crate::cluster;
 use crate::output;
 
 /// Arguments of `leno migrate check`.
@@ -18,8 +18,12 @@ pub(super) struct CheckArgs {
     /// when left out
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
-    #[command(flatten)]
-    cluster: ClusterArgs,
+    /// The context of the kubeconfig to use [default: the current one]
+    #[arg(long, value_name = "NAME", conflicts_with = "file")]
+    context: Option<String>,
+    /// The namespace of what has none: items of Sermant's configuration centre
+    #[arg(long, value_name = "NAMESPACE", default_value = NAMESPACE)]
+    namespace: String,
     /// How to print the answer
     #[arg(short, long, value_enum, default_value_t)]
     output: CheckFormat,
@@ -39,13 +43,13 @@ impl CheckArgs {
     /// Looks, and tells.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (documents, unread): (_, Vec<Unread>) = match self.file.is_empty() {
-            false => (document::read(&self.file, NAMESPACE)?, Vec::new()),
+            false => (document::read(&self.file, &self.namespace)?, Vec::new()),
             true => cluster::run(async {
-                let client = self.cluster.client().await?;
+                let client = cluster::client(self.context.as_deref()).await?;
                 living::read(&client).await
             })?,
         };
-        let report = Report::of(&documents, &rewrite(&documents, NAMESPACE)).with(unread);
+        let report = Report::of(&documents, &rewrite(&documents, &self.namespace)).with(unread);
         match self.output {
             CheckFormat::Text => output::print(&report.foretold())?,
             CheckFormat::Json => output::print_json(&report.entries())?,

@@ -24,6 +24,14 @@ pub(super) struct Document {
     pub(super) found: Found,
 }
 
+/// Where a document was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whence {
+    File,
+    /// What is there is followed while it stays.
+    Cluster,
+}
+
 /// What a document is.
 pub(super) enum Found {
     /// Something that Leno reads.
@@ -58,7 +66,8 @@ impl Document {
     /// Whether what is lost of it may have denied something, or let in less.
     pub(super) fn may_keep_out(&self) -> bool {
         match &self.found {
-            Found::Object(_) | Found::Published(_) | Found::Comments => false,
+            Found::Object(_) | Found::Comments => false,
+            Found::Published(item) => published::limits(item),
             Found::Settings { others, .. } => others.iter().any(|it| it.contains(ASKS_ANOTHER)),
             Found::Unread { may_keep_out, .. } => *may_keep_out,
         }
@@ -69,7 +78,8 @@ impl Document {
     /// # Errors
     /// When it is of a kind that Leno reads, and refused.
     pub(super) fn of_cluster(text: &str) -> anyhow::Result<Option<Self>> {
-        let found = read_one(Path::new(CLUSTER), 1, text).map_err(anyhow::Error::msg)?;
+        let found =
+            read_one(Path::new(CLUSTER), 1, text, Whence::Cluster).map_err(anyhow::Error::msg)?;
         Ok(found.map(|(title, found)| Self {
             place: CLUSTER.to_owned(),
             title,
@@ -117,7 +127,7 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
                     refused.extend(bad.into_iter().filter_map(Result::err));
                     continue;
                 }
-                match read_one(&file, line, text) {
+                match read_one(&file, line, text, Whence::File) {
                     Ok(Some((title, found))) => documents.push(Document {
                         place: format!("{}:{line}", file.display()),
                         title,
@@ -160,7 +170,12 @@ fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 /// What a document is, with its title; `None` when nothing is in it.
-fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Found)>, String> {
+fn read_one(
+    file: &Path,
+    line: usize,
+    text: &str,
+    whence: Whence,
+) -> Result<Option<(String, Found)>, String> {
     let name = file.display().to_string();
     let (mut objects, rejected) = read_str(&name, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
@@ -182,7 +197,7 @@ fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Foun
         (None, Some(name)) => format!("{kind} {name}"),
         (_, None) => kind.to_owned(),
     };
-    if let Some(found) = mesh_config::read(values.as_deref().unwrap_or_default()) {
+    if let Some(found) = mesh_config::read(values.as_deref().unwrap_or_default(), whence) {
         return Ok(Some((title, found)));
     }
     let of_another_kind = rejected
@@ -190,8 +205,8 @@ fn read_one(file: &Path, line: usize, text: &str) -> Result<Option<(String, Foun
         .any(|refusal| matches!(refusal.at.field.as_deref(), Some("kind" | "apiVersion")));
     let version = value("apiVersion").unwrap_or_default();
     let group = version.split_once('/').map_or("", |(group, _)| group);
-    let is_foreign = MESHES.iter().any(|mesh| group.ends_with(mesh));
-    let may_keep_out = (is_foreign || group.ends_with(ISTIO)) && !LETTING.contains(&kind);
+    let is_foreign = is_foreign(group);
+    let may_keep_out = (is_foreign || is_below(group, ISTIO)) && !LETTING.contains(&kind);
     match (of_another_kind, is_foreign) {
         (true, _) => {
             let why = rejected.first().map(|refusal| refusal.problem.clone()).unwrap_or_default();
@@ -244,8 +259,17 @@ fn split(text: &str) -> Vec<(usize, &str)> {
     documents
 }
 
+/// Whether a domain is one of other meshes, whose rules are rewritten.
+pub(super) fn is_foreign(domain: &str) -> bool {
+    MESHES.iter().any(|mesh| is_below(domain, mesh))
+}
+
+fn is_below(domain: &str, above: &str) -> bool {
+    domain.strip_suffix(above).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 /// Where the groups of other meshes end.
-pub(super) const MESHES: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
+const MESHES: &[&str] = &["openservicemesh.io", "flomesh.io", "smi-spec.io"];
 const ISTIO: &str = "istio.io";
 
 /// The kinds of theirs that only let in or out, or lead elsewhere: nobody is kept out by them.
@@ -276,7 +300,29 @@ const CLUSTER: &str = "in the cluster";
 
 #[cfg(test)]
 mod tests {
-    use super::split;
+    use super::{Found, Whence, is_foreign, read_one, split};
+
+    #[test]
+    fn domains_of_other_meshes_are_known_with_all_below_them() {
+        for foreign in ["openservicemesh.io", "policy.flomesh.io", "split.smi-spec.io"] {
+            assert!(is_foreign(foreign), "{foreign}");
+        }
+        for other in ["leno.dev", "notopenservicemesh.io", "openservicemesh.io.example", ""] {
+            assert!(!is_foreign(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_kept_out_by_what_only_ends_like_a_mesh() {
+        for (group, expected) in
+            [("policy.flomesh.io", true), ("notflomesh.io", false), ("notistio.io", false)]
+        {
+            let text = format!("apiVersion: {group}/v1\nkind: Wall\nmetadata: {{name: a}}\n");
+            let found = read_one("f".as_ref(), 1, &text, Whence::File).unwrap();
+            let Some((_, Found::Unread { may_keep_out, .. })) = found else { panic!("{text}") };
+            assert_eq!(may_keep_out, expected, "{group}");
+        }
+    }
 
     #[test]
     fn documents_stand_between_lines_of_dashes() {

@@ -7,11 +7,11 @@ use kube::api::{DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::ApiResource;
 use kube::discovery::{Discovery, Scope, verbs};
 use kube::{Api, Client, Resource};
-use leno_kubernetes::words::PREFIXES;
+use leno_kubernetes::words::{PREFIXES, is_read};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::document::{Document, MESHES};
+use super::document::{Document, is_foreign};
 use super::report::Unread;
 use crate::cluster::plain;
 use crate::yaml;
@@ -141,29 +141,9 @@ where
 /// Whether a mark is of another mesh, and says nothing to Leno.
 fn is_unread(key: &str) -> bool {
     let Some((domain, name)) = key.split_once('/') else { return false };
-    let is_read = PREFIXES.contains(&domain)
-        && (READ.contains(&name) || name.starts_with("sidecar-resource-"));
-    is_foreign(domain) && !is_read
+    is_foreign(domain) && !(PREFIXES.contains(&domain) && is_read(name))
 }
 
-fn is_foreign(domain: &str) -> bool {
-    MESHES.iter().any(|mesh| {
-        domain.strip_suffix(mesh).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-    })
-}
-
-/// What is read of the marks of OSM and FSM, as docs/kubernetes.md has it; so are the resources of sidecars.
-const READ: &[&str] = &[
-    "ignore",
-    "inbound-port-exclusion-list",
-    "metrics",
-    "monitored-by",
-    "outbound-ip-range-exclusion-list",
-    "outbound-ip-range-inclusion-list",
-    "outbound-port-exclusion-list",
-    "sidecar-image",
-    "sidecar-injection",
-];
 /// Objects that the API server is asked for at once.
 const PAGE: u32 = 500;
 /// More of one kind than a mesh of this size has.
@@ -176,21 +156,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn domains_of_other_meshes_are_known_with_all_below_them() {
-        for foreign in ["openservicemesh.io", "policy.flomesh.io", "split.smi-spec.io"] {
-            assert!(is_foreign(foreign), "{foreign}");
-        }
-        for other in ["leno.dev", "notopenservicemesh.io", "openservicemesh.io.example", ""] {
-            assert!(!is_foreign(other), "{other}");
-        }
-    }
-
-    #[test]
     fn marks_that_are_read_are_no_loss() {
         for read in [
             "openservicemesh.io/monitored-by",
             "flomesh.io/sidecar-injection",
             "openservicemesh.io/sidecar-resource-limits-cpu",
+            "flomesh.io/network-interface-exclusion-list",
             "app",
             "example.com/ignore",
         ] {

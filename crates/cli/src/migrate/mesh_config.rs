@@ -1,12 +1,13 @@
 //! The settings of OSM, osm-edge and FSM: what of them says something here.
 
+use leno_kubernetes::read::{EXCLUSION_LISTS, UNHEEDED, asks_for_something};
 use leno_model::Egress;
 use serde_json::{Value, json};
 
-use super::document::Found;
+use super::document::{Found, Whence};
 
 /// Reads the `MeshConfig` of another mesh from its single values; `None` when it is none.
-pub(super) fn read(values: &[(String, String)]) -> Option<Found> {
+pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found> {
     let value = |path: &str| {
         let found = values.iter().find(|(known, _)| known == path);
         found.map(|(_, value)| value.as_str())
@@ -19,10 +20,26 @@ pub(super) fn read(values: &[(String, String)]) -> Option<Found> {
     // The schema's default is false, for both.
     let permissive = value(PERMISSIVE) == Some("true");
     let egress = if value(EGRESS) == Some("true") { Egress::Allow } else { Egress::Deny };
-    let others = values.iter().map(|(path, _)| path);
-    let others = others
-        .filter(|path| path.starts_with("spec.") && ![PERMISSIVE, EGRESS].contains(&path.as_str()));
-    Some(Found::Settings { permissive, egress, others: others.cloned().collect() })
+    let unheeded = UNHEEDED.iter().map(|(field, remedy)| (*field, (*remedy).to_owned()));
+    let lists = EXCLUSION_LISTS
+        .iter()
+        .filter(|_| whence == Whence::File)
+        .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
+    let others = unheeded
+        .chain(lists)
+        .filter(|(field, _)| asks(values, field))
+        .map(|(field, remedy)| format!("{field}: {remedy}"));
+    Some(Found::Settings { permissive, egress, others: others.collect() })
+}
+
+/// Whether a field, or what is below it, says more than that something is off.
+fn asks(values: &[(String, String)], field: &str) -> bool {
+    let below = |path: &str| {
+        let rest = path.strip_prefix(field);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    let said = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+    values.iter().any(|(path, text)| below(path) && asks_for_something(&said(text)))
 }
 
 /// The same in our words.
@@ -39,3 +56,43 @@ pub(super) fn native(permissive: bool, egress: Egress) -> Value {
 const GROUPS: &[&str] = &["config.openservicemesh.io/", "config.flomesh.io/"];
 const EGRESS: &str = "spec.traffic.enableEgress";
 const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lost(spec: &str, whence: Whence) -> Vec<String> {
+        let text = format!(
+            "apiVersion: config.openservicemesh.io/v1alpha2\nkind: MeshConfig\n\
+             metadata: {{name: osm-mesh-config}}\nspec: {spec}\n"
+        );
+        match read(&leno_registry::outline(&text).unwrap(), whence) {
+            Some(Found::Settings { others, .. }) => {
+                let field = |it: &String| it.split(": ").next().unwrap().to_owned();
+                others.iter().map(field).collect()
+            }
+            _ => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn what_is_off_is_no_loss() {
+        let spec = "{traffic: {inboundExternalAuthorization: {enable: false, timeout: 1s}, \
+                    inboundPortExclusionList: [], useHTTPSIngress: false}, \
+                    observability: {osmLogLevel: info, tracing: {enable: false, port: 9411}}, \
+                    sidecar: {resources: {}, maxDataPlaneConnections: 0}, \
+                    certificate: {certKeyBitSize: 2048}}";
+        assert_eq!(lost(spec, Whence::File), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_followed_in_a_cluster_is_lost_in_files_alone() {
+        let spec = "{traffic: {inboundExternalAuthorization: {enable: true}, \
+                    outboundPortExclusionList: [6379]}, sidecar: {cipherSuites: [A]}}";
+        let both =
+            ["spec.traffic.inboundExternalAuthorization.enable", "spec.sidecar.cipherSuites"];
+        assert_eq!(lost(spec, Whence::Cluster), both);
+        let list = "spec.traffic.outboundPortExclusionList";
+        assert_eq!(lost(spec, Whence::File), [both[0], both[1], list]);
+    }
+}

@@ -191,6 +191,13 @@ fn parts(item: &Item) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }
 
+/// Whether an item is a rule that limits what comes in.
+pub(super) fn limits(item: &Item) -> bool {
+    parts(item).is_some_and(|(family, _)| LIMITING.contains(&family))
+}
+
+/// The families whose rules refuse requests.
+const LIMITING: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
 const REMOVAL: &str = "sermant.removal.config";
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Report {
             {
                 entries.push(Entry {
                     widens: document.may_keep_out(),
-                    ..entry(Outcome::NotKept, Vec::new(), vec![others.join(", ")])
+                    ..entry(Outcome::NotKept, Vec::new(), others.clone())
                 });
             }
         }

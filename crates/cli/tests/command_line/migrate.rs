@@ -150,7 +150,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
     assert_eq!(done.code, Some(3), "{done:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
-        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress
+        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
         dropped: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): what used it says the same itself, or nothing did
         dropped: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): what used it says the same itself, or nothing did
         dropped: TCPRoute shop/sql (old/rules/smi.yaml:16): what used it says the same itself, or nothing did
@@ -292,7 +292,7 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
     for line in [
         "kept: TrafficTarget shop/stock (old/smi.yaml:21): as AccessPolicy shop/stock",
         "not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): \
-         spec.traffic.useHTTPSIngress",
+         spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends",
         "not kept: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a kind that is read \
          here; access may become wider: nothing else denies or limits what it did",
     ] {

@@ -62,11 +62,34 @@ fn items_become_policies_or_are_told_of() {
         let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
         assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
     }
+    // A lost rule that refused requests may be missed.
+    for (item, widens) in
+        [("servicecomb.bulkhead.checkout", true), ("servicecomb.retry.clients", false)]
+    {
+        let mut lines = done.out.lines();
+        let told = lines.find(|line| line.contains(&format!("item {item} ("))).expect(item);
+        assert_eq!(told.contains("access may become wider"), widens, "{told}");
+    }
+    let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
+    let foretold = place.leno(&check).out;
+    assert!(foretold.contains("as RateLimit shop/checkout, but: "), "{foretold}");
     let new = std::fs::read_to_string(place.path().join("new/items.yaml")).expect("a file");
     let (objects, rejected) = leno_registry::read_str("new", &new);
     assert_eq!((objects.len(), rejected), (5, Vec::new()), "{new}");
     let limit = "requests: 20\n    in: \"1s\"\n    burst: 10\n";
     assert!(new.contains(limit) && new.contains("method: PUT\n"), "{new}");
+}
+
+#[test]
+fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
+    let items = "data:\n- {key: servicecomb.matchGroup.a, value: \"services: web\"}\n\
+                 - {key: servicecomb.rateLimiting.a, value: \"{rate: 5\"}\n";
+    let place = Place::with(&[("old/kie.yaml", items)]);
+    let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+    let line = "not kept: item servicecomb.rateLimiting.a (old/kie.yaml:1): it is no YAML, or empty; \
+                access may become wider: nothing else denies or limits what it did";
+    assert!(done.out.lines().any(|told| told == line), "{}", done.out);
+    assert!(!done.out.contains("is RateLimit"), "{}", done.out);
 }
 
 #[test]

@@ -43,20 +43,22 @@ pub(super) fn tcp_rule(
     for_everything(mesh, service).map(|split| shares(mesh, split, port))
 }
 
-/// What decides instead of a split, as sentences for its author.
-pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<String> {
+/// What decides instead of a split at each port of its root, as sentences for its author.
+pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
-    let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
-    let gateway = ports.filter_map(|port| {
-        let route = gateway_route(mesh, (root, port.port), None)?;
-        Some(format!("{route} is attached to port {}, and decides there alone", port.port))
-    });
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
     let other = first.map(|first| {
         format!("TrafficSplit {} is for the same service, and comes first by name", first.name)
     });
-    gateway.chain(other).collect()
+    let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
+    let at = |port: u16| {
+        let route = gateway_route(mesh, (root, port), None);
+        let route =
+            route.map(|it| format!("{it} is attached to port {port}, and decides there alone"));
+        route.into_iter().chain(other.clone()).collect()
+    };
+    ports.map(|port| at(port.port)).collect()
 }
 
 /// The TCP route that decides instead of another one at a port, as a sentence for its author.

@@ -19,7 +19,6 @@ pub(super) struct Border {
     egress_by_source: Index<ServiceAccount, PolicyName>,
 }
 
-/// Questions.
 impl Border {
     /// Whether there is one with this name that opens ports.
     pub(super) fn has(&self, name: &IngressName) -> bool {
@@ -27,6 +26,7 @@ impl Border {
     }
 }
 
+/// Questions.
 impl Mesh {
     /// All that opens ports, in order.
     pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {

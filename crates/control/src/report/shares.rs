@@ -13,12 +13,11 @@ impl Report<'_> {
         let mut status = self.route((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
         status.unresolve(self.ungranted((RouteKind::Tcp, name), route));
         for (index, parent) in route.parents.iter().enumerate() {
-            let service = self.mesh.service(&parent.service);
-            let ports = service.into_iter().flat_map(|service| &service.ports);
-            for port in ports.filter(|port| parent.port.is_none_or(|number| number == port.port)) {
-                let rival = tcp_rival(self.mesh, name, (&parent.service, port.port));
-                status.refuse(index, rival);
-            }
+            let rivals = self.ports(parent).into_iter().map(|port| {
+                let rival = tcp_rival(self.mesh, name, (&parent.service, port));
+                rival.into_iter().collect()
+            });
+            status.contest(index, rivals.collect());
         }
         status
     }
@@ -35,7 +34,7 @@ impl Report<'_> {
         let groups = split.groups.iter().flatten();
         let missing = groups.filter(|group| self.mesh.group(group).is_none());
         status.unresolve(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
-        status.refuse(FIRST, rivals(self.mesh, split));
+        status.contest(FIRST, rivals(self.mesh, split));
         status
     }
 

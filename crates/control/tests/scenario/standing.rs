@@ -125,3 +125,70 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
         assert_eq!(attached[1].why, both);
     });
 }
+
+/// A service with two ports, and one of somebody else's.
+const TWO_PORTS: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: two, namespace: shop}
+spec:
+  selector: {app: stock}
+  ports: [{name: a, port: 80, targetPort: http}, {name: b, port: 81, targetPort: http}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: vault, namespace: bank}
+spec: {selector: {app: vault}, ports: [{port: 443}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: away, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: stock}]
+  hostnames: [vault.example]
+  rules: [{backendRefs: [{name: vault, namespace: bank, port: 443}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: a, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: two}, {group: "", kind: Service, name: two, port: 80}]
+  rules: [{backendRefs: [{name: stock, port: 80}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: a, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: two, port: 80}]
+  rules: [{backendRefs: [{name: stock, port: 80}]}]
+"#;
+
+#[test]
+fn a_route_is_refused_only_where_it_decides_nothing() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{TWO_PORTS}"));
+        let routes = loop {
+            let routes: Vec<RouteStatus> = shop.ask("/routes").await;
+            if !routes.is_empty() {
+                break routes;
+            }
+            tokio::task::yield_now().await;
+        };
+        let of = |kind: &str| routes.iter().find(|it| it.kind == kind).expect(kind);
+        let why = "GRPCRoute shop/a is attached to the same port, and goes before";
+        // It has a say at the other port.
+        let http = of("HTTPRoute");
+        let said: Vec<(&str, bool)> =
+            http.attached.iter().map(|it| (it.parent.as_str(), it.accepted)).collect();
+        assert_eq!(said, [("shop/two", true), ("shop/two:80", false)]);
+        assert_eq!(http.attached[0].why, [""; 0]);
+        assert_eq!(http.attached[1].why, [why]);
+        assert_eq!(http.problems, [why]);
+        let ungranted = "no ReferenceGrant permits the Service bank/vault";
+        let tls = of("TLSRoute");
+        assert_eq!((tls.attached[0].accepted, tls.attached[0].resolved), (true, false));
+        assert_eq!(tls.problems, [ungranted]);
+    });
+}

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::annotation::{InjectError, Of, elements, of_pod, switch};
 use super::{AddressRange, NamespaceFacts, Settings};
-use crate::words::{HEALTH_PORT, PREFIXES};
+use crate::words::{HEALTH_PORT, PREFIXES, is_read};
 
 /// What is not led to a sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -116,6 +116,7 @@ struct Written<'a> {
 impl<'a> Written<'a> {
     /// All annotations of a name, the one that counts first.
     fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
+        debug_assert!(is_read(name), "{name} is among what is said to be read");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let of_pod = keys()
             .filter_map(|key| of_pod(self.pod, "annotations", &key).map(|it| (Of::Pod, key, it)));

@@ -40,7 +40,7 @@ fn pair(name: &str, action: &str, checks: &[Check]) -> [Value; 2] {
     let validation = |check: &Check| {
         let Check { kind, holds, message } = check;
         json!({
-            "expression": format!("object.kind != '{kind}' || ({holds})"),
+            "expression": format!("object.kind != '{kind}' || {UNCHANGED} || ({holds})"),
             "message": message,
             "reason": "Invalid",
         })
@@ -120,6 +120,8 @@ const WARNED: &[Check] = &[
     },
 ];
 
+/// In CEL: what was wrong before this policy was there may be labelled, and lose its finalizers.
+const UNCHANGED: &str = "(oldObject != null && object.spec == oldObject.spec)";
 const VERSION: &str = "admissionregistration.k8s.io/v1";
 const POLICY: &str = "ValidatingAdmissionPolicy";
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";

@@ -7,6 +7,7 @@ use leno_model::Object;
 use leno_registry::{Rejected, ServedKind, Warning, read_json};
 use serde_json::{Value, json};
 
+use super::created;
 use super::ours::keep_ours;
 
 /// What became of a custom resource.
@@ -33,13 +34,13 @@ pub(crate) fn custom(
         _ => None,
     };
     // Only what readers look at: a cluster adds much, and what it adds is not the author's.
+    let created = created(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
         metadata["namespace"] = Value::String(namespace);
     }
     let document =
         json!({"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "spec": spec});
-    let created = object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second());
     let mentioned = mentioned.unwrap_or_default();
     Some(Custom { outcome: read_json(&document), created, mentioned })
 }

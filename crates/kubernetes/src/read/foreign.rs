@@ -7,7 +7,7 @@ use leno_model::{Egress, TrafficMode};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
-use super::place;
+use super::{created, place};
 use crate::inject::{AddressRange, Exclusions, is_interface};
 
 /// The kinds of other meshes' settings.
@@ -28,6 +28,43 @@ pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
     },
 ];
 
+/// Fields of another mesh's settings that are not heeded where they ask for something, and what to do.
+pub const UNHEEDED: &[(&str, &str)] = &[
+    (
+        "spec.traffic.inboundExternalAuthorization.enable",
+        "write an ExternalAuthorization for the services that need it",
+    ),
+    ("spec.traffic.useHTTPSIngress", "write `protocol: https` into IngressBackends"),
+    ("spec.observability.tracing.enable", "write `tracing` into a MeshConfig of leno.dev"),
+    ("spec.observability.remoteLogging.enable", "write `accessLog` into a MeshConfig of leno.dev"),
+    ("spec.sidecar.sidecarDisabledMTLS", "nothing: connections in the mesh are always encrypted"),
+    ("spec.sidecar.localDNSProxy.enable", "annotate namespaces or pods `leno.dev/dns: proxy`"),
+    (
+        "spec.sidecar.resources",
+        "annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its like",
+    ),
+    ("spec.sidecar.cipherSuites", "nothing: Leno speaks TLS 1.3 with its suites alone"),
+    ("spec.sidecar.ecdhCurves", "nothing: Leno speaks TLS 1.3 with its groups alone"),
+    (
+        "spec.certificate.ingressGateway",
+        "give the ingress controller a certificate as docs/kubernetes.md says",
+    ),
+    ("spec.featureFlags.enableEnvoyActiveHealthChecks", PROBED),
+    ("spec.featureFlags.enableSidecarActiveHealthChecks", PROBED),
+    ("spec.warmup.enable", "write `warmUp` into a LoadBalancing for the services that need it"),
+];
+const PROBED: &str = "write `healthCheck` into an OutlierRemoval for the services that need it";
+
+/// Lists of what goes around every sidecar, and the annotation that says the same: they are followed in a
+/// cluster, and a `MeshConfig` of ours has no words for them.
+pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
+    ("spec.traffic.outboundPortExclusionList", "leno.dev/outbound-port-exclusion-list"),
+    ("spec.traffic.inboundPortExclusionList", "leno.dev/inbound-port-exclusion-list"),
+    ("spec.traffic.outboundIPRangeExclusionList", "leno.dev/outbound-ip-range-exclusion-list"),
+    ("spec.traffic.outboundIPRangeInclusionList", "leno.dev/outbound-ip-range-inclusion-list"),
+    ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
+];
+
 /// What the settings of another mesh say that holds here too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Foreign {
@@ -37,6 +74,8 @@ pub(crate) struct Foreign {
     pub(crate) egress: Egress,
     /// What no pod sends through its sidecar.
     pub(crate) exclusions: Exclusions,
+    /// When it was made, in seconds.
+    pub(crate) created: i64,
     /// What it says and nobody heeds.
     pub(crate) warnings: Vec<Warning>,
 }
@@ -59,15 +98,17 @@ impl Foreign {
             included_ranges: reading.ranges("outboundIPRangeInclusionList"),
             interfaces: reading.interfaces("networkInterfaceExclusionList"),
         };
-        for (pointer, remedy) in UNHEEDED {
-            if object.data.pointer(pointer).is_some_and(asks_for_something) {
-                reading.warn(&pointer.trim_start_matches('/').replace('/', "."), remedy);
+        for (field, remedy) in UNHEEDED {
+            let pointer = format!("/{}", field.replace('.', "/"));
+            if object.data.pointer(&pointer).is_some_and(asks_for_something) {
+                reading.warn(field, remedy);
             }
         }
         Some(Self {
             mode: if permissive { TrafficMode::Permissive } else { TrafficMode::Strict },
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
+            created: created(&object.metadata),
             warnings: reading.warnings,
         })
     }
@@ -119,8 +160,9 @@ impl Reading<'_> {
     }
 }
 
-/// Whether a field says more than that something is off.
-fn asks_for_something(value: &Value) -> bool {
+/// Whether a field of another mesh's settings says more than that something is off.
+#[must_use]
+pub fn asks_for_something(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(on) => *on,
@@ -133,28 +175,6 @@ fn asks_for_something(value: &Value) -> bool {
 
 /// The names by which those meshes know their settings.
 const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
-
-/// What is not heeded although it asks for something, and what to do.
-const UNHEEDED: &[(&str, &str)] = &[
-    (
-        "/spec/traffic/inboundExternalAuthorization/enable",
-        "write an ExternalAuthorization for the services that need it",
-    ),
-    ("/spec/observability/tracing/enable", "write `tracing` into a MeshConfig of leno.dev"),
-    ("/spec/observability/remoteLogging/enable", "write `accessLog` into a MeshConfig of leno.dev"),
-    ("/spec/sidecar/sidecarDisabledMTLS", "nothing: connections in the mesh are always encrypted"),
-    ("/spec/sidecar/localDNSProxy/enable", "annotate namespaces or pods `leno.dev/dns: proxy`"),
-    (
-        "/spec/sidecar/resources",
-        "annotate namespaces or pods `leno.dev/sidecar-resource-limits-memory` and its like",
-    ),
-    ("/spec/sidecar/cipherSuites", "nothing: Leno speaks TLS 1.3 with its suites alone"),
-    ("/spec/sidecar/ecdhCurves", "nothing: Leno speaks TLS 1.3 with its groups alone"),
-    (
-        "/spec/certificate/ingressGateway",
-        "give the ingress controller a certificate as docs/kubernetes.md says",
-    ),
-];
 
 #[cfg(test)]
 mod tests {

@@ -9,9 +9,9 @@ use leno_model::{
     Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Weight,
     Workload, WorkloadName, WorkloadPort,
 };
-use leno_registry::Rejected;
+use leno_registry::{Rejected, Warning};
 
-use super::{admission, is_tcp, place, selects, spoken};
+use super::{SHOWN_CHARACTERS_MAX, admission, is_tcp, place, selects, spoken};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
     WEIGHT,
@@ -26,6 +26,8 @@ pub struct Member {
     pub admission: Result<Admission, Box<Rejected>>,
     /// The node that it runs on.
     pub node: Option<String>,
+    /// What its annotations say and nobody heeds.
+    pub warnings: Vec<Warning>,
 }
 
 /// The workload that a pod is: `None` when it has no address yet, has ended, or has no sidecar and
@@ -46,6 +48,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
         workload: Workload { sidecar: false, ..member.workload },
         admission: Ok(Admission::default()),
         node: member.node,
+        warnings: Vec::new(),
     });
     Ok(plain)
 }
@@ -99,6 +102,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
+    let (weight, warning) = weight(meta);
     let workload = Workload {
         account: ServiceAccount { namespace: namespace.clone(), name: account },
         name: WorkloadName { namespace, name: name(meta.name.as_deref(), "metadata.name")? },
@@ -110,24 +114,30 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         env: std::collections::BTreeMap::new(),
         doors: Vec::new(),
         admission: Admission::default(),
-        weight: weight(meta),
+        weight,
         ready: says_ready && meta.deletion_timestamp.is_none(),
         sidecar: true,
     };
     let node = spec.node_name.clone();
-    Ok(Some(Member { workload, admission: admission(meta, "Pod"), node }))
+    let warnings = warning.into_iter().collect();
+    Ok(Some(Member { workload, admission: admission(meta, "Pod"), node, warnings }))
 }
 
-/// By its annotation; one that says nothing sensible is none.
-fn weight(meta: &ObjectMeta) -> Weight {
+/// By its annotation; one that says nothing sensible is none, and is told.
+fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let said = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
-    let Some(said) = said else { return Weight::default() };
-    said.parse().ok().and_then(Weight::new).unwrap_or_else(|| {
-        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-        let remedy = "use a number from 1 to 1000";
-        tracing::warn!(namespace, pod = name, WEIGHT, said, remedy, "no weight");
-        Weight::default()
-    })
+    let Some(said) = said else { return (Weight::default(), None) };
+    if let Some(weight) = said.parse().ok().and_then(Weight::new) {
+        return (weight, None);
+    }
+    let shown: String = said.chars().take(SHOWN_CHARACTERS_MAX).collect();
+    let usual = Weight::default();
+    let warning = Warning {
+        at: place(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
+        problem: format!("{shown:?} is no weight, and {} is in force", usual.number()),
+        remedy: "use a number from 1 to 1000, or remove it".to_owned(),
+    };
+    (usual, Some(warning))
 }
 
 /// The workload with the target ports, given as numbers, of the services that select it: a port

@@ -242,10 +242,11 @@ impl Ledger {
     }
 
     fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
-        let Member { mut workload, admission, node } = match pod {
+        let Member { mut workload, admission, node, warnings } = match pod {
             Ok(member) => member,
             Err(refused) => return self.remark(origin, vec![*refused], Vec::new()),
         };
+        self.remark(origin, Vec::new(), warnings);
         let known = self.workloads.get(&workload.name);
         workload.admission = match admission {
             Ok(admission) => admission,
@@ -297,9 +298,7 @@ impl Ledger {
         match custom.outcome {
             Ok((object, warnings)) => {
                 self.remark(origin, Vec::new(), warnings);
-                if matches!(object, Object::TagRoute(_)) {
-                    self.touch_preferences();
-                }
+                self.see_preferences(origin, Some(&object));
                 let touched = self.customs.put(origin, object, custom.created);
                 self.mention(origin, custom.mentioned);
                 self.touch_customs(touched);
@@ -371,9 +370,7 @@ impl Ledger {
             Watched::Secrets | Watched::Deployments | Watched::Entrances => {}
             Watched::Custom(_) => {
                 let touched = self.customs.remove(origin);
-                if matches!(touched, Some(ObjectKey::TagRoute(_))) {
-                    self.touch_preferences();
-                }
+                self.see_preferences(origin, None);
                 self.forget_settings(origin);
                 self.touch_customs(touched);
             }

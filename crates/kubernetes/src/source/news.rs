@@ -92,7 +92,7 @@ impl Seen {
         let item = member(&pod).transpose().map(Item::Pod);
         let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
         let is_odd = match &item {
-            Some(Item::Pod(Ok(member))) => member.admission.is_err(),
+            Some(Item::Pod(Ok(member))) => member.admission.is_err() || !member.warnings.is_empty(),
             Some(Item::Pod(Err(_))) => true,
             _ => false,
         };

@@ -34,7 +34,8 @@ pub(super) fn read(
     whole?;
     let service = ServiceName { namespace: name.namespace.clone(), name: own_service(spec, name)? };
     let warm_up = is_on.then_some(WarmUp { time, percent_min });
-    let rule = LoadBalancing { algorithm: BalanceAlgorithm::LeastRequest { choices: 2 }, warm_up };
+    // As a LoadBalancing that says nothing else.
+    let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, warm_up };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
 }
 

@@ -1,37 +1,101 @@
 //! Looks for rules that never decide, because another one takes the same requests before.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 
 use leno_model::{
-    FieldMatch, HttpRoute, Lane, LaneRule, RequestMatch, RouteParent, ServicePolicy, ServiceRule,
-    TagMatch,
+    FieldMatch, HttpRoute, Lane, LaneRule, PathMatch, RequestMatch, RouteParent, ServiceName,
+    ServicePolicy, ServiceRule, TagMatch, ValueMatch,
 };
 
 use super::{Lint, World};
 
-impl World<'_> {
+/// The rules of all routes by service and by what they match, in the order of the routes.
+#[derive(Default)]
+pub(super) struct Matches<'a>(HashMap<(&'a ServiceName, Canonical<'a>), Vec<Held<'a>>>);
+
+/// A route, and the first of its rules with a match.
+type Held<'a> = (&'a HttpRoute, usize);
+
+/// A match in a form in which the order of headers and parameters means nothing.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Canonical<'a> {
+    path: &'a PathMatch,
+    methods: &'a [String],
+    headers: Vec<FieldKey<'a>>,
+    query: Vec<FieldKey<'a>>,
+}
+
+/// Name, whether the value is an expression, and the value.
+type FieldKey<'a> = (&'a str, bool, &'a str);
+
+impl<'a> Canonical<'a> {
+    fn of(request: &'a RequestMatch) -> Self {
+        let keys = |fields: &'a [FieldMatch]| {
+            let key = |field: &'a FieldMatch| match &field.value {
+                ValueMatch::Exact(value) => (&*field.name, false, &**value),
+                ValueMatch::Regex(value) => (&*field.name, true, &**value),
+            };
+            let mut keys: Vec<FieldKey<'a>> = fields.iter().map(key).collect();
+            keys.sort_unstable();
+            keys
+        };
+        Self {
+            path: &request.path,
+            methods: &request.methods,
+            headers: keys(&request.headers),
+            query: keys(&request.query),
+        }
+    }
+}
+
+impl<'a> Matches<'a> {
+    pub(super) fn add(&mut self, route: &'a HttpRoute) {
+        let services: BTreeSet<&ServiceName> =
+            route.parents.iter().map(|parent| &parent.service).collect();
+        for (number, rule) in route.rules.iter().enumerate() {
+            for request in rule.matches.iter().map(Canonical::of) {
+                for service in &services {
+                    let held = self.0.entry((*service, request.clone())).or_default();
+                    // Of one route the first rule is enough.
+                    if held.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
+                        held.push((route, number));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The first of the routes that go before this one and have such a match.
+    fn before(&self, route: &'a HttpRoute, request: &Canonical<'a>) -> Option<Held<'a>> {
+        // Who goes first is at all its parents.
+        let first = &route.parents.first()?.service;
+        let held = self.0.get(&(first, request.clone()))?;
+        held.iter().find(|(other, _)| goes_first(other, route)).copied()
+    }
+}
+
+impl<'a> World<'a> {
     /// Matches that an earlier rule has already, of the route itself or of one that goes first.
-    pub(super) fn lint_repeated(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
-        let routes = self.routes.iter().copied();
-        let rivals: Vec<&HttpRoute> = routes.filter(|other| goes_first(other, route)).collect();
+    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut Lint<'_>) {
+        let mut own: HashMap<Canonical<'_>, usize> = HashMap::new();
         for (place, rule) in route.rules.iter().enumerate() {
-            for (index, request) in rule.matches.iter().enumerate() {
-                let before = route.rules.iter().take(place);
-                let own = earlier(before, request).map(|number| format!("spec.rules[{number}]"));
+            for (index, request) in rule.matches.iter().map(Canonical::of).enumerate() {
+                let before = own.get(&request).filter(|number| **number < place);
+                let before = before.map(|number| format!("spec.rules[{number}]"));
                 let others = || {
-                    rivals.iter().find_map(|other| {
-                        let number = earlier(other.rules.iter(), request)?;
-                        let (kind, name) = (other.kind.as_str(), &other.name);
-                        Some(format!("rules[{number}] of the {kind} {name}, which goes first,"))
-                    })
+                    let (other, number) = self.matches.before(route, &request)?;
+                    let (kind, name) = (other.kind.as_str(), &other.name);
+                    Some(format!("rules[{number}] of the {kind} {name}, which goes first,"))
                 };
-                if let Some(first) = own.or_else(others) {
+                if let Some(first) = before.or_else(others) {
                     lint.warn(
                         format!("spec.rules[{place}].matches[{index}]"),
                         format!("never decides: {first} is for the same requests"),
                         "remove one of the two, or say in one what differs",
                     );
                 }
+                own.entry(request).or_insert(place);
             }
         }
     }
@@ -91,23 +155,4 @@ fn goes_first(one: &HttpRoute, other: &HttpRoute) -> bool {
     (one.kind, &one.name.namespace) == (other.kind, &other.name.namespace)
         && one.name.name < other.name.name
         && other.parents.iter().all(meets)
-}
-
-/// The first of these rules that has such a match.
-fn earlier<'a>(
-    mut rules: impl Iterator<Item = &'a leno_model::RouteRule>,
-    request: &RequestMatch,
-) -> Option<usize> {
-    rules.position(|rule| rule.matches.iter().any(|found| is_same(found, request)))
-}
-
-/// The order of headers and parameters means nothing.
-fn is_same(one: &RequestMatch, other: &RequestMatch) -> bool {
-    let same = |one: &[FieldMatch], other: &[FieldMatch]| {
-        one.len() == other.len() && one.iter().all(|field| other.contains(field))
-    };
-    one.path == other.path
-        && one.methods == other.methods
-        && same(&one.headers, &other.headers)
-        && same(&one.query, &other.query)
 }

@@ -194,8 +194,17 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
     let read = policy(text);
     let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
     let warm_up = Some(WarmUp { time: Duration::from_secs(120), percent_min: 5 });
-    let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
-    assert_eq!(rule, LoadBalancing { algorithm, warm_up });
+    // What a LoadBalancing does that says nothing else: migrated, it is one.
+    let plain = policy(
+        "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
+         spec: {targetRefs: [{kind: Service, name: stock}], warmUp: {time: 2m, minPercent: 5}}}",
+    );
+    let ServiceRule::LoadBalancing(plain) = plain.rule else { panic!("{plain:?}") };
+    assert_eq!(
+        plain,
+        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, warm_up }
+    );
+    assert_eq!(rule, plain);
     assert!(matches!(&read.scope, PolicyScope::Services(targets)
         if targets.len() == 1 && targets[0].service.to_string() == "stock/stock"));
     let of = |spec: &str| {

@@ -19,12 +19,17 @@ pub(super) fn native(
     group: &Group,
     content: &str,
 ) -> Result<Written, String> {
-    let values = outline(content).unwrap_or_default();
-    let rule = Rule { name, group, values: &values };
+    // Of a text that says nothing there is no rule: its defaults would be an invention. A map without
+    // fields means them.
+    let values = || match outline(content) {
+        None if content.trim() == "{}" => Ok(Vec::new()),
+        found => found.ok_or("it is no YAML, or empty"),
+    };
+    let rule = |values| Rule { name, group, values };
     match family {
-        "rateLimiting" => rule.rate_limit(),
-        "faultInjection" => rule.fault(),
-        "circuitBreaker" => rule.circuit(),
+        "rateLimiting" => rule(&values()?).rate_limit(),
+        "faultInjection" => rule(&values()?).fault(),
+        "circuitBreaker" => rule(&values()?).circuit(),
         _ => Err(by_hand(family)),
     }
 }
@@ -263,4 +268,24 @@ fn reference(service: &str) -> Value {
 
 fn written(duration: Duration) -> Result<String, String> {
     time(duration).ok_or_else(|| format!("{duration:?} is finer than a millisecond"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_no_rule() {
+        let group = Group { services: vec!["web".to_owned()], ..Group::default() };
+        for content in ["{rate: 5", "rate: [", "", "  \n", "# nothing\n"] {
+            for family in ["rateLimiting", "faultInjection", "circuitBreaker"] {
+                let written = native(family, ("a", "shop"), &group, content);
+                assert_eq!(written, Err("it is no YAML, or empty".to_owned()), "{content:?}");
+            }
+        }
+        let (limit, _) = native("rateLimiting", ("a", "shop"), &group, "rate: 5").unwrap();
+        assert_eq!(limit["spec"]["rules"][0]["burst"], 5);
+        let (limit, _) = native("rateLimiting", ("a", "shop"), &group, "{}\n").unwrap();
+        assert_eq!(limit["spec"]["rules"][0]["burst"], 1000);
+    }
 }

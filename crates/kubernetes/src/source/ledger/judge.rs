@@ -1,6 +1,6 @@
 //! What is to be said of custom resources, as things stand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
     GatewayTcpRoute, Name, Object, PolicyScope, ReferenceGrant, RouteKind, RouteParent, Service,
@@ -34,9 +34,7 @@ impl Ledger {
         for object in self.customs.all() {
             match object {
                 Object::ReferenceGrant(grant) => others.grants.push(grant),
-                Object::ServicePolicy(policy) => {
-                    others.policies.entry(&policy.name.namespace).or_default().push(policy);
-                }
+                Object::ServicePolicy(policy) => others.put(policy),
                 _ => {}
             }
         }
@@ -79,7 +77,7 @@ impl Ledger {
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
                 match refusal.as_deref() {
-                    Some(refusal) => Said::Conditions(vec![accepted(Some(refusal), reason)]),
+                    Some(refusal) => Said::Conditions(refused(refusal, reason)),
                     None => Said::Conditions(self.attached(origin, others)),
                 }
             }
@@ -119,7 +117,9 @@ impl Ledger {
 
     /// Whether a good object decides something, and whether what it is about is there.
     fn attached(&self, origin: &Origin, others: &Others<'_>) -> Vec<Condition> {
-        let Some(object) = self.customs.said(origin) else { return vec![accepted(None, "")] };
+        let Some(object) = self.customs.said(origin) else {
+            return vec![accepted(None, ""), resolved("True", "ResolvedRefs", NAMES_NOTHING)];
+        };
         let targets = targets(object);
         let missing: Vec<String> =
             targets.iter().filter_map(|(service, port)| self.missing(service, *port)).collect();
@@ -130,14 +130,13 @@ impl Ledger {
             (_, Some(overruled)) => accepted(Some(&overruled), "Conflicted"),
             _ => accepted(None, ""),
         };
-        let resolved =
-            |status, reason, message| Condition { word: "ResolvedRefs", status, reason, message };
+        // Always said: what stood there before would stay otherwise.
         let second = match missing {
-            _ if targets.is_empty() => None,
-            Some(missing) => Some(resolved("False", "TargetNotFound", missing)),
-            None => Some(resolved("True", "ResolvedRefs", "every target is there".to_owned())),
+            _ if targets.is_empty() => resolved("True", "ResolvedRefs", NAMES_NOTHING),
+            Some(missing) => resolved("False", "TargetNotFound", &missing),
+            None => resolved("True", "ResolvedRefs", "every target is there"),
         };
-        [Some(first), second].into_iter().flatten().collect()
+        vec![first, second]
     }
 
     /// Why a good object of OSM's kinds decides nothing.
@@ -157,15 +156,12 @@ impl Ledger {
             PolicyScope::Services(parents) => {
                 parents.iter().filter_map(|it| self.services.get(&it.service)).collect()
             }
-            PolicyScope::Namespace => {
-                self.services.all().filter(|it| it.name.namespace == *namespace).collect()
-            }
+            PolicyScope::Namespace => self.services.of_namespace(namespace).collect(),
         };
         let ports = services
             .iter()
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        let near = others.policies.get(namespace).map(Vec::as_slice).unwrap_or_default();
-        match Standing::of(policy, ports, |_| near.to_vec()) {
+        match Standing::of(policy, ports, |service| others.about(service)) {
             Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
             Standing::Decides | Standing::Nowhere => None,
         }
@@ -178,8 +174,6 @@ impl Ledger {
         refusal: Option<&str>,
         grants: &[&ReferenceGrant],
     ) -> Condition {
-        let resolved =
-            |status, reason, message| Condition { word: "ResolvedRefs", status, reason, message };
         if let Some(refusal) = refusal {
             let refusals = self.remarks.get(origin).map(|(refusals, _)| refusals.as_slice());
             let fields =
@@ -189,12 +183,12 @@ impl Ledger {
                     && (field.ends_with(".kind") || field.ends_with(".group"))
             };
             return match fields.into_iter().any(of_backend) {
-                true => resolved("False", "InvalidKind", refusal.to_owned()),
-                false => resolved("Unknown", "Pending", "the route is not read".to_owned()),
+                true => resolved("False", "InvalidKind", refusal),
+                false => resolved("Unknown", "Pending", "the route is not read"),
             };
         }
         let Some(object) = self.customs.said(origin) else {
-            return resolved("Unknown", "Pending", "the route is not read".to_owned());
+            return resolved("Unknown", "Pending", "the route is not read");
         };
         let (parents, backends) = backends(object);
         for (kind, own, service, port) in backends {
@@ -205,13 +199,13 @@ impl Ledger {
                     "no ReferenceGrant in {theirs} permits {service} to {}s of {own}",
                     kind.as_str()
                 );
-                return resolved("False", "RefNotPermitted", message);
+                return resolved("False", "RefNotPermitted", &message);
             }
             if let Some(missing) = self.missing(service, Some(port)) {
-                return resolved("False", "BackendNotFound", missing);
+                return resolved("False", "BackendNotFound", &missing);
             }
         }
-        resolved("True", "ResolvedRefs", "every backend is there".to_owned())
+        resolved("True", "ResolvedRefs", "every backend is there")
     }
 
     fn missing_parent(&self, parent: &Value, own: &str) -> Option<String> {
@@ -250,11 +244,47 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
     }
 }
 
+/// Of an object that is refused, or gives way to another.
+fn refused(refusal: &str, reason: &'static str) -> Vec<Condition> {
+    let unknown = resolved("Unknown", "Pending", "nothing of it is in force");
+    vec![accepted(Some(refusal), reason), unknown]
+}
+
+fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condition {
+    Condition { word: "ResolvedRefs", status, reason, message: message.to_owned() }
+}
+
 /// What is looked at for many objects.
 #[derive(Default)]
 struct Others<'a> {
     grants: Vec<&'a ReferenceGrant>,
-    policies: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
+    /// The policies that name a service, and those that are about a whole namespace.
+    by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
+    by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
+}
+
+impl<'a> Others<'a> {
+    fn put(&mut self, policy: &'a ServicePolicy) {
+        match &policy.scope {
+            PolicyScope::Namespace => {
+                self.by_namespace.entry(&policy.name.namespace).or_default().push(policy);
+            }
+            PolicyScope::Services(parents) => {
+                let services: BTreeSet<&ServiceName> =
+                    parents.iter().map(|parent| &parent.service).collect();
+                for service in services {
+                    self.by_service.entry(service).or_default().push(policy);
+                }
+            }
+        }
+    }
+
+    /// The policies that may be about a service.
+    fn about(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
+        let named = self.by_service.get(service);
+        let near = self.by_namespace.get(&service.namespace);
+        named.into_iter().chain(near).flatten().copied().collect()
+    }
 }
 
 /// The services that an object, which is no route, is about by name, or the ports of them.
@@ -316,6 +346,8 @@ fn cut(text: &str) -> String {
     text.chars().take(MESSAGE_CHARACTERS_MAX).collect()
 }
 
+/// What is said of the targets of an object that has none.
+const NAMES_NOTHING: &str = "it names nothing";
 /// The most refusals told in one status.
 const REFUSALS_MAX: usize = 5;
 /// A message may have 32768 bytes; nobody reads that.

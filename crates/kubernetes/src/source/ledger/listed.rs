@@ -49,6 +49,8 @@ impl Ledger {
 
     pub(super) fn see_listed(&mut self, service: Service) {
         let name = service.name.clone();
+        // Clients in the mesh do not call it: there is nothing to prefer.
+        self.see_nearness(&name, None);
         let before = self.services.remove(&name);
         let before = self.listed.services.insert(service).or(before);
         self.touch_service(&name, before.as_ref());

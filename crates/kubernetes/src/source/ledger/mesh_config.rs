@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Admission, Egress, MeshConfig, Name, Object, ObjectKey, TrafficMode};
+use leno_model::{
+    Admission, Egress, MeshConfig, Name, Object, ObjectKey, TrafficMode, TrustDomain,
+};
 use leno_registry::{Place, Warning};
 
 use super::{Ledger, Origin};
@@ -16,9 +18,42 @@ pub(super) struct Settings {
     foreign: BTreeMap<Origin, Foreign>,
     /// What each object of ours mentions: what it does not, another mesh's may say.
     mentioned: BTreeMap<Origin, BTreeSet<String>>,
+    /// Of which trust domain the mesh is while no object of ours says it.
+    assumed: Option<TrustDomain>,
+}
+
+impl Settings {
+    /// Those that are heeded: of each other mesh the oldest, so that every control plane heeds the same.
+    fn heeded(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+        let mut oldest: BTreeMap<usize, (&Origin, &Foreign)> = BTreeMap::new();
+        for (origin, foreign) in &self.foreign {
+            let known = oldest.entry(origin.kind).or_insert((origin, foreign));
+            if foreign.created < known.1.created {
+                *known = (origin, foreign);
+            }
+        }
+        oldest.into_values()
+    }
+
+    /// Why those of this object are not heeded.
+    fn outdated(&self, origin: &Origin) -> Option<Warning> {
+        let (heeded, _) = self.heeded().find(|(heeded, _)| heeded.kind == origin.kind)?;
+        let is_other = heeded != origin && self.foreign.contains_key(origin);
+        is_other.then(|| Warning {
+            at: place(origin, "metadata.name"),
+            problem: format!("is not heeded: {} is older", shown(heeded)),
+            remedy: "remove one of the two".to_owned(),
+        })
+    }
 }
 
 impl Ledger {
+    /// The trust domain of the mesh while no object of ours says one.
+    pub(crate) fn assume(&mut self, trust_domain: TrustDomain) {
+        self.settings.assumed = Some(trust_domain);
+        self.touch_settings();
+    }
+
     pub(super) fn see_foreign(&mut self, origin: &Origin, foreign: Foreign) {
         self.remark(origin, Vec::new(), foreign.warnings.clone());
         self.settings.foreign.insert(origin.clone(), foreign);
@@ -32,8 +67,14 @@ impl Ledger {
         }
     }
 
+    /// What an object mentions now, in place of what it did.
     pub(super) fn mention(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
-        if !mentioned.is_empty() {
+        let is_news = self
+            .settings
+            .mentioned
+            .get(origin)
+            .map_or(!mentioned.is_empty(), |before| *before != mentioned);
+        if is_news {
             self.settings.mentioned.insert(origin.clone(), mentioned);
             self.touch_settings();
         }
@@ -47,7 +88,8 @@ impl Ledger {
     /// What no pod of the mesh sends through its sidecar.
     pub(crate) fn exclusions(&self) -> Exclusions {
         let mut all = Exclusions::default();
-        for Foreign { exclusions, .. } in self.settings.foreign.values().cloned() {
+        for (_, Foreign { exclusions, .. }) in self.settings.heeded() {
+            let exclusions = exclusions.clone();
             all.outbound_ports.extend(exclusions.outbound_ports);
             all.inbound_ports.extend(exclusions.inbound_ports);
             all.outbound_ranges.extend(exclusions.outbound_ranges);
@@ -57,9 +99,9 @@ impl Ledger {
         all
     }
 
-    /// What other meshes say: of several, the stricter counts.
+    /// What other meshes say: of two, the stricter counts.
     fn of_others(&self) -> Option<(TrafficMode, Egress)> {
-        let all = || self.settings.foreign.values();
+        let all = || self.settings.heeded().map(|(_, foreign)| foreign);
         let first = all().next()?;
         let is_strict = all().any(|it| it.mode == TrafficMode::Strict);
         let is_closed = all().any(|it| it.egress == Egress::Deny);
@@ -87,10 +129,15 @@ impl Ledger {
     /// does not list, what they say themselves.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (written, others) = (self.own_config().cloned(), self.of_others());
-        if written.is_none() && others.is_none() && self.namespaces.is_empty() {
+        let assumed = self.settings.assumed.as_ref();
+        let is_silent = written.is_none() && others.is_none() && self.namespaces.is_empty();
+        if is_silent && assumed.is_none() {
             return None;
         }
         let mut config = written.unwrap_or_default();
+        if let Some(assumed) = assumed.filter(|_| !self.mentions(TRUST_DOMAIN)) {
+            config.trust_domain = assumed.clone();
+        }
         if let Some((mode, egress)) = others {
             if !self.mentions(MODE) {
                 config.mode = mode;
@@ -107,8 +154,11 @@ impl Ledger {
         Some(config)
     }
 
-    /// What another mesh's settings say and ours say otherwise.
+    /// What another mesh's settings say and older ones of its own, or ours, say otherwise.
     pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
+        if let Some(outdated) = self.settings.outdated(origin) {
+            return vec![outdated];
+        }
         let own = self.own_config().zip(self.settings.foreign.get(origin));
         let Some((own, foreign)) = own else { return Vec::new() };
         let fields = [
@@ -118,13 +168,7 @@ impl Ledger {
         let differing =
             fields.into_iter().filter(|(field, differs, ..)| *differs && self.mentions(field));
         let warning = |(field, _, path, word): (&str, bool, &str, &str)| Warning {
-            at: Place {
-                kind: Some("MeshConfig".to_owned()),
-                namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),
-                name: Some(origin.id.name.clone()),
-                field: Some(path.to_owned()),
-                ..Place::default()
-            },
+            at: place(origin, path),
             problem: format!(
                 "the MeshConfig of leno.dev says `{field}: {word}`, which is in force"
             ),
@@ -177,8 +221,27 @@ impl Ledger {
     }
 }
 
+/// A field of another mesh's settings.
+fn place(origin: &Origin, field: &str) -> Place {
+    Place {
+        kind: Some("MeshConfig".to_owned()),
+        namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),
+        name: Some(origin.id.name.clone()),
+        field: Some(field.to_owned()),
+        ..Place::default()
+    }
+}
+
+fn shown(origin: &Origin) -> String {
+    match &*origin.id.namespace {
+        "" => origin.id.name.clone(),
+        namespace => format!("{namespace}/{}", origin.id.name),
+    }
+}
+
 /// The most remarks told of one object.
 const REMARKS_MAX: usize = 5;
+const TRUST_DOMAIN: &str = "trustDomain";
 const MODE: &str = "trafficMode";
 const EGRESS: &str = "egress";
 const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";

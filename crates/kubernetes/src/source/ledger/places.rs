@@ -1,10 +1,12 @@
 //! In which zone workloads are, and which services want their requests to stay there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{Object, ObjectKey, ServiceName, TagRouteName, TagScope, Workload, WorkloadName};
+use leno_model::{
+    Object, ObjectKey, ServiceName, TagRouteName, TagRules, TagScope, Workload, WorkloadName,
+};
 
-use super::Ledger;
+use super::{Ledger, Origin};
 use crate::read::{Nearness, ZONE, preference, preference_name, preferring};
 
 /// Where workloads are, and who wants them near.
@@ -15,6 +17,10 @@ pub(super) struct Places {
     /// The node of each workload.
     nodes: BTreeMap<WorkloadName, String>,
     near: BTreeMap<ServiceName, Nearness>,
+    /// The services for which somebody wrote which instances callers prefer, by who did,
+    written: BTreeMap<Origin, BTreeSet<ServiceName>>,
+    /// and for how many objects each is one of those.
+    counts: BTreeMap<ServiceName, usize>,
 }
 
 impl Ledger {
@@ -60,22 +66,48 @@ impl Ledger {
     pub(super) fn preference(&self, name: &TagRouteName) -> Option<Object> {
         let service = preferring(name)?;
         let nearness = *self.places.near.get(&service)?;
-        let is_written = self.customs.all().any(|object| match object {
-            Object::TagRoute(route) => {
-                let scope = matches!(&route.scope, TagScope::Service(of, _) if *of == service);
-                scope && !route.rules.by_caller.is_empty()
-            }
-            _ => false,
-        });
-        if is_written {
+        if self.places.counts.contains_key(&service) {
             return None;
         }
         preference(&service, nearness).map(Object::TagRoute)
     }
 
-    /// Somebody wrote or removed a rule: preferences may count, or not, that did not, or did.
-    pub(super) fn touch_preferences(&mut self) {
-        let names = self.places.near.keys().filter_map(preference_name);
-        self.dirty.extend(names.map(ObjectKey::TagRoute));
+    /// Somebody wrote or removed rules: preferences may count, or not, that did not, or did.
+    pub(super) fn see_preferences(&mut self, origin: &Origin, object: Option<&Object>) {
+        let now = object.map(preferred).unwrap_or_default();
+        let before = match now.is_empty() {
+            true => self.places.written.remove(origin),
+            false => self.places.written.insert(origin.clone(), now.clone()),
+        };
+        let before = before.unwrap_or_default();
+        for service in &now {
+            *self.places.counts.entry(service.clone()).or_default() += 1;
+        }
+        for service in &before {
+            if let Some(count) = self.places.counts.get_mut(service) {
+                *count -= 1;
+                if *count == 0 {
+                    self.places.counts.remove(service);
+                }
+            }
+        }
+        let changed = before.symmetric_difference(&now);
+        let near = changed.filter(|service| self.places.near.contains_key(*service));
+        self.dirty.extend(near.filter_map(preference_name).map(ObjectKey::TagRoute));
+    }
+}
+
+/// The services for which an object says which instances callers prefer.
+fn preferred(object: &Object) -> BTreeSet<ServiceName> {
+    let of = |scope: &TagScope, rules: &TagRules| match scope {
+        TagScope::Service(service, _) if !rules.by_caller.is_empty() => Some(service.clone()),
+        TagScope::Service(..) | TagScope::Namespace(_) | TagScope::Mesh => None,
+    };
+    match object {
+        Object::TagRoute(route) => of(&route.scope, &route.rules).into_iter().collect(),
+        Object::SermantRouteRule(rule) => {
+            rule.entries.iter().filter_map(|(scope, it)| of(scope, &it.rules)).collect()
+        }
+        _ => BTreeSet::new(),
     }
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{Name, Service, ServiceName, Workload};
 
+use super::smallest;
+
 /// Services by name and by one pair of their selectors, so that a workload's are found among many.
 #[derive(Default)]
 pub(super) struct Services {
@@ -24,8 +26,14 @@ impl Services {
         self.by_name.get(name)
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Service> {
-        self.by_name.values()
+    /// Those of a namespace, by name.
+    pub(super) fn of_namespace<'a>(
+        &'a self,
+        namespace: &'a Name,
+    ) -> impl Iterator<Item = &'a Service> {
+        let first = ServiceName { namespace: namespace.clone(), name: smallest() };
+        let from = self.by_name.range(first..).map(|(_, service)| service);
+        from.take_while(move |service| service.name.namespace == *namespace)
     }
 
     /// Takes in a service; the earlier one of its name is returned.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
-use leno_model::{Egress, MeshConfig, TrafficMode};
+use leno_model::{Egress, MeshConfig, TrafficMode, TrustDomain};
 use serde_json::{Value, json};
 
 use super::*;
@@ -497,7 +497,8 @@ fn what_stands_in_a_status_is_not_said_again() {
     let mut ledger = settled();
     let first = spec(json!("many"), json!({}));
     ledger.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", first));
-    assert_eq!(conditions(&mut ledger), [("Accepted", "False", "Invalid")]);
+    let unread = [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending")];
+    assert_eq!(conditions(&mut ledger), unread);
     let statement = |ledger: &mut Ledger| {
         ledger.unjudged = true;
         ledger.statements().unwrap().pop()
@@ -511,6 +512,71 @@ fn what_stands_in_a_status_is_not_said_again() {
         left.refusal.unwrap().starts_with("spec.limits.connections: "),
         "there is still an event"
     );
+}
+
+#[test]
+fn what_no_longer_holds_is_taken_back() {
+    let kind = index("TagRoute", "leno.dev");
+    let mut ledger = settled();
+    let mut written = json!({});
+    for (scope, resolved) in [
+        (json!({"service": "web"}), "False"),
+        (json!({"service": 7}), "Unknown"),
+        (json!({"scope": "namespace"}), "True"),
+    ] {
+        let mut spec = json!({"sameTag": [{"tags": ["rack"]}], "status": written});
+        spec.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
+        ledger.take(kind, custom(kind, "t", "2025-01-01T00:00:00Z", spec));
+        ledger.unjudged = true;
+        let statement = ledger.statements().unwrap().pop().unwrap();
+        written = statement.status(&json!("now")).unwrap();
+        let conditions = written["conditions"].as_array().unwrap();
+        assert_eq!(conditions.len(), 2, "{written}");
+        assert_eq!(conditions[1]["status"], resolved, "{written}");
+    }
+}
+
+#[test]
+fn policies_are_judged_beside_those_of_their_services() {
+    let kind = index("OutlierRemoval", "leno.dev");
+    let of_namespace = index("SermantRemoval", "leno.dev");
+    let removal = |name: &str, service: &str| {
+        let targets = json!([{"kind": "Service", "name": service}]);
+        let spec = json!({"targetRefs": targets, "consecutive": 3});
+        custom(kind, name, "2025-01-01T00:00:00Z", spec)
+    };
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(SERVICES, service("db", 8080));
+    let config = "enableRemoval: true\nexceptions: [java.net.ConnectException]\n\
+                  recoveryTime: 30000\nwindowsTime: 1000\nwindowsNum: 10\nrules:\n\
+                  - {key: default-rule, scaleUpLimit: 0.6, minInstanceNum: 1, errorRate: 0.6}\n";
+    let published = json!({"compat": "sermant", "config": config});
+    let published = custom(of_namespace, "a", "2025-01-01T00:00:00Z", published);
+    ledger.take(of_namespace, published);
+    ledger.take(kind, removal("b", "web"));
+    ledger.take(kind, removal("c", "web"));
+    let said = |ledger: &mut Ledger| -> BTreeMap<String, &'static str> {
+        ledger.unjudged = true;
+        let statements = ledger.statements().unwrap();
+        let said = statements.iter().map(|it| match &it.said {
+            Said::Conditions(all) => {
+                assert_eq!(it.refusal, None);
+                (it.target.name.clone(), all[0].reason)
+            }
+            other => panic!("{other:?}"),
+        });
+        said.collect()
+    };
+    let expected = |all: &[(&str, &'static str)]| -> BTreeMap<String, &'static str> {
+        all.iter().map(|(name, reason)| ((*name).to_owned(), *reason)).collect()
+    };
+    let both = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
+    assert_eq!(said(&mut ledger), expected(&both));
+    // Once each service has one of its own, nothing is left to that of the namespace.
+    ledger.take(kind, removal("d", "db"));
+    let all = [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
+    assert_eq!(said(&mut ledger), expected(&all));
 }
 
 #[test]

@@ -80,6 +80,86 @@ fn a_service_that_asks_for_it_prefers_the_zone_of_the_client() {
 }
 
 #[test]
+fn what_a_configuration_centre_says_of_callers_counts_before_a_preference() {
+    let mut ledger = settled();
+    ledger.take(SERVICES, near(json!("PreferClose")));
+    let key = "TagRoute shop/web.traffic-distribution";
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web", &format!("+ {key}")]);
+    let kind = index("SermantRouteRule", "leno.dev");
+    let published = |of: &str, kind: &str| {
+        let (fit, tags) = match kind {
+            "tag" => {
+                let own = json!({"rack": {"exact": "CONSUMER_TAG"}});
+                (json!({"tags": own}), json!({"rack": "CONSUMER_TAG"}))
+            }
+            _ => (json!({"headers": {"x": {"exact": "y"}}}), json!({"version": "2"})),
+        };
+        let rule = json!({"match": fit, "route": [{"weight": 100, "tags": tags}]});
+        json!({
+            "compat": "sermant",
+            "key": format!("servicecomb.routeRule.{of}"),
+            "rules": [{"kind": format!("routematcher.sermant.io/{kind}"), "rules": [rule]}],
+        })
+    };
+    let rule = |spec: Value| custom(kind, "published", "2025-01-01T00:00:00Z", spec);
+    for (spec, expected) in [
+        (published("web", "flow"), vec!["+ SermantRouteRule shop/published".to_owned()]),
+        (
+            published("web", "tag"),
+            vec![format!("- {key}"), "+ SermantRouteRule shop/published".to_owned()],
+        ),
+        (
+            published("other", "tag"),
+            vec![format!("+ {key}"), "+ SermantRouteRule shop/published".to_owned()],
+        ),
+    ] {
+        ledger.take(kind, rule(spec.clone()));
+        let mut told = shown(ledger.flush());
+        told.sort_by_key(|line| line.contains("Sermant"));
+        assert_eq!(told, expected, "{spec}");
+    }
+}
+
+#[test]
+fn a_service_without_a_selector_prefers_nothing() {
+    let mut ledger = settled();
+    ledger.take(SERVICES, near(json!("PreferClose")));
+    ledger.flush();
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}],
+                 "trafficDistribution": "PreferClose"},
+    }))
+    .unwrap();
+    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(service))));
+    let told = shown(ledger.flush());
+    assert_eq!(told, ["- Service shop/web", "- TagRoute shop/web.traffic-distribution"]);
+}
+
+#[test]
+fn a_weight_that_is_none_is_said_beside_its_pod() {
+    let mut ledger = settled();
+    ledger.take(PODS, pod("a", json!({"annotations": {"leno.dev/weight": "heavy"}})));
+    let update = ledger.flush().unwrap();
+    let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "Pod shop/a: metadata.annotations[\"leno.dev/weight\"]: \"heavy\" is no weight, and 100 is in \
+          force; use a number from 1 to 1000, or remove it"
+        ]
+    );
+    let statements = ledger.statements().unwrap();
+    let remarks: Vec<_> = statements.iter().map(|it| it.remark.is_some()).collect();
+    assert_eq!(remarks, [true]);
+    // Who never asked for the mesh is told nothing of it.
+    let stranger = json!({"labels": {}, "annotations": {"leno.dev/weight": "heavy"}});
+    ledger.take(PODS, pod("a", stranger));
+    assert_eq!(ledger.flush().unwrap().warnings, []);
+    assert_eq!(ledger.statements().unwrap(), []);
+}
+
+#[test]
 fn what_is_not_heeded_of_a_service_or_namespace_is_said_beside_it() {
     let mut ledger = settled();
     ledger.take(SERVICES, near(json!("PreferSameNode")));

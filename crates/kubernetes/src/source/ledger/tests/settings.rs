@@ -42,6 +42,75 @@ fn of_two_meshes_the_stricter_counts() {
 }
 
 #[test]
+fn of_one_mesh_the_oldest_settings_are_heeded() {
+    let mut ledger = settled();
+    let kind = index("MeshConfig", OSM);
+    let named = |namespace: &str, created: &str, spec: Value| {
+        let metadata = json!({
+            "name": "osm-mesh-config", "namespace": namespace, "creationTimestamp": created,
+        });
+        let object = json!({"metadata": metadata, "spec": spec});
+        let Watched::Custom(served) = kinds()[kind] else { panic!() };
+        let resource = Arc::new(ApiResource {
+            group: served.group.to_owned(),
+            version: "v1alpha2".to_owned(),
+            api_version: served.api_versions[0].to_owned(),
+            kind: served.kind.to_owned(),
+            plural: "meshconfigs".to_owned(),
+        });
+        let object = serde_json::from_value(object).unwrap();
+        News::Seen(Box::new(Seen::custom(served, &resource, object)))
+    };
+    ledger.take(kind, named("osm-system", THEN, json!({})));
+    let open = json!({
+        "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
+    });
+    ledger.take(kind, named("a-shop", "2025-02-01T00:00:00Z", json!({"traffic": open})));
+    let update = ledger.flush().unwrap();
+    let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "MeshConfig a-shop/osm-mesh-config: metadata.name: is not heeded: osm-system/osm-mesh-config \
+          is older; remove one of the two"
+        ]
+    );
+    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
+    assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
+    let statements = ledger.statements().unwrap();
+    let remarks: Vec<_> = statements.iter().map(|it| it.remark.is_some()).collect();
+    assert_eq!(remarks, [true]);
+    ledger.take(kind, gone("osm-system", "osm-mesh-config"));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings, []);
+    assert_eq!(config(Some(update)).mode, TrafficMode::Permissive);
+    assert_eq!(ledger.exclusions().outbound_ports, BTreeSet::from([6379]));
+}
+
+#[test]
+fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
+    let mut ledger = Ledger::new(kinds());
+    ledger.assume(TrustDomain::new("assumed.example").unwrap());
+    for kind in 0..kinds().len() {
+        ledger.take(kind, News::Begin);
+        ledger.take(kind, News::Complete);
+    }
+    let mut domain = |news: Option<(usize, News)>| {
+        if let Some((kind, news)) = news {
+            ledger.take(kind, news);
+        }
+        config(ledger.flush()).trust_domain.to_string()
+    };
+    let own = index("MeshConfig", "leno.dev");
+    let of_own = |spec: Value| Some((own, custom(own, "mesh", THEN, spec)));
+    assert_eq!(domain(None), "assumed.example");
+    assert_eq!(domain(Some(foreign(json!({})))), "assumed.example");
+    assert_eq!(domain(of_own(json!({"egress": "allow"}))), "assumed.example");
+    assert_eq!(domain(of_own(json!({"trustDomain": "said.example"}))), "said.example");
+    assert_eq!(domain(Some((own, gone("", "mesh")))), "assumed.example");
+}
+
+#[test]
 fn what_our_own_settings_say_wins_and_is_said() {
     let mut ledger = settled();
     let own = index("MeshConfig", "leno.dev");
@@ -66,6 +135,20 @@ fn what_our_own_settings_say_wins_and_is_said() {
     let found = config(Some(update));
     assert_eq!(found.mode, TrafficMode::Strict);
     assert_eq!(found.trust_domain.to_string(), "prod.example");
+}
+
+#[test]
+fn what_ours_no_longer_say_theirs_say_again() {
+    let mut ledger = settled();
+    let own = index("MeshConfig", "leno.dev");
+    let (kind, news) = foreign(json!({}));
+    ledger.take(kind, news);
+    ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": "permissive"})));
+    assert_eq!(config(ledger.flush()).mode, TrafficMode::Permissive);
+    ledger.take(own, custom(own, "mesh", THEN, json!({})));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings, []);
+    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
 }
 
 #[test]
