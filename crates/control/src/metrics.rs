@@ -171,3 +171,6 @@ impl Page {
         writeln!(self.out, "{name} {value}").unwrap_or_default();
     }
 }
+
+#[cfg(test)]
+mod tests;
