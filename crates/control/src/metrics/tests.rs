@@ -133,3 +133,14 @@ async fn the_page_is_as_the_formats_demand() {
     expect_file!["page.osm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Osm)));
     expect_file!["page.fsm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Fsm)));
 }
+
+#[tokio::test]
+async fn every_alias_has_a_number() {
+    let page = Busy::new().page(Form::Prometheus, Some(Names::Osm));
+    for alias in ALIASES {
+        let begins = format!("osm_{}", alias.name);
+        let ends = |rest: &str| rest.starts_with([' ', '{', '_']);
+        let mut lines = page.lines().filter_map(|line| line.strip_prefix(&begins));
+        assert!(lines.any(ends), "{}", alias.name);
+    }
+}
