@@ -13,10 +13,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("identity", &["model"]),
     ("discovery", &["model"]),
     ("registry", &["model"]),
+    ("outside", &["model", "identity", "telemetry"]),
     ("load", &["wire", "telemetry"]),
     ("kubernetes", &["model", "registry", "identity"]),
-    ("control", &["model", "registry", "discovery", "identity", "telemetry"]),
-    ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry"]),
+    ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside"]),
+    ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry", "outside"]),
     (
         "cli",
         &[

@@ -70,8 +70,8 @@ pub(crate) struct MeshArgs {
     /// How long certificates live; they are renewed at half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
     certificate_lifetime: Duration,
-    /// A file of PEM: who vouches for the servers that `JwtValidation`s have keys read from [default: the
-    /// roots of the system]
+    /// A file of PEM: who vouches for the servers that `JwtValidation`s have keys read from, and for the
+    /// collector that the control plane pushes its metrics to [default: the roots of the system]
     #[arg(long, value_name = "FILE")]
     key_roots: Option<PathBuf>,
     /// How often sidecars tell what they counted, at least 1s; `off` when they are not to

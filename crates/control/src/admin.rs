@@ -13,13 +13,13 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
 use leno_model::{Object, WorkloadName};
+use leno_outside::over;
 use leno_telemetry::{Form, Names};
 use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::answering::{Answering, decoded, serve_all, text, typed, typed_body};
-use crate::asking::over;
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
@@ -198,7 +198,7 @@ async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
 pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
     match answered(questions, Question::Objects).await {
         Some(Answer::Objects(objects)) => Some(objects),
-        Some(Answer::Json(_) | Answer::Metrics(..)) | None => None,
+        Some(Answer::Json(_) | Answer::Metrics(..) | Answer::Points(_)) | None => None,
     }
 }
 
@@ -210,7 +210,7 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
         }
         Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
         // No path asks for objects.
-        Some(Answer::Objects(_)) | None => stopping(),
+        Some(Answer::Objects(_) | Answer::Points(_)) | None => stopping(),
     }
 }
 

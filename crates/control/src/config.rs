@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use leno_discovery::SUBSCRIPTIONS_MAX;
 use leno_identity::{AuthoritySource, LEAF_LIFETIME, TOKEN_LIFETIME};
+use leno_model::WorkloadName;
 use tokio::sync::watch;
 
 use crate::certify::AUTHORITY_DIRECTORY;
@@ -37,13 +38,15 @@ pub struct Config {
     pub issuer: Option<PathBuf>,
     /// Files and directories of YAML with the facts.
     pub sources: Vec<PathBuf>,
-    /// Who vouches for servers that keys of issuers are read from: a file of PEM; the system's roots
-    /// when absent.
+    /// Who vouches for servers that keys of issuers are read from, and for the collector that metrics are
+    /// pushed to: a file of PEM; the system's roots when absent.
     pub key_roots: Option<PathBuf>,
     /// How long certificates live, its own included.
     pub certificate_lifetime: Duration,
     /// How long a join token may wait for its use.
     pub token_lifetime: Duration,
+    /// The pod that it is, as a collector of metrics is told; its machine and its port when absent.
+    pub pod: Option<WorkloadName>,
     /// How often sidecars tell what they counted; not at all when absent.
     pub report_every: Option<Duration>,
     /// Where the page for browsers is; none when absent.
@@ -108,6 +111,7 @@ impl Config {
             key_roots: None,
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
+            pod: None,
             report_every: Some(REPORT_EVERY),
             page: None,
             playground: None,

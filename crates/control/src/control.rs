@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{ChangeId, Event, Taps};
-use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens};
-use leno_model::{TrustDomain, Workload, WorkloadName};
+use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens, control_id};
+use leno_model::{ServiceAccount, TrustDomain, Workload, WorkloadName};
+use leno_outside::{Post, Source};
 use leno_registry::{Rejected, Update};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -21,17 +22,19 @@ use crate::admin::{self, Admin, Questions};
 use crate::authority::keep_current;
 use crate::certify::{Certifier, open_tokens};
 use crate::config::Config;
+use crate::dial::Plainly;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
 use crate::keys::{Keeper, KeyNews, KeyReadings, wanted_by};
 use crate::mesh::Mesh;
-use crate::owner::{Inbox, Owner, Queues, Told, own};
+use crate::owner::{Answer, Inbox, Owner, Question, Queues, Told, own};
 use crate::page::Page;
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, Peers, follow_all};
 use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
+use crate::push::Push;
 use crate::server::{Gauges, Guests, Server, accept};
 use crate::serving::{Serving, ServingError};
 use crate::status::Status;
@@ -311,12 +314,14 @@ impl Ground {
         let (events, from_proxies) = mpsc::channel(EVENTS_MAX);
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
+        let (last, asked_last) = oneshot::channel();
         let (guests, gauges) = (Arc::<Guests>::default(), Arc::<Gauges>::default());
         let page = self.page.as_ref().map(Page::address);
         let owner = self.owner(first, Arc::clone(&guests), Arc::clone(&gauges));
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
         let status = owner.told.status.subscribe();
+        let push = self.push(&owner, questions.clone(), last);
         let invitations = Arc::new(self.invitations(workloads.clone()));
         let server = Arc::new(Server {
             limits: self.config.limits,
@@ -339,6 +344,7 @@ impl Ground {
             questions: asked,
             authority: self.authority.subscribe(),
             keys,
+            last: asked_last,
             stop: self.stop.subscribe(),
         };
         let wanted_keys = owner.told.keys.subscribe();
@@ -346,6 +352,7 @@ impl Ground {
         let told = || self.stop.subscribe();
         let parts = || self.parts.clone();
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
+        tasks.spawn(parts().run(Part::Push, push.run(told())));
         let (others, found) = (self.others(), self.config.found_peers.clone());
         tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
         let accepting = accept(self.listener, server, told(), self.config.times.drain);
@@ -374,6 +381,34 @@ impl Ground {
             parts: self.parts,
             tasks,
         }
+    }
+
+    /// What pushing metrics needs.
+    fn push(
+        &self,
+        owner: &Owner,
+        questions: Questions,
+        last: oneshot::Sender<(Question, oneshot::Sender<Answer>)>,
+    ) -> Push {
+        Push {
+            source: self.source(),
+            post: Post::new(Plainly, self.config.key_roots.clone()),
+            gauges: Arc::clone(&owner.gauges),
+            questions,
+            last,
+            wanted: owner.told.metrics.subscribe(),
+            seed: drawn(),
+        }
+    }
+
+    /// Who it is among all that tell a collector something.
+    fn source(&self) -> Source {
+        let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
+        let (namespace, instance) = match &self.config.pod {
+            Some(pod) => (pod.namespace.clone(), pod.to_string()),
+            None => (namespace, format!("{}:{}", machine(), self.address.port())),
+        };
+        Source { service: name.to_string(), namespace: namespace.to_string(), instance }
     }
 
     /// What the admin socket needs to answer.
@@ -473,6 +508,12 @@ impl Ground {
 /// A number that the system draws, as it does for the keys of a hash map.
 fn drawn() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+/// The name of the machine.
+fn machine() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 
 /// Works until told to stop.

@@ -7,12 +7,12 @@
 
 pub mod admin;
 mod answering;
-mod asking;
 mod authority;
 mod certify;
 mod compile;
 mod config;
 mod control;
+mod dial;
 mod explain;
 #[cfg(test)]
 mod fixture;
@@ -29,6 +29,7 @@ mod peers;
 mod playground;
 mod presence;
 mod publish;
+mod push;
 mod report;
 mod review;
 mod server;

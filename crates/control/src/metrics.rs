@@ -1,15 +1,15 @@
-//! What the control plane counts, in the Prometheus text format 0.0.4 or in OpenMetrics.
+//! What the control plane counts: told to whoever writes it down, as a page or for collectors.
 
-use std::fmt::{Display, Write};
 use std::time::Duration;
 
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, DELTA_BYTES, KEY_READINGS, KEY_SOURCES, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES,
-    RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
+    CONVERGENCE, DELTA_BYTES, KEY_READINGS, KEY_SOURCES, METRIC_POINTS, OFFERED, PROXIES,
+    PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES,
+    TOUCHED, WORKLOADS,
 };
-use leno_telemetry::{Form, Histogram, Names};
+use leno_telemetry::{Durations, Form, Names, Number, Page, Reader};
 
 use crate::report::Report;
 use crate::server::Gauges;
@@ -20,59 +20,76 @@ pub(crate) fn expose(
     gauges: &Gauges,
     (form, names): (Form, Option<Names>),
 ) -> String {
-    let status = report.status();
-    let tally = report.audience.tally;
-    let certifier = report.certifier;
-    let mut page = Page { form, out: String::new() };
-    let one = |page: &mut Page, metric: Metric, value: &dyn Display| {
-        page.header(metric);
-        page.line(metric.name, value);
-    };
-    one(&mut page, WORKLOADS, &status.workloads);
-    one(&mut page, SERVICES, &status.services);
-    one(&mut page, PROXIES, &status.proxies);
-    one(&mut page, PROXIES_BEHIND, &status.behind);
-    one(&mut page, REJECTED, &status.rejected);
-    one(&mut page, CHANGES, &tally.changes);
-    one(&mut page, COMPILED, &tally.compiled);
-    one(&mut page, OFFERED, &tally.offered);
-    one(&mut page, APPLIED, &tally.applied);
-    one(&mut page, REFUSED, &tally.refused);
-    one(&mut page, SENT, &gauges.sent());
-    one(&mut page, RECEIVED, &gauges.received());
-    one(&mut page, CERTIFICATES, &certifier.issued);
-    one(&mut page, CERTIFICATES_REFUSED, &certifier.refused);
-    page.header(CONNECTIONS_REFUSED);
-    let name = CONNECTIONS_REFUSED.name;
-    for (reason, count) in gauges.refused() {
-        page.line(&format!("{name}{{reason=\"{reason}\"}}"), &count);
-    }
-    let convergence = report.audience.rounds.convergence();
-    page.header(CONVERGENCE);
-    page.histogram(CONVERGENCE.name, convergence);
-    one(&mut page, TOUCHED, &tally.touched);
-    one(&mut page, DELTA_BYTES, &tally.delta_bytes);
-    one(&mut page, REPORTS, &report.history.reports);
-    one(&mut page, SERIES_FOLDED, &report.history.folded);
-    keys(&mut page, report);
-    queues(&mut page, report);
+    let mut out = String::new();
+    let mut page = Page::new(form, &mut out);
+    read(report, gauges, &mut page);
     if let Some(names) = names {
         aliases(&mut page, names, (report, gauges));
     }
-    page.out.push_str(form.end());
-    page.out
+    page.finish();
+    out
+}
+
+/// Tells all metrics of the control plane.
+pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reader) {
+    let status = report.status();
+    let tally = report.audience.tally;
+    let certifier = report.certifier;
+    one(reader, &WORKLOADS, status.workloads as u64);
+    one(reader, &SERVICES, status.services as u64);
+    one(reader, &PROXIES, status.proxies as u64);
+    one(reader, &PROXIES_BEHIND, status.behind as u64);
+    one(reader, &REJECTED, status.rejected as u64);
+    one(reader, &CHANGES, tally.changes);
+    one(reader, &COMPILED, tally.compiled);
+    one(reader, &OFFERED, tally.offered);
+    one(reader, &APPLIED, tally.applied);
+    one(reader, &REFUSED, tally.refused);
+    one(reader, &SENT, gauges.sent());
+    one(reader, &RECEIVED, gauges.received());
+    one(reader, &CERTIFICATES, certifier.issued);
+    one(reader, &CERTIFICATES_REFUSED, certifier.refused);
+    each(reader, &CONNECTIONS_REFUSED, "reason", gauges.refused());
+    reader.metric(&CONVERGENCE);
+    reader.durations(&[], &convergence(report));
+    one(reader, &TOUCHED, tally.touched);
+    one(reader, &DELTA_BYTES, tally.delta_bytes);
+    one(reader, &REPORTS, report.history.reports);
+    one(reader, &SERIES_FOLDED, report.history.folded);
+    keys(reader, report);
+    queues(reader, report);
+    let (exported, refused) = gauges.points();
+    each(reader, &METRIC_POINTS, "result", [("exported", exported), ("refused", refused)]);
+}
+
+fn one(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
+    reader.metric(metric);
+    reader.number(&[], Number::Whole(number));
+}
+
+/// A metric with one label, and a number for each of its values.
+fn each(
+    reader: &mut impl Reader,
+    metric: &'static Metric,
+    label: &'static str,
+    numbers: impl IntoIterator<Item = (&'static str, u64)>,
+) {
+    reader.metric(metric);
+    for (value, number) in numbers {
+        reader.number(&[(label, value)], Number::Whole(number));
+    }
+}
+
+fn convergence<'a>(report: &Report<'a>) -> Durations<'a> {
+    Durations::new(report.audience.rounds.convergence(), &LIMITS)
 }
 
 /// What is the same there and here, by its name there.
-fn aliases(page: &mut Page, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
+fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
     let tally = report.audience.tally;
     for alias in ALIASES {
-        let name = format!("{}_{}", names.mesh(), alias.name);
-        let kind = alias.kind.as_str();
-        let header =
-            format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
-        page.out.push_str(&header);
-        let one: u64 = match alias.name {
+        page.alias(format!("{}_{}", names.mesh(), alias.name), alias.kind);
+        let number = match alias.name {
             "proxy_connect_count" => report.status().proxies as u64,
             "cert_issued_count" => report.certifier.issued,
             "events_queued" => report.queues.updates as u64,
@@ -81,54 +98,49 @@ fn aliases(page: &mut Page, names: Names, (report, gauges): (&Report<'_>, &Gauge
             "proxy_response_send_success_count" => tally.offered,
             "proxy_response_send_error_count" => tally.refused,
             "proxy_config_update_time" => {
-                page.histogram(&name, report.audience.rounds.convergence());
+                page.durations(&[], &convergence(report));
                 continue;
             }
             "error_err_code_count" => {
                 for (reason, count) in gauges.refused() {
-                    page.line(&format!("{name}{{err_code=\"{reason}\"}}"), &count);
+                    page.number(&[("err_code", reason)], Number::Whole(count));
                 }
                 continue;
             }
-            _ => {
-                page.line(&format!("{name}{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), &1);
+            "version_info" => {
+                page.number(&[("version", env!("CARGO_PKG_VERSION"))], Number::Whole(1));
+                continue;
+            }
+            unknown => {
+                debug_assert!(false, "nobody says what `{unknown}` is");
                 continue;
             }
         };
-        page.line(&name, &one);
+        page.number(&[], Number::Whole(number));
     }
 }
 
-fn keys(page: &mut Page, report: &Report<'_>) {
-    page.header(KEY_SOURCES);
+fn keys(reader: &mut impl Reader, report: &Report<'_>) {
     let (sources, without) = report.key_sources();
-    for (state, count) in
-        [("all", sources), ("failing", report.keys.failing()), ("without", without)]
-    {
-        page.line(&format!("{}{{state=\"{state}\"}}", KEY_SOURCES.name), &count);
-    }
-    page.header(KEY_READINGS);
+    let failing = report.keys.failing();
+    let states = [("all", sources), ("failing", failing), ("without", without)];
+    each(reader, &KEY_SOURCES, "state", states.map(|(state, count)| (state, count as u64)));
     let readings = report.keys;
-    for (result, count) in
-        [("changed", readings.changed), ("same", readings.same), ("failed", readings.failed)]
-    {
-        page.line(&format!("{}{{result=\"{result}\"}}", KEY_READINGS.name), &count);
-    }
+    let results =
+        [("changed", readings.changed), ("same", readings.same), ("failed", readings.failed)];
+    each(reader, &KEY_READINGS, "result", results);
 }
 
-fn queues(page: &mut Page, report: &Report<'_>) {
-    page.header(QUEUES);
-    let name = QUEUES.name;
-    for (queue, depth) in [
+fn queues(reader: &mut impl Reader, report: &Report<'_>) {
+    let queues = [
         ("updates", report.queues.updates),
         ("events", report.queues.events),
         ("questions", report.queues.questions),
         ("signatures", report.certifier.under_way()),
         ("due", report.audience.due()),
         ("rounds", report.audience.rounds.open()),
-    ] {
-        page.line(&format!("{name}{{queue=\"{queue}\"}}"), &depth);
-    }
+    ];
+    each(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }
 
 /// Where convergence is cut into buckets: a quiet time is 20 ms, and half a minute ends a stream.
@@ -147,27 +159,5 @@ const LIMITS: [Duration; 12] = [
     Duration::from_secs(30),
 ];
 
-struct Page {
-    form: Form,
-    out: String,
-}
-
-impl Page {
-    fn header(&mut self, metric: Metric) {
-        self.out.push_str(&self.form.header(&metric));
-    }
-
-    fn histogram(&mut self, name: &str, histogram: &Histogram) {
-        for (limit, below) in histogram.cumulative(&LIMITS) {
-            self.line(&format!("{name}_bucket{{le=\"{}\"}}", limit.as_secs_f64()), &below);
-        }
-        self.line(&format!("{name}_bucket{{le=\"+Inf\"}}"), &histogram.count());
-        self.line(&format!("{name}_sum"), &histogram.sum().as_secs_f64());
-        self.line(&format!("{name}_count"), &histogram.count());
-    }
-
-    fn line(&mut self, name: &str, value: &dyn Display) {
-        // Writing to a `String` cannot fail.
-        writeln!(self.out, "{name} {value}").unwrap_or_default();
-    }
-}
+#[cfg(test)]
+mod tests;

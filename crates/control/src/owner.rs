@@ -11,20 +11,20 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    CertificateAnswer, ChangeId, Connected, ConnectionId, Event, InboundListener, Registered,
+    CertificateAnswer, Connected, ConnectionId, Event, InboundListener, Registered,
 };
 use leno_identity::Peer;
-use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain, Workload, WorkloadName};
+use leno_model::{
+    Change, MeshConfig, MetricsPush, Object, ObjectKey, TrustDomain, Workload, WorkloadName,
+};
 use leno_registry::Update;
-use leno_telemetry::{Form, Names};
-use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::authority::Current;
 use crate::certify::{Certifier, CertifyError, Done, Occasion, Signed, vouch};
 use crate::config::{Limits, Times};
-use crate::history::{History, Subject};
+use crate::history::History;
 use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
@@ -35,6 +35,7 @@ use crate::status::Status;
 use crate::watch::Remarks;
 use wishes::Wishes;
 
+pub(crate) use answers::{Answer, Question};
 pub(crate) use applicants::Applicant;
 
 /// The owner of the mesh and of everything that only it may touch.
@@ -84,6 +85,8 @@ pub(crate) struct Inbox {
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) authority: Current,
     pub(crate) keys: mpsc::Receiver<KeyNews>,
+    /// What is asked when all is over, unless nobody wants to know.
+    pub(crate) last: oneshot::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -95,44 +98,12 @@ pub(crate) struct Told {
     pub(crate) status: watch::Sender<Arc<Status>>,
     /// Where keys of issuers are to be read.
     pub(crate) keys: watch::Sender<Wanted>,
+    /// Where metrics are to be pushed.
+    pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
     /// Who is connected here, for other control planes; up to date while one listens.
     pub(crate) here: watch::Sender<Arc<Registered>>,
     /// When the next telling is due: after many events at once there is one.
     pub(crate) due: Option<Instant>,
-}
-
-/// What an operator wants to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Question {
-    Certificates,
-    /// What became of this change.
-    Change(ChangeId),
-    /// The newest changes.
-    Changes,
-    /// What was of one service, route or edge.
-    History(Subject),
-    /// All that is counted, also in these words.
-    Metrics(Form, Option<Names>),
-    /// All that is in force.
-    Objects,
-    Policies,
-    Proxies,
-    Rejected,
-    Routes,
-    Services,
-    Status,
-    /// Rates of now.
-    Traffic,
-    Workloads,
-}
-
-/// What an operator is told.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Json(Value),
-    Objects(Vec<Object>),
-    /// The metrics, in a form.
-    Metrics(Form, String),
 }
 
 /// Something that happened.
@@ -162,14 +133,23 @@ enum Verdict {
     Stop,
 }
 
+impl Now {
+    fn read() -> Self {
+        Self { clock: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
 /// Owns the mesh until told to stop; then says goodbye to every proxy.
 pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
     loop {
         let input = owner.next(&mut inbox).await;
-        let now = Now { clock: Instant::now(), wall: SystemTime::now() };
-        if owner.apply(input, now) == Verdict::Stop {
-            return;
+        if owner.apply(input, Now::read()) == Verdict::Stop {
+            break;
         }
+    }
+    // Whoever may want to know is told to stop as well, and asks or goes at once.
+    if let Ok((question, answer)) = inbox.last.await {
+        drop(answer.send(owner.answer(question, Now::read())));
     }
 }
 
@@ -181,7 +161,7 @@ impl Owner {
         trust_domain: &TrustDomain,
         edition: u64,
     ) -> Self {
-        let now = Now { clock: Instant::now(), wall: SystemTime::now() };
+        let now = Now::read();
         self.mesh.issue_in(edition);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
@@ -321,6 +301,7 @@ impl Owner {
             None => return,
         };
         self.want_keys();
+        self.want_metrics();
         self.audience.notice(&touched, &self.mesh, (cause, noticed), now.clock);
         tracing::info!(changes = count, id = self.audience.newest().0, "the facts have changed");
         let any_workload = !workloads.is_empty();

@@ -23,6 +23,7 @@ pub(crate) enum Part {
     Owner,
     Page,
     Peers,
+    Push,
     Watcher,
 }
 
@@ -37,6 +38,7 @@ impl fmt::Display for Part {
             Self::Owner => "the owner of the mesh",
             Self::Page => "the page for browsers",
             Self::Peers => "the follower of other control planes",
+            Self::Push => "the push of metrics",
             Self::Watcher => "the watcher of the files",
         })
     }

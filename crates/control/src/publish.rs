@@ -14,11 +14,10 @@ use tokio::time::Instant;
 use crate::compile::{Views, doubt, occupants, wanted, whereabouts, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
-use crate::publish::rounds::Sent;
 
 pub(crate) use contact::{Contact, Offered};
 pub(crate) use journal::{Cause, Journal, Noted};
-pub(crate) use rounds::{Round, Rounds};
+pub(crate) use rounds::{Round, Rounds, Sent};
 
 /// Every connected proxy, what it depends on, and who has still to hear of what changed.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 
-use crate::export::{self, Courier, Fate};
+use crate::export::{self, Courier};
 use crate::record::Hedge;
 use crate::seen::Seen;
 
@@ -20,7 +20,7 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
     let mut out = tokio::io::stdout();
     let mut batch = Vec::new();
     let mut text = String::new();
-    let mut fate = Fate::of_lines();
+    let mut fate = courier.fate_of_lines();
     let mut log = AccessLog::json();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
         // What is seen before the log is turned off goes where the lines before it went.

@@ -10,11 +10,12 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
+use leno_outside::over;
 use leno_telemetry::Unfit;
 use tokio::time::timeout;
 
 use crate::config::Config;
-use crate::dial::{dial, over};
+use crate::dial::dial;
 
 /// Where the application exposes its own metrics: `PORT` or `PORT/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]

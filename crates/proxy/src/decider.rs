@@ -15,13 +15,13 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use leno_model::{Decider, DeciderAddress, Reason};
+use leno_outside::Sessions;
 use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::outside::Connection;
 use crate::http::grpc::message::{self, NotOne};
-use crate::servers::Sessions;
 use crate::worker::Worker;
 
 /// The deciders that one thread has asked.

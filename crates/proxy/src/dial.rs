@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use leno_outside::Dial;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -22,6 +23,12 @@ pub(crate) async fn dial(
     socket.connect(address).await
 }
 
+impl Dial for Interception {
+    async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        dial(address, self).await
+    }
+}
+
 /// What every connection of the proxy has; accepted ones have it from their listener (tcp(7)).
 pub(crate) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
     // Whole batches are written at once; waiting for more would only delay them.
@@ -37,21 +44,3 @@ const ALIVE_AFTER: Duration = Duration::from_secs(60);
 const ALIVE_AGAIN: Duration = Duration::from_secs(10);
 /// Unanswered questions after which the connection is given up.
 const ALIVE_RETRIES: u32 = 3;
-
-/// One exchange over a connection that `hyper` drives beside it; `broken` says how that failed.
-pub(crate) async fn over<T, E>(
-    connection: impl Future<Output = hyper::Result<()>>,
-    exchange: impl Future<Output = Result<T, E>>,
-    broken: impl FnOnce(hyper::Error) -> E,
-) -> Result<T, E> {
-    tokio::pin!(connection, exchange);
-    tokio::select! {
-        biased;
-        outcome = &mut exchange => outcome,
-        ended = &mut connection => match ended {
-            // It may end first when the whole answer has arrived.
-            Ok(()) => exchange.await,
-            Err(error) => Err(broken(error)),
-        },
-    }
-}

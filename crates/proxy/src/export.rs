@@ -4,49 +4,42 @@
 //! sent at once, how long and how often that is tried. What does not fit is dropped and counted; no data
 //! thread waits.
 
-mod fate;
 mod otlp;
-mod post;
-mod push;
-mod retry_info;
 pub(crate) mod source;
 mod spans;
 mod zipkin;
 
+use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use leno_model::{Collector, LogForm};
-use leno_telemetry::Shard;
-use tokio::sync::mpsc;
+use leno_outside::{Counts, Fate, Pages, Post, Source, Teller};
+use leno_telemetry::{Count, Shard};
 use tokio::sync::mpsc::error::TryRecvError;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
 
-pub(crate) use self::fate::Fate;
 use self::otlp::records;
-use self::post::{Failed, Parcel, Refused};
-pub(crate) use self::push::push_metrics;
-use self::source::Source;
 #[cfg(test)]
 pub(crate) use self::spans::encode_all;
 pub(crate) use self::spans::export_spans;
-use crate::config::Config;
+use crate::config::{Config, Interception};
 use crate::seen::Seen;
-use crate::servers::Sessions;
 use crate::world::World;
 
 /// Brings to collectors what this sidecar tells.
 pub(crate) struct Courier {
     config: Arc<Config>,
     world: Arc<World>,
-    shard: Shard,
-    sessions: Sessions,
+    shard: Rc<Shard>,
+    post: Post<Interception>,
 }
 
 impl Courier {
     pub(crate) fn new(config: Arc<Config>, world: Arc<World>, shard: Shard) -> Self {
-        let sessions = Sessions::new(config.collector_roots.clone());
-        Self { config, world, shard, sessions }
+        let post = Post::new(config.interception.clone(), config.collector_roots.clone());
+        Self { config, world, shard: Rc::new(shard), post }
     }
 
     /// What the sidecar knows, and what operators want to see.
@@ -59,63 +52,78 @@ impl Courier {
         &self,
         (collector, form): (&Collector, &LogForm),
         batch: &[Arc<Seen>],
-        fate: &mut Fate,
+        fate: &mut Fate<Counted>,
     ) {
         let parcels = records::encode(&self.source(), batch, form);
-        self.deliver_all(collector, parcels, fate).await;
+        self.post.deliver_all(collector, parcels, fate).await;
+    }
+
+    /// Nothing was sent of lines of the access log yet.
+    pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
+        self.fate("lines of the access log", (Count::RecordsExported, Count::RecordsRefused))
+    }
+
+    fn fate_of_spans(&self) -> Fate<Counted> {
+        self.fate("spans", (Count::SpansExported, Count::SpansRefused))
+    }
+
+    fn fate_of_metrics(&self) -> Fate<Counted> {
+        self.fate("metrics", (Count::PointsExported, Count::PointsRefused))
+    }
+
+    fn fate(&self, what: &'static str, (exported, refused): (Count, Count)) -> Fate<Counted> {
+        Fate::new(what, Counted { shard: self.shard.clone(), exported, refused })
     }
 
     fn source(&self) -> Source {
-        Source::of(&self.config.workload, self.world.scene().as_deref())
+        source::source(&self.config.workload, self.world.scene().as_deref())
+    }
+}
+
+/// Counts what became of spans, of lines, or of points.
+pub(crate) struct Counted {
+    shard: Rc<Shard>,
+    exported: Count,
+    refused: Count,
+}
+
+impl Counts for Counted {
+    fn exported(&self, count: u64) {
+        self.shard.add(self.exported, count);
     }
 
-    /// Sends requests of OTLP one after the other. Once one could not be sent, neither can the others;
-    /// but one that is refused for what is in it says nothing of them. Returns for how long the collector
-    /// asks to be left alone.
-    async fn deliver_all(
-        &self,
-        collector: &Collector,
-        requests: Vec<(Vec<u8>, u64)>,
-        fate: &mut Fate,
-    ) -> Option<Duration> {
-        fate.toward(collector);
-        let mut is_taken = true;
-        let mut asked = None;
-        for parcel in requests.into_iter().map(Parcel::otlp) {
-            if is_taken {
-                let told = self.deliver(collector, &parcel).await;
-                if let Err(error) = &told {
-                    is_taken = error.is_of_parcel();
-                    asked = error.after();
-                }
-                fate.note(&self.shard, parcel.count, &told);
-            } else {
-                fate.lost(&self.shard, parcel.count);
-            }
-        }
-        asked
+    fn refused(&self, count: u64) {
+        self.shard.add(self.refused, count);
+    }
+}
+
+/// Pushes metrics until the data threads are gone, which `over` tells, and then once more.
+pub(crate) async fn push_metrics(
+    courier: Rc<Courier>,
+    since: (SystemTime, u64),
+    over: oneshot::Receiver<()>,
+) {
+    let (wanted, mut fate) = (courier.world.sights.metrics(), courier.fate_of_metrics());
+    let over = async { drop(over.await) };
+    let told = Numbers(&courier);
+    leno_outside::push_metrics((&courier.post, &mut fate), told, wanted, since, over).await;
+}
+
+/// All that this sidecar has counted.
+struct Numbers<'a>(&'a Courier);
+
+impl Teller for Numbers<'_> {
+    fn source(&self) -> Source {
+        self.0.source()
     }
 
-    /// Sends a parcel, again if that may help; tells what of it the collector refused.
-    async fn deliver(&self, collector: &Collector, parcel: &Parcel) -> Result<Refused, Failed> {
-        let mut pause = PAUSE_FIRST;
-        let mut tries = TRIES_MAX;
-        loop {
-            let posted = post::post(collector, parcel, (&self.config.interception, &self.sessions));
-            let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(Failed::Late));
-            tries -= 1;
-            match outcome {
-                Err(error) if error.may_pass() && tries > 0 => {
-                    let asked = error.after().unwrap_or_default();
-                    if asked > PAUSE_MAX {
-                        return Err(error);
-                    }
-                    sleep(pause.max(asked)).await;
-                }
-                outcome => return outcome,
-            }
-            pause *= 2;
-        }
+    async fn tell(&mut self, mut pages: Pages) -> Option<Pages> {
+        self.0.shard.telemetry().read(&mut pages);
+        Some(pages)
+    }
+
+    async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
+        self.tell(pages).await
     }
 }
 
@@ -149,14 +157,6 @@ const BATCH_MAX: usize = 512;
 pub(crate) const GATHER: Duration = Duration::from_secs(1);
 /// How often it is looked for others: seldom enough to cost nothing, often enough that what waits has room.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long sending a batch may take.
-const SEND_MAX: Duration = Duration::from_secs(10);
-/// How often a batch is sent before it is dropped.
-const TRIES_MAX: u32 = 3;
-/// How long to wait before a batch is sent for the second time; then twice as long.
-const PAUSE_FIRST: Duration = Duration::from_millis(500);
-/// A collector that wants to be left alone for longer than this gets nothing of the batch.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,6 @@ mod redirect;
 mod removed;
 mod renew;
 mod seen;
-mod servers;
 mod session;
 mod sight;
 mod splice;

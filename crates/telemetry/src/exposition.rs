@@ -4,11 +4,12 @@ mod adopted;
 pub(crate) mod alias;
 mod form;
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::UNIX_EPOCH;
 
 use crate::exemplar::Exemplar;
-use crate::names::Metric;
+use crate::names::{Kind, Metric};
 use crate::reading::{Durations, Number, Reader};
 use crate::telemetry::Telemetry;
 use crate::usage::{Usage, usage};
@@ -33,65 +34,87 @@ impl Telemetry {
 
 /// Appends all metrics.
 fn write(telemetry: &Telemetry, usage: Option<&Usage>, (form, out): (Form, &mut String)) {
-    let mut page = Page { form, name: "", out };
+    let mut page = Page::new(form, out);
     telemetry.read_with(usage, &mut page);
-    page.out.push_str(form.end());
+    page.finish();
 }
 
-struct Page<'a> {
+/// Writes down what it is told, in one of the forms.
+#[derive(Debug)]
+pub struct Page<'a> {
     form: Form,
     /// Of the metric whose numbers are written now.
-    name: &'static str,
+    name: Cow<'static, str>,
     out: &'a mut String,
+}
+
+impl<'a> Page<'a> {
+    /// Appends to `out`.
+    pub fn new(form: Form, out: &'a mut String) -> Self {
+        Self { form, name: Cow::Borrowed(""), out }
+    }
+
+    /// The numbers that follow are told by a name of another product.
+    pub fn alias(&mut self, name: String, kind: Kind) {
+        alias::family(&name, kind.as_str(), self.out);
+        self.name = Cow::Owned(name);
+    }
+
+    /// That was all.
+    pub fn finish(self) {
+        self.out.push_str(self.form.end());
+    }
 }
 
 impl Reader for Page<'_> {
     fn metric(&mut self, metric: &'static Metric) {
-        self.name = metric.name;
+        self.name = Cow::Borrowed(metric.name);
         self.out.push_str(&self.form.header(metric));
     }
 
     fn number(&mut self, labels: &[(&'static str, &str)], number: Number) {
-        let name = self.name;
+        let Self { name, out, .. } = self;
         match labels {
-            [] => self.line(format_args!("{name} {number}")),
-            labels => self.line(format_args!("{name}{{{}}} {number}", label_text(labels))),
+            [] => line(out, format_args!("{name} {number}")),
+            labels => line(out, format_args!("{name}{{{}}} {number}", label_text(labels))),
         }
     }
 
     fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
-        let (name, labels) = (self.name, label_text(labels));
+        let Self { form, name, out } = self;
+        let (mut of_bucket, mut of_all) = (label_text(labels), String::new());
+        if !of_bucket.is_empty() {
+            of_all = format!("{{{of_bucket}}}");
+            of_bucket.push(',');
+        }
         let mut below = 0;
         for (limit, count, exemplar) in durations.buckets() {
             below += count;
             let limit = limit.map_or("+Inf".to_owned(), |limit| limit.as_secs_f64().to_string());
-            let exemplar = self.exemplar(exemplar);
-            self.line(format_args!("{name}_bucket{{{labels},le=\"{limit}\"}} {below}{exemplar}"));
+            let exemplar = exemplar.map(|exemplar| behind(exemplar, *form)).unwrap_or_default();
+            let bucket =
+                format_args!("{name}_bucket{{{of_bucket}le=\"{limit}\"}} {below}{exemplar}");
+            line(out, bucket);
         }
-        self.line(format_args!("{name}_sum{{{labels}}} {}", durations.sum().as_secs_f64()));
-        self.line(format_args!("{name}_count{{{labels}}} {below}"));
+        line(out, format_args!("{name}_sum{of_all} {}", durations.sum().as_secs_f64()));
+        line(out, format_args!("{name}_count{of_all} {below}"));
     }
 }
 
-impl Page<'_> {
-    /// What stands behind the count of a bucket; only OpenMetrics has a place for it.
-    fn exemplar(&self, exemplar: Option<&Exemplar>) -> String {
-        let Some(Exemplar { trace, duration, ended, .. }) = exemplar else {
-            return String::new();
-        };
-        if self.form == Form::Prometheus {
-            return String::new();
-        }
-        let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (duration, ended) = (duration.as_secs_f64(), ended.as_secs_f64());
-        format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
+/// What stands behind the count of a bucket; only OpenMetrics has a place for it.
+fn behind(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> String {
+    if form == Form::Prometheus {
+        return String::new();
     }
+    let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (duration, ended) = (duration.as_secs_f64(), ended.as_secs_f64());
+    format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
+}
 
-    fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // Writing to a `String` cannot fail.
-        self.out.write_fmt(line).unwrap_or_default();
-        self.out.push('\n');
-    }
+fn line(out: &mut String, line: std::fmt::Arguments<'_>) {
+    // Writing to a `String` cannot fail.
+    out.write_fmt(line).unwrap_or_default();
+    out.push('\n');
 }
 
 /// Labels as they stand between braces.

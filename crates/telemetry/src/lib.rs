@@ -25,7 +25,7 @@ mod tally;
 pub use access_log::{Entry, LogValue, Part, write_fields, write_json};
 pub use changes::{Changes, RuleChange, SeriesChange, Taken};
 pub use exemplar::Exemplar;
-pub use exposition::{Form, Names, Unfit, adopted};
+pub use exposition::{Form, Names, Page, Unfit, adopted};
 pub use grpc::GrpcStatus;
 pub use histogram::{Histogram, SparseHistogram, bucket_duration};
 pub use names::{ConnectionSide, Count, Gauge, Level};

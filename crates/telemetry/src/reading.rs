@@ -1,4 +1,4 @@
-//! Reading: every metric of a sidecar, one after the other, for whoever writes them down.
+//! Reading: every metric, one after the other, for whoever writes them down; those of a sidecar.
 
 use std::fmt;
 use std::time::Duration;
@@ -42,14 +42,22 @@ impl fmt::Display for Number {
     }
 }
 
-/// How long requests took, by the buckets that are told.
+/// How long something took, by the buckets that are told.
 #[derive(Debug, Clone, Copy)]
 pub struct Durations<'a> {
     histogram: &'a Histogram,
-    exemplars: &'a [Option<Exemplar>; BUCKETS],
+    limits: &'a [Duration],
+    /// Of each bucket, as far as there are any.
+    exemplars: &'a [Option<Exemplar>],
 }
 
 impl<'a> Durations<'a> {
+    /// Those of a histogram, in buckets that end with these limits and one that has none.
+    #[must_use]
+    pub fn new(histogram: &'a Histogram, limits: &'a [Duration]) -> Self {
+        Self { histogram, limits, exemplars: &[] }
+    }
+
     /// Their sum.
     #[must_use]
     pub fn sum(&self) -> Duration {
@@ -62,12 +70,13 @@ impl<'a> Durations<'a> {
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
         let last = std::iter::once((None, self.histogram.count()));
-        let limited = self.histogram.cumulative(&LIMITS);
+        let limited = self.histogram.cumulative(self.limits);
         let limited = limited.map(|(limit, below)| (Some(limit), below));
+        let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         let mut seen = 0;
-        limited.chain(last).zip(self.exemplars).map(move |((limit, below), exemplar)| {
+        limited.chain(last).zip(exemplars).map(move |((limit, below), exemplar)| {
             let count = below.saturating_sub(std::mem::replace(&mut seen, below));
-            (limit, count, exemplar.as_ref())
+            (limit, count, exemplar)
         })
     }
 }
@@ -139,7 +148,7 @@ impl Telemetry {
         }
         reader.metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
-            let durations = Durations { histogram: durations, exemplars };
+            let durations = Durations { histogram: durations, limits: &LIMITS, exemplars };
             with_labels(labels, &[], |labels| reader.durations(labels, &durations));
         }
         for (metric, bytes) in [

@@ -21,7 +21,7 @@ use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::TrustDomain;
+use leno_model::{TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -94,6 +94,8 @@ pub(super) async fn start(
     mut config: Config,
     health: Option<&Health>,
 ) -> anyhow::Result<(Control, Cluster)> {
+    let pod = |name: &String| WorkloadName::new(&args.pod_namespace, name).ok();
+    config.pod = args.pod_name.as_ref().and_then(pod);
     let client = Client::try_default().await.context("there is no API server to ask")?;
     let own = args.pod_ip.context("the own address is not known: set POD_IP")?;
     let namespace = args.pod_namespace.clone();

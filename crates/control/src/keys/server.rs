@@ -1,9 +1,7 @@
 //! Keys of a server outside the mesh: one question, and what may come of it.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
@@ -14,18 +12,13 @@ use hyper::header::{
 };
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_identity::{OutsideRoots, OutsideRootsError};
 use leno_model::{IssuerKeys, KeyServer, Scheme, Server};
-use rustls::pki_types::ServerName;
+use leno_outside::{NoSession, Sessions, connect, over};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use super::{ASK_WAIT, Answer};
-use crate::asking::over;
+use crate::dial::Plainly;
 
 /// Asks for the set, unless it is still that of `tag`.
 pub(super) async fn ask(
@@ -45,9 +38,7 @@ enum NoAnswer {
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error("cannot be verified: {0}")]
-    Unverified(io::Error),
-    #[error("cannot be verified: the roots for that cannot be read: {0}")]
-    Roots(#[from] OutsideRootsError),
+    Unverified(#[from] NoSession),
     #[error("cannot be asked: {0}")]
     Question(#[from] hyper::http::Error),
     #[error("does not answer in HTTP: {0}")]
@@ -78,10 +69,14 @@ async fn ask_patiently(
         request = request.header(IF_NONE_MATCH, tag);
     }
     let request = request.body(Empty::new())?;
-    let tcp = connect(server).await.map_err(NoAnswer::Unreachable)?;
+    let tcp = connect(server, &Plainly).await.map_err(NoAnswer::Unreachable)?;
     match server.scheme {
         Scheme::Http => exchange(tcp, request).await,
-        Scheme::Https => exchange(session(server, tcp, roots).await?, request).await,
+        Scheme::Https => {
+            // Roots are read each time: they may have been replaced.
+            let session = Sessions::new(roots).open((server, b"http/1.1"), tcp).await?;
+            exchange(session, request).await
+        }
     }
 }
 
@@ -92,40 +87,6 @@ fn host(server: &Server) -> String {
         Some(host) => host.to_owned(),
         None => authority,
     }
-}
-
-/// A connection to the first of its addresses that answers.
-async fn connect(server: &Server) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in lookup_host((server.host.as_str(), server.port)).await? {
-        match dial(address).await {
-            Ok(tcp) => return Ok(tcp),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
-    let connected = timeout(CONNECT_WAIT, TcpStream::connect(address)).await;
-    connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-/// A session with a server that has shown a certificate for its name.
-async fn session(
-    server: &Server,
-    tcp: TcpStream,
-    roots: Option<PathBuf>,
-) -> Result<TlsStream<TcpStream>, NoAnswer> {
-    let unverified = |error| NoAnswer::Unverified(io::Error::other(error));
-    // Each time: they may have been replaced.
-    let read = spawn_blocking(move || OutsideRoots::read(roots.as_deref())).await;
-    let roots = read.map_err(|error| NoAnswer::Unverified(error.into()))??;
-    let config = roots.client_config(b"http/1.1").map_err(unverified)?;
-    let name = ServerName::try_from(server.host.clone());
-    let name = name.map_err(|error| NoAnswer::Unverified(io::Error::other(error)))?;
-    let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-    connected.map_err(NoAnswer::Unverified)
 }
 
 /// One question on a connection of its own.
@@ -170,8 +131,6 @@ fn max_age(headers: &HeaderMap) -> Option<Duration> {
     seconds?.parse().ok().map(Duration::from_secs)
 }
 
-/// One address of several may not answer.
-const CONNECT_WAIT: Duration = Duration::from_secs(3);
 /// The most bytes of a head that are read, and of a body at a time.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Longer tags are not kept.

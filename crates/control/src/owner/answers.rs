@@ -3,11 +3,53 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use leno_model::WorkloadName;
+use leno_discovery::ChangeId;
+use leno_model::{Object, WorkloadName};
+use leno_outside::Pages;
+use leno_telemetry::{Form, Names};
+use serde_json::Value;
 
-use super::{Answer, Now, Owner, Question};
+use super::{Now, Owner};
+use crate::history::Subject;
 use crate::report::Report;
 use crate::status::Status;
+
+/// What an operator wants to know.
+#[derive(Debug)]
+pub(crate) enum Question {
+    Certificates,
+    /// What became of this change.
+    Change(ChangeId),
+    /// The newest changes.
+    Changes,
+    /// What was of one service, route or edge.
+    History(Subject),
+    /// All that is counted, also in these words.
+    Metrics(Form, Option<Names>),
+    /// All that is counted, written down here.
+    Points(Box<Pages>),
+    /// All that is in force.
+    Objects,
+    Policies,
+    Proxies,
+    Rejected,
+    Routes,
+    Services,
+    Status,
+    /// Rates of now.
+    Traffic,
+    Workloads,
+}
+
+/// What an operator is told.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Json(Value),
+    Objects(Vec<Object>),
+    /// The metrics, in a form.
+    Metrics(Form, String),
+    Points(Box<Pages>),
+}
 
 impl Owner {
     pub(super) fn tell(&mut self, now: Now) {
@@ -28,6 +70,16 @@ impl Owner {
                 *last = Arc::new(registered);
             }
             news
+        });
+    }
+
+    /// Says where metrics are wanted now.
+    pub(super) fn want_metrics(&self) {
+        let wanted = &self.mesh.config().sight.metrics;
+        self.told.metrics.send_if_modified(|known| {
+            let differs = known != wanted;
+            known.clone_from(wanted);
+            differs
         });
     }
 
@@ -57,6 +109,10 @@ impl Owner {
             Question::Metrics(form, names) => {
                 let page = crate::metrics::expose(&report, &self.gauges, (form, names));
                 return Answer::Metrics(form, page);
+            }
+            Question::Points(mut pages) => {
+                crate::metrics::read(&report, &self.gauges, &mut *pages);
+                return Answer::Points(pages);
             }
             Question::Objects => return Answer::Objects(self.mesh.explained()),
             Question::Certificates => serde_json::to_value(report.certificates()),

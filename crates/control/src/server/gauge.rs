@@ -1,4 +1,4 @@
-//! What goes over the wire: bytes each way and connections refused, counted by all, read by one.
+//! What goes over the wire: bytes each way, connections refused and points pushed, counted by all, read by one.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +16,8 @@ pub(crate) struct Gauges {
     sent: AtomicU64,
     received: AtomicU64,
     refused: Mutex<BTreeMap<&'static str, u64>>,
+    points_exported: AtomicU64,
+    points_refused: AtomicU64,
 }
 
 impl Gauges {
@@ -32,6 +34,17 @@ impl Gauges {
     /// Connections that ended badly, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Points of metrics that a collector took, and that none took.
+    pub(crate) fn points(&self) -> (u64, u64) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (read(&self.points_exported), read(&self.points_refused))
+    }
+
+    pub(crate) fn push(&self, exported: u64, refused: u64) {
+        self.points_exported.fetch_add(exported, Ordering::Relaxed);
+        self.points_refused.fetch_add(refused, Ordering::Relaxed);
     }
 
     pub(crate) fn refuse(&self, reason: Reason) {

@@ -9,6 +9,9 @@
 mod health;
 mod peers;
 mod proxy;
+mod pushed;
+#[path = "../../../outside/src/tests/receiver.rs"]
+mod receiver;
 mod review;
 mod standing;
 

@@ -15,7 +15,6 @@ use super::{NoAnswer, Question};
 use crate::http::grpc::message;
 use crate::http2::client::greet;
 use crate::io::{Io, Stream};
-use crate::servers;
 use crate::worker::Worker;
 
 /// The connection of one thread to one decider, while there is one.
@@ -134,7 +133,7 @@ impl Connection {
 }
 
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
-    let tcp = servers::connect(server, &worker.config.interception).await;
+    let tcp = leno_outside::connect(server, &worker.config.interception).await;
     let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
     let stream = match server.scheme {
         Scheme::Http => Stream::Plain(tcp),

@@ -3,29 +3,22 @@
 use std::net::SocketAddr;
 
 use leno_model::WorkloadName;
+use leno_outside::{Source, Value};
 use leno_telemetry::GrpcStatus;
 
 use crate::seen::Seen;
 use crate::world::Scene;
 
-/// The workload that the sidecar belongs to, as collectors name it.
-pub(super) struct Source {
-    /// The service that it is counted under, or its account if it serves nothing.
-    pub(super) service: String,
-    pub(super) namespace: String,
-    pub(super) workload: String,
-}
-
-impl Source {
-    pub(super) fn of(workload: &WorkloadName, scene: Option<&Scene>) -> Self {
-        let plan = scene.map(|scene| &scene.plans.snapshot.plan);
-        let served = plan.and_then(|plan| plan.served.values().next());
-        let account = plan.map_or(&workload.name, |plan| &plan.account.name);
-        Self {
-            service: served.map_or(account, |service| &service.name).to_string(),
-            namespace: workload.namespace.to_string(),
-            workload: workload.to_string(),
-        }
+/// The workload that the sidecar belongs to, under the service that it is counted under, or its account if
+/// it serves nothing.
+pub(super) fn source(workload: &WorkloadName, scene: Option<&Scene>) -> Source {
+    let plan = scene.map(|scene| &scene.plans.snapshot.plan);
+    let served = plan.and_then(|plan| plan.served.values().next());
+    let account = plan.map_or(&workload.name, |plan| &plan.account.name);
+    Source {
+        service: served.map_or(account, |service| &service.name).to_string(),
+        namespace: workload.namespace.to_string(),
+        instance: workload.to_string(),
     }
 }
 
@@ -46,14 +39,6 @@ pub(super) fn is_server(seen: &Seen) -> bool {
 /// Who is at the other end: the client of a server, the endpoint of a client.
 pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
     if is_server(seen) { Some(seen.downstream) } else { seen.upstream }
-}
-
-/// The value of an attribute.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Value {
-    Text(String),
-    Number(i64),
-    Fraction(f64),
 }
 
 /// What a span says, by the names of OpenTelemetry's semantic conventions where they have one.

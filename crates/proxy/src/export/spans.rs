@@ -4,26 +4,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{Collector, CollectorProtocol};
+use leno_outside::Parcel;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
-use super::post::Parcel;
-use super::{BATCH_MAX, Courier, Fate, GATHER, gather, zipkin};
+use super::{BATCH_MAX, Courier, GATHER, gather, zipkin};
 use crate::seen::Seen;
 
 /// Exports until all data threads are gone and what they left is told.
 pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receiver<Arc<Seen>>) {
     let mut batch = Vec::new();
-    let mut fate = Fate::of_spans();
+    let mut fate = courier.fate_of_spans();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
         gather(&mut intake, &mut batch, GATHER).await;
         let view = courier.world.sights.view();
         match view.as_ref().and_then(|view| view.tracing()) {
             Some(tracing) => {
                 let parcel = parcel(&courier, &tracing.collector, &batch);
-                let told = courier.deliver(&tracing.collector, &parcel).await;
-                fate.toward(&tracing.collector);
-                fate.note(&courier.shard, parcel.count, &told);
+                courier.post.deliver(&tracing.collector, &parcel, &mut fate).await;
             }
             // Tracing was turned off since: nobody wants them any more.
             None => fate.forget(),
@@ -49,7 +47,7 @@ fn parcel(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> Parc
 #[cfg(test)]
 pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<Seen>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
-    let source = super::Source::of(&workload, None);
+    let source = super::source::source(&workload, None);
     let mut batch = Vec::new();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
         std::hint::black_box(spans::encode(&source, &batch));

@@ -2,6 +2,7 @@
 
 mod lines;
 mod pushed;
+#[path = "../../../outside/src/tests/receiver.rs"]
 mod receiver;
 
 use std::net::SocketAddr;
@@ -9,6 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use leno_model::{Collector, CollectorProtocol, ContextForm, Sampling, Sight, Signal, Tracing};
+use leno_outside::Value;
 use leno_telemetry::trace::{Carrier, Forms, Span};
 use leno_telemetry::{Count, Telemetry};
 use leno_telemetry::{Outcome, RequestLabels};
@@ -60,7 +62,7 @@ fn source() -> Source {
     Source {
         service: "ratings".to_owned(),
         namespace: "bookinfo".to_owned(),
-        workload: "bookinfo/ratings-1".to_owned(),
+        instance: "bookinfo/ratings-1".to_owned(),
     }
 }
 
@@ -137,7 +139,7 @@ fn methods_that_clients_invent_make_no_names() {
     assert_eq!(source::name(&invented), "HTTP bookinfo/ratings");
     let attributes = source::attributes(&invented);
     let of = |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
-    assert_eq!(of("http.request.method"), Some(&source::Value::Text("_OTHER".to_owned())));
+    assert_eq!(of("http.request.method"), Some(&Value::Text("_OTHER".to_owned())));
     assert!(of("http.request.method_original").is_some());
 }
 

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use leno_outside::{Source, Value};
 use serde_json::{Map, Value as Json, json};
 
-use super::source::{Source, Value, attributes, error, is_server, name, other_end};
+use super::source::{attributes, error, is_server, name, other_end};
 use crate::seen::Seen;
 
 /// The body of a post.
@@ -24,7 +25,7 @@ fn span(source: &Source, seen: &Seen) -> Option<Json> {
         Value::Fraction(fraction) => (name.to_owned(), fraction.to_string().into()),
     });
     let mut tags: Map<String, Json> = tags.collect();
-    tags.insert("leno.workload".to_owned(), source.workload.clone().into());
+    tags.insert("leno.workload".to_owned(), source.instance.clone().into());
     if let Some(error) = error(seen) {
         // Its presence is what marks a span as failed.
         tags.insert("error".to_owned(), error.into());

@@ -1,13 +1,14 @@
 //! What is known of gRPC: its calls by their content type, and how each was answered.
 
 pub(crate) mod health;
-pub(crate) mod message;
 
 use std::cell::Cell;
 
 use leno_model::Reason;
 use leno_telemetry::GrpcStatus;
 use leno_wire::http1::ResponseHead;
+
+pub(crate) use leno_outside::message;
 
 /// Whether a content type is that of a call; gRPC-Web is another protocol.
 pub(crate) fn is_call(content_type: &[u8]) -> bool {

@@ -7,6 +7,7 @@ use leno_model::{
     Access, AccessLog, CircuitBreaker, CircuitLimits, Each, FixedAnswer, LogForm, Protocol, Rate,
     RateRule, Reach, ServiceView, Sight,
 };
+use leno_outside::Value as Attribute;
 use serde_json::Value;
 
 use super::circuit::treat;
@@ -18,7 +19,7 @@ use super::http2::{application, call, connect, whole};
 use super::routes::{routed, rule};
 use super::tracing::tracing;
 use crate::access_log;
-use crate::export::source::{self, Value as Attribute};
+use crate::export::source;
 
 /// How a failure is brought about, and who makes the answer.
 struct Case {

@@ -288,14 +288,19 @@ impl Page<'_> {
     }
 
     fn family(&mut self, name: &str, kind: &str) {
-        let text = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
-        self.out.push_str(&text);
+        family(name, kind, self.out);
     }
 
     fn line(&mut self, name: &str, value: impl Display) {
         // Writing to a `String` cannot fail.
         writeln!(self.out, "{name} {value}").unwrap_or_default();
     }
+}
+
+/// The lines before the numbers of an alias.
+pub(super) fn family(name: &str, kind: &str, out: &mut String) {
+    let lines = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
+    out.push_str(&lines);
 }
 
 /// The rows of the document.

@@ -46,8 +46,7 @@ impl Form {
     }
 
     /// The lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
-    #[must_use]
-    pub fn header(self, metric: &Metric) -> String {
+    pub(crate) fn header(self, metric: &Metric) -> String {
         let Metric { name, kind, help, .. } = metric;
         let name = match (self, kind) {
             (Self::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
@@ -57,8 +56,7 @@ impl Form {
     }
 
     /// The last line.
-    #[must_use]
-    pub const fn end(self) -> &'static str {
+    pub(crate) const fn end(self) -> &'static str {
         match self {
             Self::Prometheus => "",
             Self::OpenMetrics => "# EOF\n",

@@ -66,6 +66,8 @@ table! {
         "Readings of such places, by what came of them: other keys, the same, or none.";
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
         "What waits: updates of files, events of proxies, questions of operators, signatures, proxies that are due to be told, rounds that somebody has not applied.";
+    METRIC_POINTS "leno_control_metric_points_total" Counter ["result"]
+        "Points of metrics that were pushed to a collector, by what became of them.";
 }
 
 /// What control planes of OSM, osm-edge and FSM count that is the same here.

@@ -69,7 +69,8 @@ const CONTROL: &str = "
 
 At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`. Prometheus
 speaks TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` lets it in, and
-whoever else is on the machine.
+whoever else is on the machine. And at `leno control --health`; and, where the mesh is set so,
+[pushed to a collector](tracing.md#metrics-by-otlp) of OpenTelemetry.
 
 ";
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use leno_tests::{CollectedPoint, ControlPlane};
+
 use super::*;
 
 /// Spans, metrics and lines go to these ports.
@@ -34,19 +36,36 @@ impl Shop {
 
     /// What the page of a sidecar says, but for what changes while one looks.
     fn page(&self, workload: &str) -> BTreeMap<String, f64> {
-        let page = get(self.mesh.sidecar(workload).admin, "/metrics").expect("metrics");
-        let page = String::from_utf8_lossy(&page.body).into_owned();
-        let lines = page.lines().filter(|line| line.starts_with("leno_"));
-        let series = lines.filter_map(|line| {
-            let (series, value) = line.rsplit_once(' ')?;
-            // The count of a histogram stands for it.
-            let series = series.replacen("_seconds_count{", "_seconds{", 1);
-            let is_part = series.contains("_bucket{") || series.contains("_sum{");
-            let is_restless = RESTLESS.iter().any(|name| series.starts_with(name));
-            (!is_part && !is_restless).then_some((shown(&series), value.parse().ok()?))
-        });
-        series.collect()
+        page(self.mesh.sidecar(workload).admin)
     }
+}
+
+/// What a page says, but for what changes while one looks. The count of a histogram stands for it.
+fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
+    let page = get(admin, "/metrics").expect("metrics");
+    let page = String::from_utf8_lossy(&page.body).into_owned();
+    let lines = page.lines().filter(|line| line.starts_with("leno_"));
+    let series = lines.filter_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = series.split_at(series.find('{').unwrap_or(series.len()));
+        let is_restless = RESTLESS.contains(&name);
+        let is_part = ["_seconds_bucket", "_seconds_sum"].iter().any(|part| name.ends_with(part));
+        let name = match name.strip_suffix("_seconds_count") {
+            Some(histogram) => format!("{histogram}_seconds"),
+            None => name.to_owned(),
+        };
+        let told = (shown(&format!("{name}{labels}")), value.parse().ok()?);
+        (!is_part && !is_restless).then_some(told)
+    });
+    series.collect()
+}
+
+/// Whether a collector has what a page says.
+fn is_told(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
+    let is_there = |(series, value): (&String, &f64)| {
+        points.get(series).is_some_and(|point| point.value == *value)
+    };
+    page.iter().all(is_there)
 }
 
 /// A series without the labels that are empty.
@@ -72,11 +91,8 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
             let what = format!("{workload} has pushed what its page says, over {protocol}");
             eventually(&what, PATIENCE, || {
                 let page = shop.page(workload);
-                let points = collector.points_now(workload);
-                let is_told = |(series, value): (&String, &f64)| {
-                    points.get(series).is_some_and(|point| point.value == *value)
-                };
-                (page.len() > 40 && page.iter().all(is_told)).then_some(())
+                let told = is_told(&page, &collector.points_now(workload));
+                (page.len() > 40 && told).then_some(())
             });
         }
     }
@@ -142,8 +158,70 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
     }
 }
 
+/// How a collector knows a control plane.
+fn instance(control: &ControlPlane) -> String {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    format!("{}:{}", machine.trim(), control.address().port())
+}
+
+#[test]
+#[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
+fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() {
+    let collector = Collector::start();
+    for (port, protocol) in [(collector.http, "http"), (collector.grpc, "grpc")] {
+        let manifests = [metrics(port, protocol, "1s"), server("stock", 9080, &[])].concat();
+        let health = ["--health", "127.0.0.1:0"];
+        let replicas = ControlPlane::replicas(2, &manifests, &health);
+        for control in &replicas {
+            let up = control.program.wait_for_line("the control plane is up", PATIENCE);
+            let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let health = health.and_then(|address| address.parse().ok()).expect("an address");
+            let instance = instance(control);
+            let what = format!("{instance} has pushed what its page says, over {protocol}");
+            eventually(&what, PATIENCE, || {
+                let (page, points) = (page(health), collector.points_now(&instance));
+                (page.len() > 25 && is_told(&page, &points)).then_some(())
+            });
+            let points = collector.points_now(&instance);
+            let kind = |series: &str| points.get(series).map(|point| point.kind.as_str());
+            assert_eq!(kind("leno_control_workloads"), Some("Gauge"));
+            assert_eq!(kind("leno_control_changes_total"), Some("Sum"));
+            let convergence = points.get("leno_control_convergence_seconds").expect("durations");
+            assert_eq!((&*convergence.kind, &*convergence.unit), ("Histogram", "s"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
+fn a_control_plane_pushes_once_more_when_it_ends() {
+    let collector = Collector::start();
+    let manifests = [metrics(collector.http, "http", "1h"), server("stock", 9080, &[])].concat();
+    let mut control = ControlPlane::start(&manifests, &[]);
+    let instance = instance(&control);
+    control.program.stop(PATIENCE);
+    eventually("the last push is there", PATIENCE, || {
+        let points = collector.points_now(&instance);
+        let workloads = points.get("leno_control_workloads")?;
+        (workloads.value == 1.0).then_some(())
+    });
+}
+
+/// Metrics go to this port, so often.
+fn metrics(port: u16, protocol: &str, interval: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
+         spec: {{metrics: {{export: {{otlp: {{endpoint: 'http://127.0.0.1:{port}', protocol: {protocol}, \
+         interval: {interval}}}}}}}}}\n"
+    )
+}
+
 const WORKLOADS: [&str; 2] = ["shop/web-1", "shop/stock-1"];
 
 /// What is counted because somebody looks, or because something is told.
-const RESTLESS: [&str; 3] =
-    ["leno_metric_points_total", "leno_log_records_total", "leno_trace_spans_total"];
+const RESTLESS: [&str; 4] = [
+    "leno_metric_points_total",
+    "leno_log_records_total",
+    "leno_trace_spans_total",
+    "leno_control_metric_points_total",
+];

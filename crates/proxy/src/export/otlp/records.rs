@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use leno_model::{LogForm, Reason};
-use leno_telemetry::LogValue;
-use prost::Message;
-
-use super::super::source::{Source, Value};
-use super::{
+use leno_outside::otlp::{
     AnyValue, ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, any_value, key_value,
     nanoseconds,
 };
+use leno_outside::{Source, Value};
+use leno_telemetry::LogValue;
+use prost::Message;
+
 use crate::access_log;
 use crate::seen::Seen;
 

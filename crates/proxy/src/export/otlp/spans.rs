@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use leno_outside::Source;
+use leno_outside::otlp::{KeyValue, Resource, Scope, key_value, nanoseconds};
 use prost::Message;
 
-use super::super::source::{Source, attributes, error, is_server, name};
-use super::{KeyValue, Resource, Scope, key_value, nanoseconds};
+use super::super::source::{attributes, error, is_server, name};
 use crate::seen::Seen;
 
 /// The request of a collector's `Export`.

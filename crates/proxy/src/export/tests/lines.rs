@@ -1,11 +1,11 @@
 //! Lines of the access log as records: the same words, and no secret.
 
 use leno_model::{AccessLog, LogForm, LogTemplate};
+use leno_outside::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
 
 use super::receiver::{Receiver, answer};
 use super::*;
 use crate::export::otlp::records::{self, LogRecord};
-use crate::export::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
 
 fn decoded(bytes: &[u8]) -> Vec<LogRecord> {
     let request = records::ExportRequest::decode(bytes).unwrap();

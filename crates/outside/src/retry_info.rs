@@ -9,7 +9,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
 
 /// The pause that a trailer's value asks for; nothing where it asks for none, or cannot be read.
-pub(super) fn pause(value: &[u8]) -> Option<Duration> {
+pub(crate) fn pause(value: &[u8]) -> Option<Duration> {
     let status = Status::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();

@@ -1,8 +1,9 @@
-//! Servers outside the mesh, collectors and deciders: the way there, who vouches for them, and sessions of TLS.
+//! Servers outside the mesh, collectors among them: the way there, who vouches for them, and sessions of TLS.
 
-use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leno_identity::OutsideRoots;
 use leno_model::Server;
@@ -11,24 +12,36 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::config::Interception;
-use crate::dial::dial;
+/// How a process opens connections: a sidecar has to mark those that must not be led back to it.
+pub trait Dial {
+    /// A connection to this address.
+    ///
+    /// # Errors
+    /// When there is none, or not in time.
+    fn dial(&self, address: SocketAddr) -> impl Future<Output = io::Result<TcpStream>> + Send;
+}
 
 /// The roots that vouch for such servers, read when they are needed first, and again after a failure: they
 /// may have been replaced.
-pub(crate) struct Sessions {
+#[derive(Debug)]
+pub struct Sessions {
     /// A file of PEM; the system's own roots when absent.
     file: Option<PathBuf>,
-    roots: RefCell<Option<OutsideRoots>>,
+    roots: Mutex<Option<OutsideRoots>>,
 }
 
 impl Sessions {
-    pub(crate) fn new(file: Option<PathBuf>) -> Self {
-        Self { file, roots: RefCell::default() }
+    /// With the roots of a file of PEM, or with those of the system.
+    #[must_use]
+    pub fn new(file: Option<PathBuf>) -> Self {
+        Self { file, roots: Mutex::default() }
     }
 
     /// A session with a server that has shown a certificate for its name, in which `protocol` is spoken.
-    pub(crate) async fn open(
+    ///
+    /// # Errors
+    /// [`NoSession`].
+    pub async fn open(
         &self,
         (server, protocol): (&Server, &[u8]),
         tcp: TcpStream,
@@ -40,43 +53,48 @@ impl Sessions {
         let name = name.map_err(|error| NoSession::Tls(error.to_string()))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
         connected.map_err(|error| {
-            self.roots.take();
+            self.known().take();
             NoSession::Tls(error.to_string())
         })
     }
 
     async fn roots(&self) -> Result<OutsideRoots, NoSession> {
-        if let Some(roots) = self.roots.borrow().as_ref() {
-            return Ok(roots.clone());
+        if let Some(roots) = self.known().clone() {
+            return Ok(roots);
         }
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
         let roots = read.map_err(|error| NoSession::Roots(error.to_string()))?;
         let roots = roots.map_err(|error| NoSession::Roots(error.to_string()))?;
-        self.roots.replace(Some(roots.clone()));
+        *self.known() = Some(roots.clone());
         Ok(roots)
+    }
+
+    /// A thread that died while it held the lock left nothing half done.
+    fn known(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
+        self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoSession {
+pub enum NoSession {
     /// The server cannot be verified, or does not speak TLS.
     #[error("{0}")]
     Tls(String),
     /// Nobody vouches for servers.
-    #[error("the roots to verify it by cannot be read: {0}")]
+    #[error("the roots for that cannot be read: {0}")]
     Roots(String),
 }
 
 /// A connection to the first of its addresses that answers.
-pub(crate) async fn connect(
-    server: &Server,
-    interception: &Interception,
-) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+///
+/// # Errors
+/// When none does, or its name has no address: what was wrong with the last.
+pub async fn connect(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in lookup_host((server.host.as_str(), server.port)).await? {
-        match dial(address, interception).await {
+        match dial.dial(address).await {
             Ok(tcp) => return Ok(tcp),
             Err(error) => last = error,
         }

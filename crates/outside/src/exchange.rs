@@ -4,7 +4,10 @@ use std::pin::pin;
 
 /// What comes of an exchange over a connection that `hyper` drives as long as it lasts, and no longer;
 /// `broken` says how that failed.
-pub(crate) async fn over<T, E>(
+///
+/// # Errors
+/// That of the exchange, or what `broken` makes of that of the connection.
+pub async fn over<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
     broken: impl FnOnce(hyper::Error) -> E,

@@ -3,32 +3,32 @@
 use std::time::SystemTime;
 
 use leno_telemetry::names::{Kind, Metric as Named};
-use leno_telemetry::{Durations, Number, Reader, Telemetry};
+use leno_telemetry::{Durations, Number, Reader};
 use prost::Message;
 
-use super::super::source::{Source, Value};
 use super::{ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, nanoseconds};
-
-/// The requests of a collector's `Export` that tell all metrics, each with the number of its points.
-pub(in crate::export) fn encode(
-    source: &Source,
-    telemetry: &Telemetry,
-    times: Times,
-) -> Vec<(Vec<u8>, u64)> {
-    let mut pages = Pages::new(Resource::of(source), times, REQUEST_BYTES_MAX);
-    telemetry.read(&mut pages);
-    pages.finish()
-}
+use crate::source::{Source, Value};
 
 /// From when to when everything was counted.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::export) struct Times {
-    pub(in crate::export) started: SystemTime,
-    pub(in crate::export) now: SystemTime,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// When counting began.
+    pub started: SystemTime,
+    /// When it was read.
+    pub now: SystemTime,
 }
 
-/// Requests that are filled one after the other.
-pub(in crate::export) struct Pages {
+impl Times {
+    /// Until now. A clock that was set back since does not let counts begin after they end.
+    #[must_use]
+    pub fn since(started: SystemTime) -> Self {
+        Self { started, now: SystemTime::now().max(started) }
+    }
+}
+
+/// The requests of a collector's `Export` that tell all metrics, filled one after the other.
+#[derive(Debug)]
+pub struct Pages {
     resource: Resource,
     start: u64,
     now: u64,
@@ -45,9 +45,15 @@ pub(in crate::export) struct Pages {
 }
 
 impl Pages {
-    pub(in crate::export) fn new(resource: Resource, times: Times, bytes_max: usize) -> Self {
+    /// To be filled with the numbers of somebody, counted between these times.
+    #[must_use]
+    pub fn new(source: &Source, times: Times) -> Self {
+        Self::of_bytes(source, times, REQUEST_BYTES_MAX)
+    }
+
+    pub(crate) fn of_bytes(source: &Source, times: Times, bytes_max: usize) -> Self {
         Self {
-            resource,
+            resource: Resource::of(source),
             start: nanoseconds(times.started),
             now: nanoseconds(times.now),
             bytes_max,
@@ -61,7 +67,9 @@ impl Pages {
         }
     }
 
-    pub(in crate::export) fn finish(mut self) -> Vec<(Vec<u8>, u64)> {
+    /// The requests, each with the number of its points.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<(Vec<u8>, u64)> {
         self.close_metric();
         self.close_request();
         self.full
@@ -88,7 +96,7 @@ impl Pages {
             Kind::Counter => {
                 Told::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
             }
-            // There are no summaries among what sidecars count.
+            // There are no summaries among what is counted here.
             Kind::Gauge | Kind::Summary => Told::Gauge(Gauge { points: numbers }),
             Kind::Histogram => {
                 Told::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
@@ -187,41 +195,41 @@ fn whole(number: u64) -> i64 {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct ExportRequest {
+pub(crate) struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
-    pub(in crate::export) resource_metrics: Vec<ResourceMetrics>,
+    pub(crate) resource_metrics: Vec<ResourceMetrics>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct ResourceMetrics {
+pub(crate) struct ResourceMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) resource: Option<Resource>,
+    pub(crate) resource: Option<Resource>,
     #[prost(message, repeated, tag = "2")]
-    pub(in crate::export) scope_metrics: Vec<ScopeMetrics>,
+    pub(crate) scope_metrics: Vec<ScopeMetrics>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct ScopeMetrics {
+pub(crate) struct ScopeMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) scope: Option<Scope>,
+    pub(crate) scope: Option<Scope>,
     #[prost(message, repeated, tag = "2")]
-    pub(in crate::export) metrics: Vec<Metric>,
+    pub(crate) metrics: Vec<Metric>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct Metric {
+pub(crate) struct Metric {
     #[prost(string, tag = "1")]
-    pub(in crate::export) name: String,
+    pub(crate) name: String,
     #[prost(string, tag = "2")]
-    pub(in crate::export) description: String,
+    pub(crate) description: String,
     #[prost(string, tag = "3")]
-    pub(in crate::export) unit: String,
+    pub(crate) unit: String,
     #[prost(oneof = "Told", tags = "5, 7, 9")]
-    pub(in crate::export) told: Option<Told>,
+    pub(crate) told: Option<Told>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(in crate::export) enum Told {
+pub(crate) enum Told {
     #[prost(message, tag = "5")]
     Gauge(Gauge),
     #[prost(message, tag = "7")]
@@ -231,42 +239,42 @@ pub(in crate::export) enum Told {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct Gauge {
+pub(crate) struct Gauge {
     #[prost(message, repeated, tag = "1")]
-    pub(in crate::export) points: Vec<NumberPoint>,
+    pub(crate) points: Vec<NumberPoint>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct Sum {
+pub(crate) struct Sum {
     #[prost(message, repeated, tag = "1")]
-    pub(in crate::export) points: Vec<NumberPoint>,
+    pub(crate) points: Vec<NumberPoint>,
     #[prost(int32, tag = "2")]
-    pub(in crate::export) temporality: i32,
+    pub(crate) temporality: i32,
     #[prost(bool, tag = "3")]
-    pub(in crate::export) is_monotonic: bool,
+    pub(crate) is_monotonic: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct Histogram {
+pub(crate) struct Histogram {
     #[prost(message, repeated, tag = "1")]
-    pub(in crate::export) points: Vec<HistogramPoint>,
+    pub(crate) points: Vec<HistogramPoint>,
     #[prost(int32, tag = "2")]
-    pub(in crate::export) temporality: i32,
+    pub(crate) temporality: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct NumberPoint {
+pub(crate) struct NumberPoint {
     #[prost(fixed64, tag = "2")]
-    pub(in crate::export) start_time_unix_nano: u64,
+    pub(crate) start_time_unix_nano: u64,
     #[prost(fixed64, tag = "3")]
-    pub(in crate::export) time_unix_nano: u64,
+    pub(crate) time_unix_nano: u64,
     #[prost(oneof = "number_point::Value", tags = "4, 6")]
-    pub(in crate::export) value: Option<number_point::Value>,
+    pub(crate) value: Option<number_point::Value>,
     #[prost(message, repeated, tag = "7")]
-    pub(in crate::export) attributes: Vec<KeyValue>,
+    pub(crate) attributes: Vec<KeyValue>,
 }
 
-pub(in crate::export) mod number_point {
+pub(crate) mod number_point {
     #[derive(Clone, Copy, PartialEq, prost::Oneof)]
     pub(crate) enum Value {
         #[prost(double, tag = "4")]
@@ -277,35 +285,35 @@ pub(in crate::export) mod number_point {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct HistogramPoint {
+pub(crate) struct HistogramPoint {
     #[prost(fixed64, tag = "2")]
-    pub(in crate::export) start_time_unix_nano: u64,
+    pub(crate) start_time_unix_nano: u64,
     #[prost(fixed64, tag = "3")]
-    pub(in crate::export) time_unix_nano: u64,
+    pub(crate) time_unix_nano: u64,
     #[prost(fixed64, tag = "4")]
-    pub(in crate::export) count: u64,
+    pub(crate) count: u64,
     #[prost(double, optional, tag = "5")]
-    pub(in crate::export) sum: Option<f64>,
+    pub(crate) sum: Option<f64>,
     #[prost(fixed64, repeated, tag = "6")]
-    pub(in crate::export) bucket_counts: Vec<u64>,
+    pub(crate) bucket_counts: Vec<u64>,
     #[prost(double, repeated, tag = "7")]
-    pub(in crate::export) explicit_bounds: Vec<f64>,
+    pub(crate) explicit_bounds: Vec<f64>,
     #[prost(message, repeated, tag = "8")]
-    pub(in crate::export) exemplars: Vec<Exemplar>,
+    pub(crate) exemplars: Vec<Exemplar>,
     #[prost(message, repeated, tag = "9")]
-    pub(in crate::export) attributes: Vec<KeyValue>,
+    pub(crate) attributes: Vec<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(in crate::export) struct Exemplar {
+pub(crate) struct Exemplar {
     #[prost(fixed64, tag = "2")]
-    pub(in crate::export) time_unix_nano: u64,
+    pub(crate) time_unix_nano: u64,
     #[prost(double, optional, tag = "3")]
-    pub(in crate::export) seconds: Option<f64>,
+    pub(crate) seconds: Option<f64>,
     #[prost(bytes = "vec", tag = "4")]
-    pub(in crate::export) span_id: Vec<u8>,
+    pub(crate) span_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "5")]
-    pub(in crate::export) trace_id: Vec<u8>,
+    pub(crate) trace_id: Vec<u8>,
 }
 
 /// `AGGREGATION_TEMPORALITY_CUMULATIVE`.

@@ -3,7 +3,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 /// A message behind its flag and its length.
-pub(crate) fn framed(message: &[u8]) -> Bytes {
+#[must_use]
+pub fn framed(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
@@ -12,7 +13,10 @@ pub(crate) fn framed(message: &[u8]) -> Bytes {
 }
 
 /// The one message of an answer.
-pub(crate) fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
+///
+/// # Errors
+/// [`NotOne`].
+pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
     let wrong = |what| Err(NotOne(what));
     let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
         return wrong("it has no message");
@@ -28,7 +32,10 @@ pub(crate) fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
 }
 
 /// Takes in what arrived of an answer, as long as it is not too long.
-pub(crate) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
+///
+/// # Errors
+/// [`NotOne`] when it is.
+pub fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
         return Err(NotOne("it is too long"));
     }
@@ -39,10 +46,10 @@ pub(crate) fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
 /// What came is not one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct NotOne(&'static str);
+pub struct NotOne(&'static str);
 
 /// More than anybody who is asked has to say.
-pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 10;
+pub const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// A flag and a length of four bytes.
 const FRAME_BYTES: usize = 5;
 

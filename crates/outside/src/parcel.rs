@@ -10,37 +10,41 @@ use hyper_util::rt::TokioIo;
 use leno_model::{Collector, CollectorProtocol, Scheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{otlp, retry_info};
-use crate::config::Interception;
-use crate::dial::over;
-use crate::http::grpc::message;
-use crate::servers::{NoSession, Sessions, connect};
+use crate::exchange::over;
+use crate::servers::{Dial, NoSession, Sessions, connect};
+use crate::{message, otlp, retry_info};
 
 /// What is posted.
-pub(super) struct Parcel {
-    pub(super) kind: &'static str,
-    pub(super) bytes: Vec<u8>,
-    /// How many spans, points or records are in it.
-    pub(super) count: u64,
+#[derive(Debug)]
+pub struct Parcel {
+    /// The kind of its bytes, where HTTP says so.
+    pub kind: &'static str,
+    /// What is in it.
+    pub bytes: Vec<u8>,
+    /// How many spans, points or records that is.
+    pub count: u64,
 }
 
 impl Parcel {
     /// A request of OTLP.
-    pub(super) fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
+    #[must_use]
+    pub fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
         Self { kind: "application/x-protobuf", bytes, count }
     }
 }
 
 /// What a collector refused of a parcel that it took.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
-    pub(super) count: u64,
-    pub(super) why: String,
+pub struct Refused {
+    /// How many of the things in it.
+    pub count: u64,
+    /// Why, in its words.
+    pub why: String,
 }
 
 /// Why a collector did not take a parcel.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub enum Failed {
     /// It cannot be reached.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
@@ -68,7 +72,7 @@ pub(super) enum Failed {
 
 impl Failed {
     /// How long it asks to be left alone.
-    pub(super) fn after(&self) -> Option<Duration> {
+    pub(crate) fn after(&self) -> Option<Duration> {
         match self {
             Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
             _ => None,
@@ -76,7 +80,7 @@ impl Failed {
     }
 
     /// Whether it is about this parcel alone: the next one may be taken.
-    pub(super) fn is_of_parcel(&self) -> bool {
+    pub(crate) fn is_of_parcel(&self) -> bool {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
             Self::Grpc(status, _, after) => match status.as_str() {
@@ -89,7 +93,7 @@ impl Failed {
     }
 
     /// Whether the same may be taken a moment later.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
             // OTLP's specification, "Retryable Response Codes".
@@ -106,14 +110,14 @@ impl Failed {
 }
 
 /// Posts a parcel; tells how many of the things in it were refused although it was taken.
-pub(super) async fn post(
+pub(crate) async fn post(
     collector: &Collector,
     parcel: &Parcel,
-    (interception, sessions): (&Interception, &Sessions),
+    (dial, sessions): (&impl Dial, &Sessions),
 ) -> Result<Refused, Failed> {
     let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
-    let tcp = connect(server, interception).await.map_err(unreachable)?;
+    let tcp = connect(server, dial).await.map_err(unreachable)?;
     let protocol: &[u8] = match protocol {
         CollectorProtocol::OtlpGrpc => b"h2",
         CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
@@ -233,7 +237,7 @@ fn seconds(value: &HeaderValue) -> Option<Duration> {
 }
 
 /// What a collector says, as a log may show it.
-pub(super) fn told(bytes: &[u8]) -> String {
+pub(crate) fn told(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..TOLD_BYTES_MAX).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
 }

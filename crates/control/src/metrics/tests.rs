@@ -1,0 +1,146 @@
+//! The whole page of the control plane, as a scraper sees it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use expect_test::expect_file;
+use leno_discovery::{ChangeId, ConnectionId};
+use leno_identity::{Authority, LEAF_LIFETIME};
+use leno_model::{KeySource, Reason};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::*;
+use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_tokens};
+use crate::config::Times;
+use crate::fixture::{BOOKINFO, mesh};
+use crate::history;
+use crate::keys::{KeyNews, KeyReadings, Reading};
+use crate::mesh::Mesh;
+use crate::owner::Queues;
+use crate::peers::Peers;
+use crate::presence::{Presence, Start};
+use crate::publish::{Audience, Sent, Tally};
+use crate::watch::Remarks;
+
+/// A control plane that has counted something of every kind.
+struct Busy {
+    mesh: Mesh,
+    audience: Audience,
+    presence: Presence,
+    start: Start,
+    certifier: Certifier,
+    remarks: Remarks,
+    keys: KeyReadings,
+    peers: Peers,
+    gauges: Gauges,
+    now: Instant,
+    _data: TempDir,
+}
+
+impl Busy {
+    fn new() -> Self {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let data = tempfile::tempdir().unwrap();
+        let mesh = mesh(BOOKINFO);
+        let directory = data.path().join(AUTHORITY_DIRECTORY);
+        let authority = Authority::open_or_create(&directory, &mesh.config().trust_domain, wall);
+        let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
+        let tokens = Arc::new(open_tokens(data.path(), wall).unwrap());
+        let mut certifier = Certifier::new(authority, tokens, LEAF_LIFETIME);
+        (certifier.issued, certifier.refused) = (6, 7);
+        let mut keys = KeyReadings::default();
+        let source = KeySource::File("/keys.json".into());
+        for reading in [Reading::Same, Reading::Same, Reading::Failed("gone".to_owned())] {
+            keys.note(&KeyNews { source: source.clone(), reading });
+        }
+        let gauges = Gauges::default();
+        for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
+            gauges.refuse(reason);
+        }
+        let times = Times::default();
+        Self {
+            mesh,
+            audience: audience(times, now),
+            presence: Presence::default(),
+            start: Start::new(now, times.settle),
+            certifier,
+            remarks: Remarks::default(),
+            keys,
+            peers: Peers::default(),
+            gauges,
+            now,
+            _data: data,
+        }
+    }
+
+    fn report(&self) -> Report<'_> {
+        Report {
+            mesh: &self.mesh,
+            audience: &self.audience,
+            presence: &self.presence,
+            start: &self.start,
+            certifier: &self.certifier,
+            remarks: &self.remarks,
+            keys: &self.keys,
+            peers: &self.peers,
+            queues: Queues { updates: 1, events: 2, questions: 3 },
+            history: history::Tally { reports: 11, folded: 12 },
+            page: None,
+            live: None,
+            now: self.now,
+            wall: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    fn page(&self, form: Form, names: Option<Names>) -> String {
+        let page = expose(&self.report(), &self.gauges, (form, names));
+        page.replace(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), "version=\"0\"")
+    }
+}
+
+/// Nobody is there any more, but two changes have been applied and one has not.
+fn audience(times: Times, now: Instant) -> Audience {
+    let mut audience = Audience::new(times, ChangeId(1));
+    audience.tally = Tally {
+        changes: 1,
+        compiled: 2,
+        offered: 3,
+        applied: 4,
+        refused: 5,
+        touched: 8,
+        delta_bytes: 9_000_000_000,
+    };
+    for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
+        let connection = ConnectionId(change);
+        let waiting = BTreeSet::from([connection]);
+        let sent = Sent { at: now, concerned: 1, told: 1, waiting };
+        audience.rounds.begin(ChangeId(change), vec![now], sent);
+        if let Some(ms) = ms {
+            audience.rounds.settle(connection, 1, now + Duration::from_millis(ms));
+        }
+    }
+    audience
+}
+
+#[tokio::test]
+async fn the_page_is_as_the_formats_demand() {
+    let busy = Busy::new();
+    expect_file!["page.txt"].assert_eq(&busy.page(Form::Prometheus, None));
+    expect_file!["page.openmetrics.txt"].assert_eq(&busy.page(Form::OpenMetrics, None));
+    expect_file!["page.osm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Osm)));
+    expect_file!["page.fsm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Fsm)));
+}
+
+#[tokio::test]
+async fn every_alias_has_a_number() {
+    let page = Busy::new().page(Form::Prometheus, Some(Names::Osm));
+    for alias in ALIASES {
+        let begins = format!("osm_{}", alias.name);
+        let ends = |rest: &str| rest.starts_with([' ', '{', '_']);
+        let mut lines = page.lines().filter_map(|line| line.strip_prefix(&begins));
+        assert!(lines.any(ends), "{}", alias.name);
+    }
+}

@@ -1,0 +1,330 @@
+//! What is pushed is what the page of metrics says, in parts that a collector takes.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use leno_model::{Collector, CollectorProtocol, MetricsPush, Signal};
+use leno_telemetry::trace::{SpanId, TraceId};
+use leno_telemetry::{
+    Count, Form, Gauge, GrpcStatus, Level, Outcome, RequestLabels, RuleLabels, Telemetry,
+};
+use prost::Message as _;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use super::receiver::{self, Receiver, answer};
+use super::run;
+use crate::otlp::points::{self, Metric, Told, number_point};
+use crate::otlp::{ExportAnswer, KeyValue, PartialSuccess, Resource, any_value};
+use crate::{Counts, Dial, Fate, Pages, Post, Source, Teller, Times, push_metrics};
+
+fn source() -> Source {
+    Source {
+        service: "ratings".to_owned(),
+        namespace: "bookinfo".to_owned(),
+        instance: "bookinfo/ratings-1".to_owned(),
+    }
+}
+
+/// A process that has counted something of every kind.
+fn busy(series: u16) -> Arc<Telemetry> {
+    let telemetry = Telemetry::new();
+    let shard = telemetry.shard();
+    for port in 0..series {
+        let series = shard.series(&RequestLabels {
+            direction: "inbound",
+            service: "bookinfo/ratings".to_owned(),
+            port: 9080 + port,
+            route: "bookinfo/split".to_owned(),
+            peer: "bookinfo/productpage".to_owned(),
+            protocol: "http",
+        });
+        for (status, ms, reason) in [(200, 3, None), (503, 90_000, Some("connect-failed"))] {
+            let duration = Duration::from_millis(ms);
+            let grpc = (status == 200).then_some(GrpcStatus::Ok);
+            let outcome = Outcome { status, reason, grpc, duration, bytes_in: 5, bytes_out: 7 };
+            shard.record(series, &outcome);
+            let ids = (TraceId(7.try_into().unwrap()), SpanId(9.try_into().unwrap()));
+            shard.exemplify(series, ids, (duration, UNIX_EPOCH + Duration::from_secs(5)));
+        }
+        shard.audit(series, "denied");
+    }
+    let rule = RuleLabels { kind: "HTTPRoute", name: "r\"1\"".to_owned(), ..RuleLabels::default() };
+    shard.hit(shard.rule(&rule));
+    shard.refuse("too-many");
+    shard.add(Count::Retries, 3);
+    shard.raise(Gauge::LinksUpstream, 2);
+    telemetry.set(Level::ControlConnected, 1);
+    telemetry
+}
+
+/// What tells all of it.
+fn encode(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
+    encode_in(telemetry, Pages::new(&source(), times()))
+}
+
+fn encode_in(telemetry: &Telemetry, mut pages: Pages) -> Vec<(Vec<u8>, u64)> {
+    telemetry.read(&mut pages);
+    pages.finish()
+}
+
+fn times() -> Times {
+    let now = UNIX_EPOCH + Duration::from_secs(1000);
+    Times { started: UNIX_EPOCH + Duration::from_secs(900), now }
+}
+
+fn metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
+    let mut all = Vec::new();
+    for (bytes, _) in requests {
+        let request = points::ExportRequest::decode(&**bytes).unwrap();
+        let [of_sidecar] = &request.resource_metrics[..] else { panic!("one resource") };
+        assert_eq!(of_sidecar.resource, Some(Resource::of(&source())));
+        let [of_scope] = &of_sidecar.scope_metrics[..] else { panic!("one scope") };
+        all.extend(of_scope.metrics.iter().cloned());
+    }
+    all
+}
+
+/// Labels as the page has them, without those that are empty.
+fn labels(attributes: &[KeyValue], limit: Option<String>) -> String {
+    let of = |it: &KeyValue| match it.value.as_ref().and_then(|it| it.value.as_ref()) {
+        Some(any_value::Value::Text(text)) => {
+            format!("{}=\"{}\"", it.key, text.replace('"', "\\\""))
+        }
+        other => panic!("{other:?}"),
+    };
+    let limit = limit.map(|limit| format!("le=\"{limit}\""));
+    let all: Vec<_> = attributes.iter().map(of).chain(limit).collect();
+    if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(",")) }
+}
+
+/// What is pushed, in the lines of the page.
+fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for Metric { name, told, .. } in metrics {
+        let (numbers, histograms) = match told.clone().unwrap() {
+            Told::Gauge(gauge) => (gauge.points, Vec::new()),
+            Told::Sum(sum) => {
+                assert!(sum.is_monotonic && sum.temporality == 2, "{name}");
+                (sum.points, Vec::new())
+            }
+            Told::Histogram(histogram) => (Vec::new(), histogram.points),
+        };
+        for point in numbers {
+            let value = match point.value.unwrap() {
+                number_point::Value::Fraction(value) => value.to_string(),
+                number_point::Value::Whole(value) => value.to_string(),
+            };
+            lines.insert(format!("{name}{} {value}", labels(&point.attributes, None)));
+        }
+        for point in histograms {
+            let limits = point.explicit_bounds.iter().map(ToString::to_string);
+            let mut below = 0;
+            for (limit, count) in limits.chain(["+Inf".to_owned()]).zip(&point.bucket_counts) {
+                below += count;
+                let labels = labels(&point.attributes, Some(limit));
+                lines.insert(format!("{name}_bucket{labels} {below}"));
+            }
+            assert_eq!(below, point.count);
+            let labels = labels(&point.attributes, None);
+            lines.insert(format!("{name}_sum{labels} {}", point.sum.unwrap()));
+            lines.insert(format!("{name}_count{labels} {}", point.count));
+        }
+    }
+    lines
+}
+
+/// The page without what is empty, and without what changes while one looks.
+fn page(telemetry: &Telemetry) -> BTreeSet<String> {
+    let mut page = String::new();
+    telemetry.expose(Form::Prometheus, &mut page);
+    let lines = page.lines().filter(|line| !line.starts_with(['#']));
+    let told = lines.filter(|line| !line.starts_with("process_"));
+    told.map(|line| {
+        let Some((name, rest)) = line.split_once('{') else { return line.to_owned() };
+        let (labels, value) = rest.rsplit_once("} ").unwrap();
+        let labels: Vec<_> = labels.split(',').filter(|it| !it.ends_with("=\"\"")).collect();
+        format!("{name}{{{}}} {value}", labels.join(","))
+    })
+    .collect()
+}
+
+#[test]
+fn a_push_says_what_the_page_says() {
+    let telemetry = busy(2);
+    let requests = encode(&telemetry);
+    let metrics = metrics(&requests);
+    let own = |line: &String| !line.starts_with("process_");
+    let told: BTreeSet<_> = as_lines(&metrics).into_iter().filter(own).collect();
+    assert_eq!(told, page(&telemetry));
+    let units = metrics.iter().map(|metric| (metric.name.as_str(), metric.unit.as_str()));
+    let units: std::collections::BTreeMap<_, _> = units.collect();
+    for (name, unit) in [
+        ("leno_request_duration_seconds", "s"),
+        ("process_cpu_seconds_total", "s"),
+        ("leno_request_bytes_total", "By"),
+        ("leno_requests_total", ""),
+    ] {
+        assert_eq!(units.get(name), Some(&unit), "{name}");
+    }
+}
+
+#[test]
+fn points_have_their_times_and_examples() {
+    let metrics = metrics(&encode(&busy(1)));
+    let of = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().told.clone();
+    let Some(Told::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
+    let point = &sum.points[0];
+    let seconds = |ns: u64| ns / 1_000_000_000;
+    assert_eq!(seconds(point.start_time_unix_nano), 900);
+    assert_eq!(seconds(point.time_unix_nano), 1000);
+    let Some(Told::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
+    assert_eq!(gauge.points[0].start_time_unix_nano, 0);
+    let Some(Told::Histogram(histogram)) = of("leno_request_duration_seconds") else {
+        panic!("a histogram")
+    };
+    let point = &histogram.points[0];
+    assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1);
+    let [quick, slow] = &point.exemplars[..] else { panic!("{:?}", point.exemplars) };
+    assert_eq!((quick.seconds, slow.seconds), (Some(0.003), Some(90.0)));
+    assert_eq!(quick.trace_id, 7_u128.to_be_bytes());
+    assert_eq!(quick.span_id, 9_u64.to_be_bytes());
+    assert_eq!(seconds(quick.time_unix_nano), 5);
+}
+
+#[test]
+fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
+    let telemetry = busy(300);
+    let whole = encode(&telemetry);
+    assert_eq!(whole.len(), 1);
+    let parts = encode_in(&telemetry, Pages::of_bytes(&source(), times(), 20_000));
+    assert!(parts.len() > 20, "{}", parts.len());
+    for (bytes, _) in &parts {
+        // The last point, the resource, and names of metrics come on top.
+        assert!(bytes.len() < 25_000, "{}", bytes.len());
+    }
+    let points = |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
+    assert_eq!(points(&parts), points(&whole));
+    let own = |line: &String| !line.starts_with("process_");
+    let lines = |requests| as_lines(&metrics(requests)).into_iter().filter(own).collect::<Vec<_>>();
+    assert_eq!(lines(&parts), lines(&whole));
+}
+
+/// All that was counted.
+struct Numbers(Arc<Telemetry>);
+
+impl Teller for Numbers {
+    fn source(&self) -> Source {
+        source()
+    }
+
+    async fn tell(&mut self, mut pages: Pages) -> Option<Pages> {
+        self.0.read(&mut pages);
+        Some(pages)
+    }
+
+    async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
+        self.tell(pages).await
+    }
+}
+
+/// What became of points: taken, and not.
+#[derive(Default)]
+struct Became {
+    exported: Cell<u64>,
+    refused: Cell<u64>,
+}
+
+impl Counts for &Became {
+    fn exported(&self, count: u64) {
+        self.exported.set(self.exported.get() + count);
+    }
+
+    fn refused(&self, count: u64) {
+        self.refused.set(self.refused.get() + count);
+    }
+}
+
+struct Plain;
+
+impl Dial for Plain {
+    async fn dial(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
+        TcpStream::connect(address).await
+    }
+}
+
+fn to(receiver: &Receiver) -> Option<Box<MetricsPush>> {
+    let url = format!("http://{}", receiver.address);
+    let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, &url).unwrap();
+    Some(Box::new(MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX }))
+}
+
+/// What one push comes to at a collector that answers so: points that it took, points that it did
+/// not, and what arrived.
+async fn pushed(answers: Vec<hyper::Response<Full<Bytes>>>) -> (u64, u64, Vec<receiver::Arrived>) {
+    let receiver = Receiver::start(answers).await;
+    let (_says, wanted) = watch::channel(to(&receiver));
+    let became = Became::default();
+    let mut fate = Fate::new("metrics", &became);
+    let post = Post::new(Plain, None);
+    let since = (UNIX_EPOCH, u64::MAX);
+    // The first is due within an hour; the last one is sent now.
+    let over = std::future::ready(());
+    push_metrics((&post, &mut fate), Numbers(busy(1)), wanted, since, over).await;
+    (became.exported.get(), became.refused.get(), receiver.arrived())
+}
+
+#[test]
+fn the_last_push_is_made_when_it_is_over() {
+    run(async {
+        let (taken, refused, arrived) = pushed(Vec::new()).await;
+        assert!(taken > 50 && refused == 0, "{taken} {refused}");
+        let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
+        assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
+        assert!(points::ExportRequest::decode(body.clone()).is_ok());
+    });
+}
+
+#[test]
+fn nothing_is_pushed_once_nobody_is_there_to_ask() {
+    run(async {
+        let receiver = Receiver::start(Vec::new()).await;
+        let (says, wanted) = watch::channel(to(&receiver));
+        drop(says);
+        let (post, became) = (Post::new(Plain, None), Became::default());
+        let mut fate = Fate::new("metrics", &became);
+        let (since, never) = ((UNIX_EPOCH, u64::MAX), std::future::pending());
+        push_metrics((&post, &mut fate), Numbers(busy(1)), wanted, since, never).await;
+        assert_eq!(receiver.arrived(), []);
+    });
+}
+
+#[test]
+fn what_a_collector_refuses_of_a_push_is_counted() {
+    run(async {
+        let partial = PartialSuccess { rejected: 2, message: "no".to_owned() };
+        let body = ExportAnswer { partial_success: Some(partial) }.encode_to_vec();
+        let (taken, refused, arrived) = pushed(vec![answer(200, None, body)]).await;
+        assert!(taken > 50 && refused == 2 && arrived.len() == 1, "{taken} {refused}");
+    });
+}
+
+#[test]
+fn a_collector_that_wants_to_be_left_alone_is() {
+    run(async {
+        // Longer than anything waits: it is not asked again.
+        let (taken, refused, arrived) = pushed(vec![answer(503, Some("3600"), Vec::new())]).await;
+        assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
+        // A moment: it is.
+        let (taken, refused, arrived) = pushed(vec![answer(429, Some("0"), Vec::new())]).await;
+        assert!(taken > 50 && refused == 0 && arrived.len() == 2, "{}", arrived.len());
+        // Not for what would be the same the next time.
+        let (taken, refused, arrived) = pushed(vec![answer(400, None, b"no".to_vec())]).await;
+        assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
+    });
+}
