@@ -197,6 +197,7 @@ impl ControlArgs {
             match self.cluster.kubernetes {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
+                    let config = Config { pod: self.cluster.pod(), ..config };
                     let (control, cluster) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
                     Ok((control, Some(cluster)))

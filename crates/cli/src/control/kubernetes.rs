@@ -61,6 +61,13 @@ pub(super) struct ClusterArgs {
     pod_ip: Option<IpAddr>,
 }
 
+impl ClusterArgs {
+    /// The pod that this is, if that is known.
+    pub(super) fn pod(&self) -> Option<WorkloadName> {
+        WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
+    }
+}
+
 /// What runs beside a control plane in a cluster.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -94,8 +101,6 @@ pub(super) async fn start(
     mut config: Config,
     health: Option<&Health>,
 ) -> anyhow::Result<(Control, Cluster)> {
-    let pod = |name: &String| WorkloadName::new(&args.pod_namespace, name).ok();
-    config.pod = args.pod_name.as_ref().and_then(pod);
     let client = Client::try_default().await.context("there is no API server to ask")?;
     let own = args.pod_ip.context("the own address is not known: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
