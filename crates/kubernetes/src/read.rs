@@ -16,7 +16,7 @@ use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use custom::{Custom, custom};
-pub use foreign::{EXCLUSION_LISTS, UNHEEDED, asks_for_something};
+pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, UNHEEDED, asks_for_something};
 pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign};
 pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};

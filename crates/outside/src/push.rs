@@ -100,5 +100,6 @@ fn share(interval: Duration, seed: u64) -> Duration {
 
 /// However long a collector asks to be left alone.
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
-/// How long the last push may take: whoever ends the process waits for it.
+/// How long the last push may take: whoever ends the process waits for it, sidecars with what they tell
+/// beside it.
 const LAST_MAX: Duration = Duration::from_secs(2);

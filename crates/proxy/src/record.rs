@@ -17,7 +17,7 @@ use crate::worker::Underway;
 pub(crate) struct Record<'a> {
     session: &'a Session,
     _underway: Underway,
-    started: Instant,
+    pub(crate) started: Instant,
     /// What the exchange is counted under.
     pub(crate) subject: Subject,
     pub(crate) status: u16,

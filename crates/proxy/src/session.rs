@@ -155,11 +155,11 @@ impl Session {
         Origin { address: self.peer.ip(), carrier: self.carrier.clone() }
     }
 
-    /// What `scene` says about the peer, looked up once per connection and world.
-    pub(crate) fn permit(&self, scene: &Scene) -> Result<ConnectionPermit, Denial> {
+    /// What `scene` says about the peer, looked up once per connection and world, for what began `at`.
+    pub(crate) fn permit(&self, scene: &Scene, at: Instant) -> Result<ConnectionPermit, Denial> {
         let access = &scene.plans.access;
         // Polite peers have been told long before.
-        if self.expires.is_some_and(|at| at + EXPIRY_SLACK <= Instant::now()) {
+        if self.expires.is_some_and(|expires| expires + EXPIRY_SLACK <= at) {
             return Err(Denial::unnamed(Reason::ExpiredPeer));
         }
         let mut held = self.permit.borrow_mut();

@@ -186,7 +186,7 @@ fn admitted(
     record: &mut Record<'_>,
 ) -> Result<Rc<Application>, Failure> {
     let bound = route::application(session, port, record)?;
-    let permit = session.permit(&bound.scene)?;
+    let permit = session.permit(&bound.scene, record.started)?;
     let access = &bound.scene.plans.access;
     record.permit(access, access.tcp(&permit)?);
     unguarded(&bound.scene, port)?;

@@ -158,7 +158,8 @@ impl Upstream {
 
     /// The same, and measures how long its answer takes since it was chosen.
     pub(crate) fn time(self: &Rc<Self>) -> Timed {
-        Timed { in_flight: self.enter(), began: self.picked.clone(), answered: Cell::new(false) }
+        let stage = Cell::new(Stage::Asking);
+        Timed { in_flight: self.enter(), began: self.picked.clone(), stage }
     }
 
     /// Its load, as this thread sees it. `times`: the time, where counts how long its answers take.
@@ -284,7 +285,18 @@ impl Drop for InFlight {
 pub(crate) struct Timed {
     in_flight: InFlight,
     began: Cell<Instant>,
-    answered: Cell<bool>,
+    stage: Cell<Stage>,
+}
+
+/// How far an attempt has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It waits for a connection, or its client still sends: time that is not the endpoint's.
+    Asking,
+    /// All was sent.
+    Waiting,
+    /// The answer has begun, or there will be none.
+    Over,
 }
 
 impl Timed {
@@ -293,14 +305,20 @@ impl Timed {
         self.began.set(Instant::now());
     }
 
+    /// All was sent at once.
+    pub(crate) fn waits(&self) {
+        self.stage.set(Stage::Waiting);
+    }
+
     /// Its body was sent: that took as long as its client did.
     pub(crate) fn sent(&self) {
         self.began.set(Instant::now());
+        self.waits();
     }
 
     /// Its answer begins, with this status.
     pub(crate) fn answers(&self, status: u16) {
-        self.answered.set(true);
+        self.stage.set(Stage::Over);
         match status {
             429 | 500.. => self.fails(),
             400..=499 => self.learn(Latency::refused),
@@ -310,8 +328,11 @@ impl Timed {
 
     /// It ended for this reason. Only where that is the endpoint's did it fail: nobody knows how it would have
     /// answered a client that went away, or what was never sent.
-    pub(crate) fn ends(self, reason: Reason) {
-        if reason.side() == Side::Upstream && !self.answered.replace(true) {
+    pub(crate) fn ends(&self, reason: Reason) {
+        if reason.side() == Side::Upstream && self.stage.get() != Stage::Over {
+            if self.stage.replace(Stage::Over) == Stage::Asking {
+                self.connected();
+            }
             self.fails();
         }
     }
@@ -337,7 +358,7 @@ impl Timed {
 impl Drop for Timed {
     /// Given up, it has taken so long at least.
     fn drop(&mut self) {
-        if !self.answered.get() {
+        if self.stage.get() == Stage::Waiting {
             self.learn(Latency::peaked);
         }
     }

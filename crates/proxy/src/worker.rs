@@ -255,14 +255,14 @@ impl Worker {
     pub(crate) fn with_budget<T>(
         &self,
         service: &ServiceName,
-        now: Instant,
+        now: impl FnOnce() -> Instant,
         spend: impl FnOnce(&mut RetryBudget) -> T,
     ) -> T {
         let mut budgets = self.budgets.borrow_mut();
         if let Some(budget) = budgets.get_mut(service) {
             return spend(budget);
         }
-        spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now)))
+        spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now())))
     }
 
     /// Lets go of what nothing is said about any more.

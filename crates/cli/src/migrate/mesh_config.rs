@@ -1,6 +1,6 @@
 //! The settings of OSM, osm-edge and FSM: what of them says something here.
 
-use leno_kubernetes::read::{EXCLUSION_LISTS, UNHEEDED, asks_for_something};
+use leno_kubernetes::read::{ALWAYS_ON, EXCLUSION_LISTS, UNHEEDED, asks_for_something};
 use leno_model::Egress;
 use serde_json::{Value, json};
 
@@ -25,9 +25,14 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
         .iter()
         .filter(|_| whence == Whence::File)
         .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
+    let switched_off = ALWAYS_ON
+        .iter()
+        .filter(|(field, _)| value(field) == Some("false"))
+        .map(|(field, remedy)| (*field, (*remedy).to_owned()));
     let others = unheeded
         .chain(lists)
         .filter(|(field, _)| asks(values, field))
+        .chain(switched_off)
         .map(|(field, remedy)| format!("{field}: {remedy}"));
     Some(Found::Settings { permissive, egress, others: others.collect() })
 }
@@ -94,5 +99,11 @@ mod tests {
         assert_eq!(lost(spec, Whence::Cluster), both);
         let list = "spec.traffic.outboundPortExclusionList";
         assert_eq!(lost(spec, Whence::File), [both[0], both[1], list]);
+    }
+
+    #[test]
+    fn what_is_switched_off_and_holds_here_is_told() {
+        let spec = "{featureFlags: {enableEgressPolicy: false, enableIngressBackendPolicy: true}}";
+        assert_eq!(lost(spec, Whence::File), ["spec.featureFlags.enableEgressPolicy"]);
     }
 }

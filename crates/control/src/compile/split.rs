@@ -58,7 +58,11 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
             route.map(|it| format!("{it} is attached to port {port}, and decides there alone"));
         route.into_iter().chain(other.clone()).collect()
     };
-    ports.map(|port| at(port.port)).collect()
+    let at_ports: Vec<Vec<String>> = ports.map(|port| at(port.port)).collect();
+    match at_ports.is_empty() {
+        true => vec![other.into_iter().collect()],
+        false => at_ports,
+    }
 }
 
 /// The TCP route that decides instead of another one at a port, as a sentence for its author.

@@ -121,7 +121,8 @@ const WARNED: &[Check] = &[
 ];
 
 /// In CEL: what was wrong before this policy was there may be labelled, and lose its finalizers.
-const UNCHANGED: &str = "(oldObject != null && object.spec == oldObject.spec)";
+const UNCHANGED: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
+                         object.spec == oldObject.spec)";
 const VERSION: &str = "admissionregistration.k8s.io/v1";
 const POLICY: &str = "ValidatingAdmissionPolicy";
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";

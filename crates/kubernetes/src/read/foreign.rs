@@ -55,6 +55,15 @@ pub const UNHEEDED: &[(&str, &str)] = &[
 ];
 const PROBED: &str = "write `healthCheck` into an OutlierRemoval for the services that need it";
 
+/// Fields that are on unless somebody switches them off, which is not heeded, and what to do.
+pub const ALWAYS_ON: &[(&str, &str)] = &[
+    ("spec.featureFlags.enableEgressPolicy", "remove the Egress objects: what they say holds here"),
+    (
+        "spec.featureFlags.enableIngressBackendPolicy",
+        "remove the IngressBackend objects: what they say holds here",
+    ),
+];
+
 /// Lists of what goes around every sidecar, and the annotation that says the same: they are followed in a
 /// cluster, and a `MeshConfig` of ours has no words for them.
 pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
@@ -101,6 +110,12 @@ impl Foreign {
         for (field, remedy) in UNHEEDED {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer).is_some_and(asks_for_something) {
+                reading.warn(field, remedy);
+            }
+        }
+        for (field, remedy) in ALWAYS_ON {
+            let pointer = format!("/{}", field.replace('.', "/"));
+            if object.data.pointer(&pointer) == Some(&Value::Bool(false)) {
                 reading.warn(field, remedy);
             }
         }
@@ -238,6 +253,8 @@ mod tests {
             "sidecar": {"resources": {}, "cipherSuites": [], "localDNSProxy": {"enable": false}},
         });
         assert_eq!(read("osm-mesh-config", &off).unwrap().warnings, []);
+        let no_egress = json!({"featureFlags": {"enableEgressPolicy": false}});
+        assert_eq!(read("osm-mesh-config", &no_egress).unwrap().warnings.len(), 1);
         let on = json!({
             "observability": {"tracing": {"enable": true}},
             "sidecar": {"resources": {"limits": {"cpu": "1"}}},

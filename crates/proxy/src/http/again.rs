@@ -91,7 +91,7 @@ impl<'a> KeepBack<'a> {
 pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
     let paid = service.is_some_and(|service| {
         let now = Instant::now();
-        worker.with_budget(service, now, |budget| budget.withdraw(now))
+        worker.with_budget(service, || now, |budget| budget.withdraw(now))
     });
     if !paid {
         worker.shard.add(Count::RetriesOverBudget, 1);
@@ -102,6 +102,6 @@ pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
 /// A request that may be retried pays in.
 pub(crate) fn pay_in(worker: &Worker, service: Option<&ServiceName>) {
     if let Some(service) = service {
-        worker.with_budget(service, Instant::now(), leno_traffic::RetryBudget::deposit);
+        worker.with_budget(service, Instant::now, leno_traffic::RetryBudget::deposit);
     }
 }

@@ -212,7 +212,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// The policies of the mesh decide.
     fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let access = &bound.scene.plans.access;
-        let permit = self.session.permit(&bound.scene)?;
+        let permit = self.session.permit(&bound.scene, self.record.started)?;
         let permit = access.request(&permit, view)?;
         self.record.permit(access, permit);
         Ok(())
@@ -473,11 +473,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Tells who learns from it how the attempt ended.
+    #[inline]
     fn end_attempt(&mut self, outcome: Result<(), Reason>) {
-        if let (Some(timed), Err(reason)) = (self.timed.take(), outcome) {
+        if let (Some(timed), Err(reason)) = (&self.timed, outcome) {
             timed.ends(reason);
         }
-        let Some(trial) = self.trial.take() else { return };
+        self.timed = None;
+        if let Some(trial) = self.trial.take() {
+            self.end_trial(trial, outcome);
+        }
+    }
+
+    fn end_trial(&self, trial: Trial, outcome: Result<(), Reason>) {
         let answered = |status, grpc: Option<GrpcStatus>| Ending::Answered {
             status,
             grpc: grpc.map(GrpcStatus::code),

@@ -296,6 +296,9 @@ async fn converse(
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
+    if let (Some(timed), Sending::Whole) = (timed, sending) {
+        timed.waits();
+    }
     let (upgrade, sending) = (request.upgrade, Cell::new(sending));
     let client = responder.connection();
     let mut send = pin!(async {

@@ -140,15 +140,23 @@ pub fn rendezvous(
     numbered.into_iter().map(|(_, index)| index).find(|index| may(*index))
 }
 
-/// Each has as many points as its weight is of all weights, and one at least: how many there are in all
-/// is not for weights to say.
+/// Each has as many points as its weight is of a unit, and one at least. The unit is [`Weight::DEFAULT`],
+/// doubled or halved until the average weight lies between it and its half: so there are no more points
+/// in all than without weights, and who comes or goes seldom changes how many the others have.
 fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
     let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().number());
-    let weights = names.iter().map(|Named(_, weight)| of(*weight)).sum::<usize>().max(1);
-    let all = RING_POINTS * names.len();
-    let mut points: Vec<(u64, u16)> = Vec::with_capacity(all);
+    let all = names.iter().map(|Named(_, weight)| of(*weight) * UNIT_PARTS).sum::<usize>();
+    let average = (all / names.len().max(1)).max(1);
+    let mut unit = usize::from(Weight::DEFAULT) * UNIT_PARTS;
+    while unit < average {
+        unit *= 2;
+    }
+    while unit / 2 >= average {
+        unit /= 2;
+    }
+    let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * names.len());
     for (Named(name, weight), index) in names.iter().zip(0_u16..) {
-        let salts = (0_u64..).take((all * of(*weight) / weights).max(1));
+        let salts = (0_u64..).take((RING_POINTS * of(*weight) * UNIT_PARTS / unit).max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
     points.sort_unstable();
@@ -193,8 +201,10 @@ fn table(names: &[Named], places: usize) -> Box<[u16]> {
     }
 }
 
-/// Points of an endpoint on a ring, on average: shares of equals differ by a tenth of theirs or so.
+/// Points of an endpoint of the weight of the unit: shares of equals differ by a tenth of theirs or so.
 const RING_POINTS: usize = 128;
+/// The unit is counted in parts of a weight, for it may be less than one.
+const UNIT_PARTS: usize = 128;
 /// A prime: the shares of a hundred endpoints differ by a hundredth of theirs.
 const TABLE_PLACES: usize = 16_381;
 /// The most endpoints with places; what is more gets no keys.
@@ -270,16 +280,25 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_has_as_many_points_whatever_the_weights_are() {
+    fn a_ring_has_no_more_points_whatever_the_weights_are() {
         let points = |weights: &[u16]| ring(&weighted(weights)).len();
-        for weight in [1, 100, 1000] {
-            assert_eq!(points(&[weight; 50]), 50 * RING_POINTS, "{weight}");
+        assert_eq!(points(&[100; 50]), 50 * RING_POINTS);
+        for weight in [1, 7, 99, 101, 1000] {
+            let range = 50 * RING_POINTS / 2 - 50..=50 * RING_POINTS;
+            assert!(range.contains(&points(&[weight; 50])), "{weight}");
         }
         // Each has one at least.
-        let mut weights = [1000; 50];
-        weights[0] = 1;
-        assert!((50 * RING_POINTS - 50..=50 * RING_POINTS).contains(&points(&weights)));
         assert_eq!(ring(&weighted(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(), 1);
+    }
+
+    #[test]
+    fn who_comes_with_another_weight_moves_keys_to_itself_alone() {
+        let before = Places::ring(&weighted(&[1000, 900, 800]));
+        let after = Places::ring(&weighted(&[1000, 900, 800, 700]));
+        let found = |places: &Places, key| places.find(key, |_| true);
+        for key in keys().filter(|key| found(&before, *key) != found(&after, *key)) {
+            assert_eq!(found(&after, key), Some(3));
+        }
     }
 
     #[test]

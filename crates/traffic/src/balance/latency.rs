@@ -11,10 +11,12 @@ use std::time::Duration;
 pub struct Latency {
     /// In 65536ths of a microsecond; 0 when nothing is known.
     average: u64,
-    /// When something was last learned, in microseconds.
+    /// When it became what it is, in microseconds.
     at: u64,
-    /// Attempts in a row that have failed.
+    /// Attempts in a row that have failed,
     failures: u8,
+    /// and when the last one did, in microseconds.
+    failed_at: u64,
 }
 
 impl Latency {
@@ -33,7 +35,8 @@ impl Latency {
     /// answers: they draw no average down.
     pub fn failed(&mut self, took: Duration, now: Duration) {
         self.peaked(took, now);
-        self.failures = self.failures.saturating_add(1);
+        self.failures = self.failures(now).saturating_add(1);
+        self.failed_at = micros(now);
     }
 
     /// A request was refused for what it is, after so long. Whoever refuses is soon done with it: that draws
@@ -45,12 +48,11 @@ impl Latency {
 
     /// An attempt has taken so long, and whether it would have been answered is not known.
     pub fn peaked(&mut self, took: Duration, now: Duration) {
-        self.failures = self.failures(now);
+        let peak = scaled(took);
         // Of an endpoint that has never answered nothing is known, and most of all not that it is fast.
-        if self.average > 0 {
-            self.average = self.left(now).max(scaled(took));
+        if self.average > 0 && peak > self.left(now) {
+            (self.average, self.at) = (peak, micros(now));
         }
-        self.at = micros(now);
     }
 
     /// The time it takes, in powers of two of a microsecond: what differs by less is luck, and no
@@ -64,28 +66,18 @@ impl Latency {
     /// The attempts that have failed in a row; each second without another one halves them.
     #[must_use]
     pub fn failures(&self, now: Duration) -> u8 {
-        match self.silence(now) {
-            None => self.failures,
-            Some(silence) => {
-                let seconds = u32::try_from(silence / STALE_MICROS).unwrap_or(u32::MAX);
-                self.failures.checked_shr(seconds).unwrap_or(0)
-            }
-        }
+        let seconds = micros(now).saturating_sub(self.failed_at) / STALE_MICROS;
+        self.failures.checked_shr(u32::try_from(seconds).unwrap_or(u32::MAX)).unwrap_or(0)
     }
 
-    /// What silence has left of the average: who was not asked for long is asked again some day.
+    /// What a time without answers has left of the average: who was not asked for long is asked again some
+    /// day.
     #[inline]
     fn left(&self, now: Duration) -> u64 {
-        match self.silence(now) {
-            None => self.average,
-            Some(silence) => decayed(self.average, silence),
+        match micros(now).saturating_sub(self.at) {
+            ..STALE_MICROS => self.average,
+            silence => decayed(self.average, silence),
         }
-    }
-
-    /// For how long nothing was learned, if that is long.
-    fn silence(&self, now: Duration) -> Option<u64> {
-        let silence = micros(now).saturating_sub(self.at);
-        (silence >= STALE_MICROS).then_some(silence)
     }
 }
 

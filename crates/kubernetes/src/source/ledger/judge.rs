@@ -246,7 +246,7 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
 
 /// Of an object that is refused, or gives way to another.
 fn refused(refusal: &str, reason: &'static str) -> Vec<Condition> {
-    let unknown = resolved("Unknown", "Pending", "nothing of it is in force");
+    let unknown = resolved("Unknown", "Pending", "what it says now is not in force");
     vec![accepted(Some(refusal), reason), unknown]
 }
 

@@ -287,6 +287,7 @@ impl Second<'_> {
         self.worker.shard.add(Count::Hedges, 1);
         let sent = send_whole(self.worker, &link, &self.head, body).await;
         let stream = sent.map_err(Ending::Broken)?;
+        timed.waits();
         let head = stream.final_head().await;
         self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?, (trial, timed))?;
         Ok(Some(stream))

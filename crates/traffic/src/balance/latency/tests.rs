@@ -99,6 +99,24 @@ fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
 }
 
 #[test]
+fn refusals_between_answers_let_time_pass() {
+    let mut latency = Latency::default();
+    latency.answered(ms(2_000), ms(0));
+    for n in 1..=6_000 {
+        match n % 100 {
+            0 => latency.answered(ms(5), ms(10 * n)),
+            _ => latency.refused(ms(5), ms(10 * n)),
+        }
+    }
+    // Of what was too much, an e-th is left for each of six times ten seconds.
+    near(average(&latency), 5.0 + 1_995.0 / 6_f64.exp());
+    // Attempts of which nothing is known do not keep old failures alive.
+    latency.failed(ms(1), ms(60_000));
+    latency.peaked(ms(1), ms(60_900));
+    assert_eq!((latency.failures(ms(60_900)), latency.failures(ms(61_100))), (1, 0));
+}
+
+#[test]
 fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
     let mut latency = Latency::default();
     latency.answered(ms(40), ms(0));
