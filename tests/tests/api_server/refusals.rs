@@ -13,6 +13,8 @@ async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> Strin
             Err(said) => return said,
             Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
         }
+        // What was wrong before may stay as it is.
+        server.delete(kind, Some("shop"), name).await;
     }
     panic!("{kind} {name} is accepted")
 }

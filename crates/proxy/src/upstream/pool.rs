@@ -72,7 +72,7 @@ impl Pool {
     pub(crate) fn put(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.0.borrow_mut();
-        while idle.front().is_some_and(|surplus| now - surplus.since > AGE_MAX) {
+        while idle.front().is_some_and(|surplus| surplus.since + AGE_MAX < now) {
             idle.pop_front();
         }
         if clean && idle.len() < IDLE_MAX {

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use memchr::memchr;
 
 use super::Malformed;
-use super::scan::{HOST, TARGET, is};
+use super::scan::{HOST, TARGET, run_length};
 
 /// A request target, taken apart. Percent-encoding stays as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Target<'a> {
 /// # Errors
 /// A character that no target has (a fragment among them), or a form that `method` does not allow.
 pub fn target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
-    if !target.iter().all(|byte| is(*byte, TARGET)) {
+    if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
     }
     take_apart(method, target)
@@ -107,7 +107,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
     let end = if bracketed {
         memchr(b']', authority).map(|at| at.saturating_add(1))
     } else {
-        authority.iter().position(|byte| !is(*byte, HOST)).or(Some(authority.len()))
+        Some(run_length(authority, HOST))
     };
     let (host, port) =
         end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
