@@ -33,8 +33,8 @@ pub(crate) struct Upstream {
     latency: Cell<Latency>,
     /// What times are counted from.
     created: Instant,
-    /// When it was chosen last.
-    picked: Cell<Instant>,
+    /// When it was chosen last among several.
+    picked: Cell<Option<Instant>>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
     /// How long connecting may take by a policy; as long as for all when absent.
@@ -94,7 +94,7 @@ impl Upstream {
             in_flight: Cell::new(0),
             latency: Cell::default(),
             created: now,
-            picked: Cell::new(now),
+            picked: Cell::new(None),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
             connect_timeout: Cell::new(None),
@@ -156,7 +156,7 @@ impl Upstream {
         InFlight(self.clone())
     }
 
-    /// The same, and measures how long its answer takes since it was chosen.
+    /// The same, and measures how long its answer takes since it was chosen, if it was among several.
     pub(crate) fn time(self: &Rc<Self>) -> Timed {
         let stage = Cell::new(Stage::Asking);
         Timed { in_flight: self.enter(), began: self.picked.clone(), stage }
@@ -175,9 +175,10 @@ impl Upstream {
         }
     }
 
-    /// It was chosen.
-    pub(crate) fn choose(&self, now: Instant) {
-        self.picked.set(now);
+    /// It was chosen at this time among several, or because there is no other: then there is nothing to
+    /// learn.
+    pub(crate) fn choose(&self, at: Option<Instant>) {
+        self.picked.set(at);
     }
 
     /// It begins anew: what was learned of its answers is forgotten.
@@ -284,7 +285,8 @@ impl Drop for InFlight {
 /// An attempt at an endpoint, of which is measured how long the answer takes.
 pub(crate) struct Timed {
     in_flight: InFlight,
-    began: Cell<Instant>,
+    /// Nothing is measured where there is no other endpoint.
+    began: Cell<Option<Instant>>,
     stage: Cell<Stage>,
 }
 
@@ -302,7 +304,7 @@ enum Stage {
 impl Timed {
     /// It waited for a connection. Connecting is not answering: who is connected to seldom would seem slow.
     pub(crate) fn connected(&self) {
-        self.began.set(Instant::now());
+        self.began.set(self.began.get().map(|_| Instant::now()));
     }
 
     /// All was sent at once.
@@ -312,7 +314,7 @@ impl Timed {
 
     /// Its body was sent: that took as long as its client did.
     pub(crate) fn sent(&self) {
-        self.began.set(Instant::now());
+        self.connected();
         self.waits();
     }
 
@@ -347,8 +349,9 @@ impl Timed {
     }
 
     fn learn(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
+        let Some(began) = self.began.get() else { return };
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
-        let took = now.saturating_duration_since(self.began.get());
+        let took = now.saturating_duration_since(began);
         let mut latency = upstream.latency.get();
         learn(&mut latency, took, upstream.age(now));
         upstream.latency.set(latency);

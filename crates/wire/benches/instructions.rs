@@ -22,7 +22,7 @@ use leno_wire::http1::{
 };
 use leno_wire::link::{Event, Limits, Link, Role, StreamKind};
 
-#[library_benchmark(config = measured(3_499))]
+#[library_benchmark(config = measured(3_381))]
 #[bench::of_a_service(parsed_request())]
 fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let parsed = head.parse(black_box(REQUEST));
@@ -30,7 +30,7 @@ fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, Byte
     (head, out)
 }
 
-#[library_benchmark(config = measured(2_350))]
+#[library_benchmark(config = measured(2_299))]
 #[bench::of_a_service(parsed_response())]
 fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     let parsed = head.parse(black_box(RESPONSE), Answers::Other);

@@ -10,7 +10,7 @@ use leno_model::{
     Treatment,
 };
 
-use super::fixture::{Application, Client, GET, Mesh, OK, PORT, run, until, view};
+use super::fixture::{Application, Client, GET, Mesh, OK, PORT, endpoint, run, until, view};
 use super::routes::{routed, rule};
 use crate::upstream::Upstream;
 
@@ -33,9 +33,19 @@ fn failures(upstream: &Upstream) -> u32 {
     upstream.load(None, Some(Instant::now())).under_way
 }
 
+/// Another endpoint at the same place: what is alone is not measured.
+fn twin(of: &Endpoint) -> Endpoint {
+    endpoint("ratings-9", of.address, "ratings")
+}
+
+/// What failed at any of these.
+fn failed(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
+    endpoints.iter().map(|it| failures(&known(mesh, it.clone()))).sum()
+}
+
 /// It was chosen so long ago.
 fn chosen(upstream: &Upstream, ago: Duration) {
-    upstream.choose(Instant::now().checked_sub(ago).unwrap());
+    upstream.choose(Instant::now().checked_sub(ago));
 }
 
 #[test]
@@ -55,12 +65,30 @@ fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_oth
 }
 
 #[test]
+fn who_is_alone_is_not_measured() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(step(&known(&mesh, mesh.endpoint())), None);
+        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
+        mesh.route_to(&both);
+        for _ in 0..16 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        assert!(both.iter().any(|it| step(&known(&mesh, it.clone())).is_some()));
+    });
+}
+
+#[test]
 fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         for reason in Reason::ALL {
             let upstream = Rc::new(Upstream::new(Arc::new(mesh.endpoint())));
+            chosen(&upstream, Duration::ZERO);
             upstream.time().ends(*reason);
             let is_its = reason.side() == Side::Upstream;
             assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
@@ -71,6 +99,7 @@ fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
             let answered = upstream.time();
             answered.answers(200);
             answered.ends(*reason);
+            drop(answered);
             assert_eq!(failures(&upstream), 0, "{reason:?}");
         }
     });
@@ -81,12 +110,14 @@ fn a_client_that_goes_away_is_held_against_no_endpoint() {
     run(async {
         let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
+        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
+        mesh.route_to(&both);
         let mut client = Client::connect(mesh.door).await;
         client.send(GET).await;
         until(|| app.accepted.get() == 1).await;
         drop(client);
         until(|| mesh.client.failures().contains_key("downstream-closed")).await;
-        assert_eq!(failures(&known(&mesh, mesh.endpoint())), 0);
+        assert_eq!(failed(&mesh, &both), 0);
     });
 }
 
@@ -99,13 +130,14 @@ fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
         let policy = ServicePolicyName::new(kind, "bookinfo", "ratings").unwrap();
         let limits = CircuitLimits { pending: Some(0), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-        let mut view = view(Protocol::Http, &[mesh.endpoint()]);
+        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
+        let mut view = view(Protocol::Http, &both);
         view.ports.get_mut(&PORT).unwrap().treatment =
             Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() };
         mesh.client_knows(vec![view]);
         let answer = Client::connect(mesh.door).await.ask(GET).await;
         assert_eq!(answer.verdict(), (503, Some("circuit-full")));
-        assert_eq!(failures(&known(&mesh, mesh.endpoint())), 0);
+        assert_eq!(failed(&mesh, &both), 0);
     });
 }
 
@@ -120,12 +152,18 @@ fn who_does_not_answer_in_time_has_failed() {
         let mut each = to_it();
         each.actions.attempt_timeout = Some(soon);
         for (rule, reason) in [(whole, "request-timeout"), (each, "attempt-timeout")] {
-            let views = routed(&mesh, vec![rule]);
-            let endpoint = views.last().unwrap().ports[&PORT].endpoints[0].clone();
+            let mut views = routed(&mesh, vec![rule]);
+            let endpoints = &mut views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints;
+            endpoints.push(Arc::new(twin(&endpoints[0])));
+            let both: Vec<Endpoint> = endpoints.iter().map(|it| (**it).clone()).collect();
             mesh.client_knows(views);
             let answer = Client::connect(mesh.door).await.ask(GET).await;
             assert_eq!(answer.verdict(), (504, Some(reason)));
-            assert_eq!(failures(&mesh.client.worker.upstream(&endpoint)), 1, "{reason}");
+            assert_eq!(failed(&mesh, &both), 1, "{reason}");
+            // They begin anew.
+            for it in &both {
+                known(&mesh, it.clone()).forget_times();
+            }
         }
     });
 }

@@ -57,7 +57,7 @@ pub(crate) fn pick(
     };
     let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;
     let upstream = worker.upstream(endpoint);
-    upstream.choose(now);
+    upstream.choose((endpoints.len() > 1).then_some(now));
     Ok(upstream)
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn kept(
     if !is_well(&upstream, ward, (avoid, now)) {
         return None;
     }
-    upstream.choose(now);
+    upstream.choose(Some(now));
     Some(upstream)
 }
 
