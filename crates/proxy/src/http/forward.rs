@@ -216,7 +216,12 @@ impl Sending {
         match (exchange.request.upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Held,
             (false, true) => Self::UnderWay,
-            (false, false) => Self::Whole,
+            (false, false) => {
+                if let Some(timed) = &exchange.timed {
+                    timed.waits();
+                }
+                Self::Whole
+            }
         }
     }
 
@@ -296,9 +301,6 @@ async fn converse(
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
     let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
-    if let (Some(timed), Sending::Whole) = (timed, sending) {
-        timed.waits();
-    }
     let (upgrade, sending) = (request.upgrade, Cell::new(sending));
     let client = responder.connection();
     let mut send = pin!(async {
