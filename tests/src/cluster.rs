@@ -183,6 +183,12 @@ impl Namespace {
             let rolled = self.kubectl(&["rollout", "status", deployment, PATIENCE]);
             assert!(rolled.status.success(), "{deployment}:\n{}", self.describe());
         }
+        // Those that are replaced are gone first: one that goes while it is waited for is an error.
+        let leaving = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
+                       {{end}}{{end}}";
+        for pod in printed(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
+            printed(&self.kubectl(&["wait", "--for=delete", pod, PATIENCE]));
+        }
         let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", PATIENCE]);
         assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe());
     }
