@@ -11,8 +11,10 @@ use bytes::BytesMut;
 pub(crate) enum Size {
     /// A head and a small body: 4 KiB.
     Message,
-    /// What a link gathers in a turn, a record of TLS at least: 16 KiB.
+    /// A record of TLS, or what a body brings in one read: 16 KiB.
     Batch,
+    /// What a link gathers in a turn: 16 KiB at first.
+    Turn,
 }
 
 impl Size {
@@ -20,7 +22,15 @@ impl Size {
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::Message => 4 * 1024,
-            Self::Batch => 16 * 1024,
+            Self::Batch | Self::Turn => 16 * 1024,
+        }
+    }
+
+    /// For what one that was of this size at first may be used next.
+    const fn shelves(self) -> &'static [Self] {
+        match self {
+            Self::Message | Self::Batch => &[Self::Batch, Self::Message],
+            Self::Turn => &[Self::Turn],
         }
     }
 
@@ -30,11 +40,14 @@ impl Size {
     }
 
     /// The room beyond which one is not kept, and how many are: what a turn of the event loop
-    /// uses at once, and half a mebibyte of either size at most.
+    /// uses at once, and half a mebibyte of any size at most. Who reads may hold a buffer for as long
+    /// as another does not, so what a link gathered is never lent to readers: it is many times
+    /// larger than what they need.
     const fn kept(self) -> (usize, usize) {
         match self {
             Self::Message => (16 * 1024, 32),
-            Self::Batch => (128 * 1024, 4),
+            Self::Batch => (32 * 1024, 8),
+            Self::Turn => (128 * 1024, 4),
         }
     }
 }
@@ -51,7 +64,8 @@ pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
 pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
-        let size = match [Size::Batch, Size::Message].into_iter().find(|s| s.fits(&mut buffer)) {
+        let fits = |wanted: &Size| wanted.fits(&mut buffer);
+        let size = match size.shelves().iter().copied().find(fits) {
             Some(size) => size,
             // Pieces that were cut off of it are in use, or it never had that much room.
             None if buffer.capacity() >= size.bytes() / 4 => size,
@@ -69,17 +83,23 @@ thread_local! {
 struct Spare {
     messages: Shelf,
     batches: Shelf,
+    turns: Shelf,
 }
 
 impl Spare {
     const fn new() -> Self {
-        Self { messages: Shelf(VecDeque::new()), batches: Shelf(VecDeque::new()) }
+        Self {
+            messages: Shelf(VecDeque::new()),
+            batches: Shelf(VecDeque::new()),
+            turns: Shelf(VecDeque::new()),
+        }
     }
 
     fn of(&mut self, size: Size) -> &mut Shelf {
         match size {
             Size::Message => &mut self.messages,
             Size::Batch => &mut self.batches,
+            Size::Turn => &mut self.turns,
         }
     }
 }
@@ -163,6 +183,18 @@ mod tests {
         let address = buffer.as_ptr();
         give(&mut buffer, Size::Batch);
         assert_eq!(furnished(Size::Batch).as_ptr(), address);
+    }
+
+    /// Whoever reads from an application that is slow, or for a peer that is, may hold it for minutes.
+    #[test]
+    fn what_a_link_gathered_is_not_lent_to_who_reads() {
+        let mut gathered = BytesMut::with_capacity(64 * 1024);
+        let address = gathered.as_ptr();
+        give(&mut gathered, Size::Turn);
+        for size in [Size::Message, Size::Batch] {
+            assert_eq!(furnished(size).capacity(), size.bytes());
+        }
+        assert_eq!(furnished(Size::Turn).as_ptr(), address);
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl State {
 
     /// The link's own state, with room for what it is about to send.
     fn writable(&mut self) -> &mut Link {
-        buffers::furnish(self.link.output(), Size::Batch);
+        buffers::furnish(self.link.output(), Size::Turn);
         &mut self.link
     }
 

@@ -136,7 +136,7 @@ impl<F: FnMut(Opened)> Driver<F> {
     /// Takes what the turn has produced. False: nothing.
     fn refill(&mut self) -> bool {
         // An idle link holds no buffer.
-        buffers::give(&mut self.output, Size::Batch);
+        buffers::give(&mut self.output, Size::Turn);
         let mut state = self.link.0.state.borrow_mut();
         let was_congested = state.link.is_congested();
         std::mem::swap(&mut self.output, state.link.output());

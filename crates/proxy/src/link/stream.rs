@@ -167,7 +167,7 @@ impl LinkStream {
         std::task::ready!(self.poll_uncongested(cx))?;
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
-        buffers::furnish(state.link.output(), Size::Batch);
+        buffers::furnish(state.link.output(), Size::Turn);
         let (Some(slot), Ok(sent)) =
             (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
         else {
