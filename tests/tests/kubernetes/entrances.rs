@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, kubectl_with, printed};
+use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -61,9 +61,10 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     namespace.wait_ready();
     outside.wait_ready();
     for account in ["controller", "other"] {
-        let file = format!("cat > /tmp/{account}.pem");
-        let write = ["-n", outside.name(), "exec", "-i", "controller", "--", "sh", "-c", &file];
-        printed(&kubectl_with(&write, &certificate(account, &outside)));
+        // As an argument: of what is written to the input of kubectl exec -i, all may be lost.
+        let file = format!("echo \"$0\" > /tmp/{account}.pem");
+        let write = ["sh", "-c", &file, &certificate(account, &outside)];
+        printed(&outside.exec("controller", &write));
     }
     let url = format!("https://server.{}:80/", namespace.name());
     let by = |file: &'static str| ["-k", "--cert", file, url.as_str()];
