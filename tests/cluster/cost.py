@@ -5,53 +5,20 @@ cost.py WHEN PODS     CPU since their start, memory, and what they know; waits u
                       workloads of the namespace `scale` have a sidecar and are known
 cost.py injector      CPU for each pod that gets a sidecar, of one replica, asked without a pause
 """
-import copy, glob, http.client, json, os, ssl, subprocess, sys, threading, time, urllib.request
+import copy, http.client, json, ssl, sys, threading, time
 
-TICK = os.sysconf("SC_CLK_TCK")
+from control_planes import control_planes, cpu, kubectl, memory, metrics
+
 DEADLINE = 120
-
-
-def kubectl(*arguments):
-    return subprocess.run(["kubectl", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def control_planes():
-    """Process and address of each."""
-    found = {}
-    pods = json.loads(kubectl("-n", "leno-system", "get", "pods", "-o", "json"))["items"]
-    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods}
-    for path in glob.glob("/proc/[0-9]*/environ"):
-        try:
-            environ = dict(word.split("=", 1) for word in open(path).read().split("\0") if "=" in word)
-            command = open(path.replace("environ", "cmdline")).read().split("\0")
-        except OSError:
-            continue
-        if command[1:3] == ["control", "--kubernetes"] and environ.get("POD_NAME") in addresses:
-            found[environ["POD_NAME"]] = int(path.split("/")[2])
-    return [(pid, addresses[name]) for name, pid in sorted(found.items())]
-
-
-def cpu(pid):
-    words = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-    return (int(words[11]) + int(words[12])) / TICK
-
-
-def memory(pid):
-    rollup = dict(line.split(":", 1) for line in open(f"/proc/{pid}/smaps_rollup").read().splitlines()[1:])
-    return [int(rollup[key].split()[0]) / 1024 for key in ("Pss", "Private_Dirty")]
-
-
-def metric(address, name):
-    text = urllib.request.urlopen(f"http://{address}:15020/metrics", timeout=5).read().decode()
-    values = [float(line.split()[1]) for line in text.splitlines() if line.startswith(name + " ")]
-    return values[0]
+# What the scale work promises: docs/scale.md.
+PRIVATE_MIB_MAX = 96
+PODS_PER_SECOND_MIN = 50
 
 
 def tell(when, pods):
     end = time.monotonic() + DEADLINE
     while True:
-        known = [metric(address, "leno_control_workloads") for _, address in control_planes()]
+        known = [metrics(address)["leno_control_workloads"] for _, address in control_planes()]
         if all(number >= pods for number in known):
             break
         if time.monotonic() > end:
@@ -67,6 +34,8 @@ def tell(when, pods):
         pss, dirty = memory(pid)
         print(f"{when}: control plane {pid}: {number:.0f} workloads, CPU {cpu(pid):.2f} s since its start, "
               f"PSS {pss:.1f} MiB, private dirty {dirty:.1f} MiB")
+        if dirty > PRIVATE_MIB_MAX:
+            sys.exit(f"a control plane holds {dirty:.1f} MiB; {PRIVATE_MIB_MAX} are promised")
 
 
 def injector(reviews=4000, clients=8):
@@ -109,6 +78,8 @@ def injector(reviews=4000, clients=8):
         sys.exit(f"{sum(patched)} of {reviews} pods got a sidecar")
     print(f"injector: {reviews} pods, {used / reviews * 1e6:.0f} us of CPU each: {reviews / used:.0f} a second on one "
           f"core; {reviews / took:.0f} a second here, with a client in Python beside it")
+    if reviews / used < PODS_PER_SECOND_MIN:
+        sys.exit(f"{PODS_PER_SECOND_MIN} pods a second are promised on one core")
 
 
 if __name__ == "__main__":
