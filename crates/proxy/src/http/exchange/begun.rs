@@ -1,0 +1,77 @@
+//! The station where the beginning of a body is read, for an authorization service to see.
+
+use leno_model::{LongerBody, Reason, ShownBody};
+use leno_telemetry::Count;
+use leno_traffic::guard::CompiledAuthorization;
+use leno_wire::http1::{Answers, BodyLength, Parsed, ResponseHead};
+use tokio::time::timeout;
+
+use super::Exchange;
+use crate::error::{Failure, downstream_reason};
+use crate::http::ahead::{Beginning, Excerpt, Unread, Until};
+use crate::patience::finished_within;
+
+impl Exchange<'_, '_> {
+    /// What a service is shown of the body, which is read as far as that takes; `beginning` has what
+    /// was read before. Nothing of what there never was, and of what is said in another protocol.
+    pub(super) async fn read_ahead(
+        &mut self,
+        (rule, shown): (&CompiledAuthorization, ShownBody),
+        beginning: &mut Option<Beginning>,
+    ) -> Result<Option<Excerpt>, Failure> {
+        if self.body.is_empty() || self.request.upgrade {
+            return Ok(None);
+        }
+        let most = usize::try_from(shown.bytes_max).unwrap_or(usize::MAX);
+        let is_refused = shown.longer == LongerBody::Refused;
+        let too_large =
+            || Err(Failure { policy: Some(rule.ruling()), ..Reason::BodyTooLarge.into() });
+        if let BodyLength::Known(length) = self.request.head.body
+            && is_refused
+            && length > u64::from(shown.bytes_max)
+        {
+            return too_large();
+        }
+        if beginning.is_none() && self.request.head.expect_continue {
+            self.tell_to_go_on().await?;
+        }
+        let ahead = &self.session.worker.deciders.ahead;
+        let beginning = beginning.get_or_insert_with(|| Beginning::new(ahead.clone()));
+        let read = match shown.longer {
+            LongerBody::Refused => {
+                // A client that is slow must not get around the question: nothing but all will do.
+                let limit = self.session.worker.config.limits.body_stall_timeout;
+                let read = beginning.read(self.body, Until::Known(most));
+                finished_within(limit, read).await.ok_or(Reason::BodyStalled)?
+            }
+            LongerBody::Begun => {
+                // A call of gRPC may say nothing more before it is answered.
+                let read = beginning.read(self.body, Until::Filled(most));
+                timeout(rule.rule.decider.timeout, read).await.unwrap_or(Ok(()))
+            }
+        };
+        match read {
+            Ok(()) if is_refused && beginning.len() > most => too_large(),
+            Ok(()) => Ok(Some(beginning.excerpt(most))),
+            Err(Unread::Broken(error)) => Err(downstream_reason(&error).into()),
+            Err(Unread::NoRoom) => {
+                // Clients together must not get around the question either.
+                self.session.worker.shard.add(Count::AuthorizationUnanswered, 1);
+                let policy = Some(rule.ruling());
+                Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
+            }
+        }
+    }
+
+    /// The client waits with its body for a word of the application, which has not been asked yet.
+    async fn tell_to_go_on(&mut self) -> Result<(), Reason> {
+        let mut head = ResponseHead::default();
+        let parsed = head.parse(CONTINUE, Answers::Other);
+        debug_assert!(matches!(parsed, Ok(Parsed::Complete(_))), "it is a whole head");
+        self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        self.responder.interim(CONTINUE, &head).await.map_err(|_| Reason::DownstreamClosed)
+    }
+}
+
+/// RFC 9110 §10.1.1.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
