@@ -117,8 +117,8 @@ impl Beginning {
     pub(crate) fn excerpt(&self, bytes_max: usize) -> Excerpt {
         let mut bytes = Vec::with_capacity(self.bytes.min(bytes_max));
         for block in &self.blocks {
-            let room = bytes_max - bytes.len();
-            bytes.extend(block.iter().take(room));
+            let (shown, _) = block.split_at(block.len().min(bytes_max - bytes.len()));
+            bytes.extend_from_slice(shown);
         }
         let is_partial = !self.is_whole || self.bytes > bytes_max;
         Excerpt { bytes: bytes.into(), is_partial }
