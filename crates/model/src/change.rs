@@ -80,6 +80,16 @@ pub enum Object {
 }
 
 impl Object {
+    /// Says when a route was made, in seconds since 1970; other objects do not tell.
+    pub fn set_created(&mut self, seconds: i64) {
+        match self {
+            Self::HttpRoute(route) | Self::GrpcRoute(route) => route.created = seconds,
+            Self::TlsRoute(route) => route.created = seconds,
+            Self::GatewayTcpRoute(route) => route.created = seconds,
+            _ => {}
+        }
+    }
+
     /// What identifies the object across changes.
     #[must_use]
     pub fn key(&self) -> ObjectKey {

@@ -9,7 +9,7 @@ use crate::name::{RouteName, ServiceName};
 /// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRoute {
-    /// Its name; also the last tie-breaker between equally specific matches.
+    /// Its name; also the last tie-breaker between equally specific matches of routes of one age.
     pub name: RouteName,
     /// The services whose traffic it decides, at least one.
     pub parents: Vec<RouteParent>,
@@ -17,6 +17,9 @@ pub struct HttpRoute {
     pub rules: Vec<RouteRule>,
     /// In which words it was written.
     pub kind: RouteKind,
+    /// When it was made, in seconds since 1970; 0 where nobody keeps that, as of files. Between equally
+    /// specific matches those of the older route decide (Gateway API, `HTTPRouteRule`).
+    pub created: i64,
 }
 
 /// The kind of a route: in which words its rules were written. As rules they are the same. Where

@@ -11,6 +11,8 @@ pub struct GatewayTcpRoute {
     pub parents: Vec<RouteParent>,
     /// Its only rule, which has its name.
     pub rule: TcpRule,
+    /// As of an [`HttpRoute`](crate::HttpRoute): the oldest goes first.
+    pub created: i64,
 }
 
 /// Where the connections to a port go, each drawn once.

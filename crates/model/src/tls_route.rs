@@ -14,6 +14,8 @@ pub struct TlsRoute {
     pub parents: Vec<RouteParent>,
     /// Its only rule, which has its name.
     pub rule: TlsRule,
+    /// As of an [`HttpRoute`](crate::HttpRoute): the oldest goes first.
+    pub created: i64,
 }
 
 /// Where sessions for some server names go.

@@ -138,10 +138,13 @@ impl<'a> World<'a> {
         for object in objects {
             if let Object::HttpRoute(HttpRoute { name, parents, .. })
             | Object::GrpcRoute(HttpRoute { name, parents, .. })
-            | Object::TlsRoute(TlsRoute { rule: TlsRule { route: name, .. }, parents })
+            | Object::TlsRoute(TlsRoute {
+                rule: TlsRule { route: name, .. }, parents, ..
+            })
             | Object::GatewayTcpRoute(GatewayTcpRoute {
                 rule: TcpRule { route: name, .. },
                 parents,
+                ..
             }) = object
             {
                 world.attached.push((object.key(), &name.namespace, parents));

@@ -338,7 +338,7 @@ pub enum Precedence {
     Headers,
     /// It names more query parameters.
     Query,
-    /// It is as specific, and comes first by name of route, rule and place.
+    /// It is as specific, and comes first: of an older route, by name of route, rule or place.
     Order,
 }
 

@@ -9,7 +9,7 @@ use crate::route::by_weight;
 /// The TLS routes of one service port, compiled.
 ///
 /// Of all rules whose names fit, the one with the name itself decides, then the one with the
-/// longest name that it lies below; between equals the first by name of the route (Gateway API,
+/// longest name that it lies below; between equals that of the first route (Gateway API,
 /// `TLSRoute`).
 #[derive(Debug, Clone)]
 pub struct TlsRoutes {

@@ -74,10 +74,10 @@ pub(crate) fn tcp_rival(
     let mut routes = mesh.gateway_tcp_routes().of_port(service, port, Some(&name.namespace));
     let first = &routes.next()?.rule.route;
     let other = (first != name).then_some(first)?;
-    Some(format!("TCPRoute {other} is attached to port {port} too, and comes first by name"))
+    Some(format!("TCPRoute {other} is attached to port {port} too, and comes first"))
 }
 
-/// The rule of the first TCP route by name that is attached to a port.
+/// The rule of the first TCP route that is attached to a port.
 fn tcp_route(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),

@@ -18,6 +18,11 @@ pub(crate) trait Route: PartialEq {
 
     /// The services that it leads to.
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName>;
+
+    /// When it was made, in seconds since 1970; 0 where that is not asked.
+    fn created(&self) -> i64 {
+        0
+    }
 }
 
 impl Route for HttpRoute {
@@ -34,6 +39,10 @@ impl Route for HttpRoute {
         let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
         backends.map(|backend| &backend.service)
     }
+
+    fn created(&self) -> i64 {
+        self.created
+    }
 }
 
 impl Route for TlsRoute {
@@ -48,6 +57,10 @@ impl Route for TlsRoute {
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
         self.rule.backends.iter().map(|backend| &backend.service)
     }
+
+    fn created(&self) -> i64 {
+        self.created
+    }
 }
 
 impl Route for GatewayTcpRoute {
@@ -61,6 +74,10 @@ impl Route for GatewayTcpRoute {
 
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName> {
         self.rule.backends.iter().map(|backend| &backend.service)
+    }
+
+    fn created(&self) -> i64 {
+        self.created
     }
 }
 
@@ -111,7 +128,8 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
 
     /// Those attached to a port that decide for clients of a namespace: the ones of their own
     /// namespace (consumer routes); where there are none, and where it makes no difference whose
-    /// clients they are, those of the namespace of the service (producer routes).
+    /// clients they are, those of the namespace of the service (producer routes). The oldest comes
+    /// first, then the first by name.
     pub(crate) fn of_port(
         &self,
         service: &ServiceName,
@@ -127,7 +145,10 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
                 && self.of(service).filter(attached).any(|route| route.namespace() == *name)
         });
         let of = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
-        self.of(service).filter(attached).filter(move |route| *route.namespace() == of)
+        let own = self.of(service).filter(attached).filter(|route| *route.namespace() == of);
+        let mut own: Vec<&R> = own.collect();
+        own.sort_by_key(|route| route.created());
+        own.into_iter()
     }
 
     /// Whether one of a namespace is attached to a service of another.

@@ -296,7 +296,8 @@ impl Ledger {
 
     fn see_custom(&mut self, origin: &Origin, custom: Custom) {
         match custom.outcome {
-            Ok((object, warnings)) => {
+            Ok((mut object, warnings)) => {
+                object.set_created(custom.created);
                 self.remark(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
                 let touched = self.customs.put(origin, object, custom.created);

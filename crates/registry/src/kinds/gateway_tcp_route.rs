@@ -11,7 +11,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let rule = read_rule(&fields, route)?;
-    Some(GatewayTcpRoute { parents: parents?, rule })
+    Some(GatewayTcpRoute { parents: parents?, rule, created: 0 })
 }
 
 /// Its only rule.

@@ -24,7 +24,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
         // Unlike an HTTPRoute it has no rule by default.
         spec.warn("has no rules, so that every call is answered 404", "add a rule");
     }
-    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc })
+    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc, created: 0 })
 }
 
 pub(super) fn read_rules(fields: &Fields<'_>, name: &RouteName) -> Vec<RouteRule> {

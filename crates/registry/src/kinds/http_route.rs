@@ -21,7 +21,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(spec, &fields, &name);
-    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http })
+    Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http, created: 0 })
 }
 
 /// At least one rule.

@@ -13,7 +13,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
     let hostnames = read_hostnames(&fields);
     let backends = read_backends(&fields, &route)?;
     let rule = TlsRule { route, hostnames: hostnames?, backends, ungranted_weight: 0 };
-    Some(TlsRoute { parents: parents?, rule })
+    Some(TlsRoute { parents: parents?, rule, created: 0 })
 }
 
 /// The backends of its only rule.

@@ -13,7 +13,7 @@ impl World<'_> {
         self.lint_grants(own, (0, &route.rule.backends), lint);
         for (index, parent) in route.parents.iter().enumerate() {
             let first = self.gateway_tcp_routes.iter().find(|other| {
-                other.rule.route < *name
+                (other.created, &other.rule.route) < (route.created, name)
                     && other.rule.route.namespace == name.namespace
                     && other.parents.iter().any(|other| {
                         let ports = other.port.zip(parent.port);
@@ -24,7 +24,7 @@ impl World<'_> {
                 lint.warn(
                     format!("spec.parentRefs[{index}]"),
                     format!(
-                        "the TCPRoute {} is attached there too and comes first by name, so that \
+                        "the TCPRoute {} is attached there too and comes first, so that \
                          this one has no say on a port",
                         first.rule.route
                     ),

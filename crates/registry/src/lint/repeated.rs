@@ -144,7 +144,7 @@ pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
 }
 
 /// Whether the rules of a route are asked before the same ones of another: of two of one kind and
-/// namespace at one port the first by name.
+/// namespace at one port the oldest, then the first by name.
 fn goes_first(one: &HttpRoute, other: &HttpRoute) -> bool {
     let meets = |parent: &RouteParent| {
         let mut parents = one.parents.iter();
@@ -153,6 +153,6 @@ fn goes_first(one: &HttpRoute, other: &HttpRoute) -> bool {
         })
     };
     (one.kind, &one.name.namespace) == (other.kind, &other.name.namespace)
-        && one.name.name < other.name.name
+        && (one.created, &one.name.name) < (other.created, &other.name.name)
         && other.parents.iter().all(meets)
 }

@@ -4,6 +4,7 @@ use leno_model::Change;
 
 use super::*;
 use crate::compile::service::view;
+use crate::fixture::objects;
 
 #[test]
 fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
@@ -28,6 +29,39 @@ spec:
     let elsewhere =
         more.replace("name: reviews, port: 9080}]\n  rules", "name: reviews, port: 1}]\n  rules");
     assert!(rules(&format!("{BOOKINFO}{elsewhere}")).iter().all(|kind| *kind == "HTTPRoute"));
+}
+
+#[test]
+fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
+    let route = |kind: &str, name: &str, more: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {name}, \
+             namespace: bookinfo}}\nspec:\n  parentRefs: [{{group: \"\", kind: Service, name: \
+             details}}]\n  {more}rules: [{{backendRefs: [{{name: {name}, port: 9080}}]}}]\n"
+        )
+    };
+    let (host, names) = ("hostnames: [a.example]\n  ", ["a", "b", "c"]);
+    let routes = [("HTTPRoute", ""), ("TCPRoute", ""), ("TLSRoute", host)]
+        .map(|(kind, more)| names.map(|name| route(kind, name, more)).concat());
+    let mut mesh = mesh(&[BOOKINFO, &routes.concat()].concat());
+    let order = |mesh: &Mesh| {
+        let details = mesh.service(&service("details")).unwrap();
+        let port = view(mesh, &Viewer::Anybody, details).ports.remove(&9080).unwrap();
+        let http: Vec<_> = port.rules.iter().map(|rule| rule.route.name.to_string()).collect();
+        let tls: Vec<_> = port.tls_rules.iter().map(|it| it.route.name.to_string()).collect();
+        (http.concat(), port.tcp_rule.unwrap().route.name.to_string(), tls.concat())
+    };
+    let expected = |all: &str| (all.to_owned(), all[..1].to_owned(), all.to_owned());
+    assert_eq!(order(&mesh), expected("abc"));
+    for (name, created) in [("a", 30), ("b", 10), ("c", 10)] {
+        for mut object in objects(&routes.concat()) {
+            if object.key().to_string().ends_with(&format!("/{name}")) {
+                object.set_created(created);
+                mesh.apply(Change::Upsert(object));
+            }
+        }
+    }
+    assert_eq!(order(&mesh), expected("bca"));
 }
 
 #[test]
@@ -58,7 +92,7 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
         ("GRPCRoute", "", (1, 10)),
     ] {
         let mut mesh = mesh(&away);
-        let given = crate::fixture::objects(&grant(kind, to)).remove(0);
+        let given = objects(&grant(kind, to)).remove(0);
         let key = given.key();
         let touched = mesh.apply(Change::Upsert(given));
         assert!(touched.services.contains(&service("reviews")), "{touched:?}");
@@ -91,7 +125,7 @@ fn sessions_go_to_another_namespace_only_with_a_grant_there() {
              gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
              to: [{{group: \"\", kind: Service}}]\n"
         );
-        let touched = mesh.apply(Change::Upsert(crate::fixture::objects(&grant).remove(0)));
+        let touched = mesh.apply(Change::Upsert(objects(&grant).remove(0)));
         assert!(touched.services.contains(&service("reviews")), "{touched:?}");
         assert_eq!(shares(&mesh), expected, "{kind}");
     }
@@ -176,7 +210,7 @@ fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
     assert!(Arc::ptr_eq(&theirs, &own), "one view for both");
     let (theirs, own) = see(&mesh, "reviews");
     assert_ne!(theirs, own);
-    let mine = crate::fixture::objects(CONSUMER).remove(1);
+    let mine = objects(CONSUMER).remove(1);
     let touched = mesh.apply(Change::Remove(mine.key()));
     assert_eq!(touched.services, BTreeSet::from([service("reviews")]));
     let (theirs, own) = see(&mesh, "reviews");

@@ -319,12 +319,13 @@ fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
             let all = all.map(|it| (route.kind, own, &it.service, it.port));
             (&route.parents, all.collect())
         }
-        Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. } }) => {
+        Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. }, .. }) => {
             (parents, of_kind(RouteKind::Tls, &route.namespace, backends))
         }
         Object::GatewayTcpRoute(GatewayTcpRoute {
             parents,
             rule: TcpRule { route, backends, .. },
+            ..
         }) => (parents, of_kind(RouteKind::Tcp, &route.namespace, backends)),
         _ => (&[], Vec::new()),
     }
