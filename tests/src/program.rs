@@ -99,12 +99,12 @@ impl Program {
                 return line.clone();
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(
-                !left.is_zero(),
-                "{} did not print `{text}` within {patience:?}:\n{}",
-                self.name,
-                lines.join("\n")
-            );
+            if left.is_zero() {
+                let printed = lines.join("\n");
+                // Others still read it while this one unwinds.
+                drop(lines);
+                panic!("{} did not print `{text}` within {patience:?}:\n{printed}", self.name);
+            }
             lines = self.output.news.wait_timeout(lines, left).unwrap().0;
         }
     }
