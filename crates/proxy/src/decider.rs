@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::outside::Connection;
+use crate::http::ahead::Taken;
 use crate::http::grpc::message::{self, NotOne};
 use crate::worker::Worker;
 
@@ -28,8 +29,8 @@ use crate::worker::Worker;
 pub(crate) struct Deciders {
     known: RefCell<FxHashMap<DeciderAddress, Rc<Contact>>>,
     sessions: Sessions,
-    /// How many bytes of bodies were read ahead for them, and are here still.
-    pub(crate) ahead: Rc<Cell<usize>>,
+    /// What bodies take that were read ahead for them, and are here still.
+    pub(crate) ahead: Rc<Taken>,
 }
 
 /// One of them.

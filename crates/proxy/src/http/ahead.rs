@@ -1,13 +1,17 @@
 //! A body whose beginning is read ahead, for somebody who decides by it, and that then goes on whole.
 
-use std::cell::Cell;
+mod room;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 
+use self::room::Room;
+pub(crate) use self::room::Taken;
 use super::body::{Piece, Source};
 use super::message::ReadError;
 
@@ -44,15 +48,15 @@ pub(crate) enum Unread {
     /// The body broke.
     #[error(transparent)]
     Broken(#[from] ReadError),
-    /// Bodies of others have taken what memory there is for them.
+    /// Bodies have taken what memory there is for them, or for those of this client.
     #[error("too much was read ahead of bodies")]
     NoRoom,
 }
 
 impl Beginning {
-    /// Nothing yet. `taken`: what others of this thread have read ahead.
-    pub(crate) fn new(taken: Rc<Cell<usize>>) -> Self {
-        let room = Room { own: 0, all: taken };
+    /// Nothing yet of what this client sends. `taken`: what all of this thread have read ahead.
+    pub(crate) fn new(taken: Rc<Taken>, client: IpAddr) -> Self {
+        let room = Room::new(taken, client);
         Self { blocks: Vec::new(), bytes: 0, trailers: None, is_whole: false, room }
     }
 
@@ -86,7 +90,7 @@ impl Beginning {
             None => {}
             Some(Piece::Trailers(section)) => {
                 self.room.take(section.len())?;
-                self.trailers = Some(section);
+                self.trailers = Some(Bytes::copy_from_slice(&section));
                 self.is_whole = true;
             }
             Some(Piece::Data(data)) => {
@@ -161,41 +165,8 @@ impl Ahead<'_> {
     }
 }
 
-/// Memory that a body takes while it is ahead.
-struct Room {
-    own: usize,
-    /// What all of the thread take.
-    all: Rc<Cell<usize>>,
-}
-
-impl Room {
-    fn take(&mut self, bytes: usize) -> Result<(), Unread> {
-        let all = self.all.get().saturating_add(bytes);
-        if all > AHEAD_BYTES_MAX {
-            return Err(Unread::NoRoom);
-        }
-        self.own += bytes;
-        self.all.set(all);
-        Ok(())
-    }
-
-    fn give(&mut self, bytes: usize) {
-        self.own -= bytes;
-        self.all.set(self.all.get() - bytes);
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.give(self.own);
-    }
-}
-
 /// What one block holds, as much as a read brings: what goes on is written in such pieces.
 const BLOCK_BYTES: usize = 16 * 1024;
-/// What bodies of one data thread may be ahead by together: 256 bodies of the default limit, as many
-/// as questions may be under way.
-const AHEAD_BYTES_MAX: usize = 16 << 20;
 
 #[cfg(test)]
 mod tests;

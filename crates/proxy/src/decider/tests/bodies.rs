@@ -84,7 +84,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
         assert_eq!(client.ask(&post("yes")).await.status, 200);
         assert_eq!(app.requests().len(), 4);
-        assert_eq!(mesh.server.worker.deciders.ahead.get(), 0);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
     });
 }
 
@@ -258,7 +258,7 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
         drop(client);
         until(|| mesh.server.failures().contains_key("downstream-closed")).await;
         assert!(asked.questions.borrow().is_empty());
-        assert_eq!(mesh.server.worker.deciders.ahead.get(), 0);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
     });
 }
 
@@ -270,12 +270,12 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
         let asked = Asked::answering(by_body).await;
         mesh.guard(vec![shown(asked.decider(Unanswered::Allow), TEXT)], Vec::new());
         let ahead = mesh.server.worker.deciders.ahead.clone();
-        ahead.set(16 << 20);
+        ahead.all.set(16 << 20);
         let mut client = Client::connect(mesh.door).await;
         let answer = client.ask(&post("yes")).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
         assert_eq!(counted(&mesh, Count::AuthorizationUnanswered), 1);
-        ahead.set(0);
+        ahead.all.set(0);
         assert_eq!(Client::connect(mesh.door).await.ask(&post("yes")).await.status, 200);
     });
 }
@@ -315,7 +315,7 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
         let bodies: Vec<usize> = app.requests().iter().map(|it| it.body.len()).collect();
         assert_eq!(bodies, [3, long.len(), 3]);
         assert!(app.requests()[1].text() == long);
-        assert_eq!(mesh.server.worker.deciders.ahead.get(), 0);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
 
         let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
         take_plaintext(&mesh, vec![shown(asked.decider(Unanswered::Deny), whole)]);
@@ -330,7 +330,7 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
             let (said, _) = http2::whole(response.into_body()).await;
             assert!(status == 401 || said == body.as_bytes());
         }
-        assert_eq!(mesh.server.worker.deciders.ahead.get(), 0);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
     });
 }
 

@@ -1,9 +1,13 @@
 //! What is read ahead of a body, and what goes on.
 
+use std::net::Ipv4Addr;
+
 use super::*;
 
-fn beginning(taken: &Rc<Cell<usize>>, pieces: &[&[u8]]) -> Beginning {
-    let mut beginning = Beginning::new(taken.clone());
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn beginning(taken: &Rc<Taken>, pieces: &[&[u8]]) -> Beginning {
+    let mut beginning = Beginning::new(taken.clone(), CLIENT);
     for piece in pieces {
         let data = Piece::Data(Bytes::copy_from_slice(piece));
         assert!(beginning.take(Some(data), false).is_ok());
@@ -34,7 +38,7 @@ fn an_excerpt_says_whether_there_may_be_more() {
 
 #[tokio::test]
 async fn what_was_read_goes_on_in_pieces_and_frees_its_memory_as_it_goes() {
-    let taken: Rc<Cell<usize>> = Rc::default();
+    let taken: Rc<Taken> = Rc::default();
     let body: Vec<u8> = (0..BLOCK_BYTES * 2 + 7).map(|at| at.to_le_bytes()[0]).collect();
     let small: Vec<&[u8]> = body.chunks(99).collect();
     let mut begun = beginning(&taken, &small);
@@ -44,7 +48,7 @@ async fn what_was_read_goes_on_in_pieces_and_frees_its_memory_as_it_goes() {
         begun.excerpt(usize::MAX),
         Excerpt { bytes: body.clone().into(), is_partial: false }
     );
-    assert_eq!(taken.get(), body.len() + trailers.len());
+    assert_eq!(taken.all.get(), body.len() + trailers.len());
 
     let mut ahead = begun.followed_by(Source::Empty);
     let mut all = Vec::new();
@@ -52,26 +56,11 @@ async fn what_was_read_goes_on_in_pieces_and_frees_its_memory_as_it_goes() {
         assert!(!ahead.is_complete());
         let Some(Piece::Data(data)) = next(&mut ahead).await else { panic!("no data") };
         all.extend_from_slice(&data);
-        assert_eq!(taken.get(), left + trailers.len());
+        assert_eq!(taken.all.get(), left + trailers.len());
     }
     assert!(all == body && !ahead.is_exhausted());
     let Some(Piece::Trailers(last)) = next(&mut ahead).await else { panic!("no trailers") };
-    assert_eq!((last, taken.get()), (trailers, 0));
+    assert_eq!((last, taken.all.get()), (trailers, 0));
     assert!(ahead.is_complete() && ahead.is_exhausted());
     assert!(next(&mut ahead).await.is_none());
-}
-
-#[test]
-fn bodies_of_one_thread_share_a_bound() {
-    let taken: Rc<Cell<usize>> = Rc::default();
-    let data = |bytes: usize| Some(Piece::Data(vec![0; bytes].into()));
-    let mut one = Beginning::new(taken.clone());
-    let mut other = Beginning::new(taken.clone());
-    assert!(one.take(data(AHEAD_BYTES_MAX), false).is_ok());
-    assert!(matches!(other.take(data(1), false), Err(Unread::NoRoom)));
-    drop(one);
-    assert_eq!(taken.get(), 0);
-    assert!(other.take(data(1), false).is_ok());
-    drop(other.followed_by(Source::Empty));
-    assert_eq!(taken.get(), 0);
 }

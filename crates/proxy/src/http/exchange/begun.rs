@@ -35,8 +35,8 @@ impl Exchange<'_, '_> {
         if beginning.is_none() && self.request.head.expect_continue {
             self.tell_to_go_on().await?;
         }
-        let ahead = &self.session.worker.deciders.ahead;
-        let beginning = beginning.get_or_insert_with(|| Beginning::new(ahead.clone()));
+        let (ahead, client) = (&self.session.worker.deciders.ahead, self.session.peer.ip());
+        let beginning = beginning.get_or_insert_with(|| Beginning::new(ahead.clone(), client));
         let read = match shown.longer {
             LongerBody::Refused => {
                 // A client that is slow must not get around the question: nothing but all will do.
