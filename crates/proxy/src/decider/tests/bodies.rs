@@ -245,12 +245,22 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
         let mesh = Mesh::new(app.address, setup).await;
         let asked = Asked::answering(by_body).await;
         // It must be the server that gives up, not the client's sidecar.
-        let (at, guards) = (mesh.inbound, vec![shown(asked.decider(Unanswered::Allow), TEXT)]);
-        take_plaintext(&mesh, guards);
-        let mut client = Client::connect(at).await;
-        let answer = client.ask("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
-        assert_eq!(answer.verdict(), (408, Some("body-stalled")));
-        assert_eq!(client.end().await, End::Clean);
+        let at = mesh.inbound;
+        let decider =
+            Decider { timeout: Duration::from_millis(10), ..asked.decider(Unanswered::Allow) };
+        for body in [TEXT, BEGUN] {
+            take_plaintext(&mesh, vec![shown(decider.clone(), body)]);
+            // What calls itself one of gRPC is none where HTTP/1.1 is spoken.
+            for kind in ["text/plain", "application/grpc"] {
+                let begun = format!(
+                    "POST / HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 3\r\n\r\nab"
+                );
+                let mut client = Client::connect(at).await;
+                let answer = client.ask(&begun).await;
+                assert_eq!(answer.verdict(), (408, Some("body-stalled")));
+                assert_eq!(client.end().await, End::Clean);
+            }
+        }
         assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
         // One that goes away is not asked about either.
         let mut client = Client::connect(at).await;

@@ -4,11 +4,11 @@ use leno_model::{LongerBody, Reason, ShownBody};
 use leno_telemetry::Count;
 use leno_traffic::guard::CompiledAuthorization;
 use leno_wire::http1::{Answers, BodyLength, Parsed, ResponseHead};
-use tokio::time::timeout;
 
 use super::Exchange;
 use crate::error::{Failure, downstream_reason};
 use crate::http::ahead::{Beginning, Excerpt, Unread, Until};
+use crate::http::route::{Bound, Destination};
 use crate::patience::finished_within;
 
 impl Exchange<'_, '_> {
@@ -18,6 +18,7 @@ impl Exchange<'_, '_> {
         &mut self,
         (rule, shown): (&CompiledAuthorization, ShownBody),
         beginning: &mut Option<Beginning>,
+        bound: &Bound,
     ) -> Result<Option<Excerpt>, Failure> {
         if self.body.is_empty() || self.request.upgrade {
             return Ok(None);
@@ -35,20 +36,20 @@ impl Exchange<'_, '_> {
         if beginning.is_none() && self.request.head.expect_continue {
             self.tell_to_go_on().await?;
         }
-        let (ahead, client) = (&self.session.worker.deciders.ahead, self.session.peer.ip());
-        let beginning = beginning.get_or_insert_with(|| Beginning::new(ahead.clone(), client));
-        let read = match shown.longer {
-            LongerBody::Refused => {
-                // A client that is slow must not get around the question: nothing but all will do.
-                let limit = self.session.worker.config.limits.body_stall_timeout;
-                let read = beginning.read(self.body, Until::Known(most));
-                finished_within(limit, read).await.ok_or(Reason::BodyStalled)?
-            }
-            LongerBody::Begun => {
-                // A call of gRPC may say nothing more before it is answered.
-                let read = beginning.read(self.body, Until::Filled(most));
-                timeout(rule.rule.decider.timeout, read).await.unwrap_or(Ok(()))
-            }
+        let (worker, client) = (&self.session.worker, self.session.peer.ip());
+        let beginning =
+            beginning.get_or_insert_with(|| Beginning::new(worker.deciders.ahead.clone(), client));
+        let until = if is_refused { Until::Known(most) } else { Until::Filled(most) };
+        let is_asked_early = !is_refused && self.is_call(bound);
+        let limit = match is_asked_early {
+            true => rule.rule.decider.timeout,
+            false => worker.config.limits.body_stall_timeout,
+        };
+        let read = match finished_within(limit, beginning.read(self.body, until)).await {
+            Some(read) => read,
+            None if is_asked_early => Ok(()),
+            // A client that is slow must not get around the question: nothing less will do.
+            None => return Err(Reason::BodyStalled.into()),
         };
         match read {
             Ok(()) if is_refused && beginning.len() > most => too_large(),
@@ -56,10 +57,21 @@ impl Exchange<'_, '_> {
             Err(Unread::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(Unread::NoRoom) => {
                 // Clients together must not get around the question either.
-                self.session.worker.shard.add(Count::AuthorizationUnanswered, 1);
+                worker.shard.add(Count::AuthorizationUnanswered, 1);
                 let policy = Some(rule.ruling());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
+        }
+    }
+
+    /// Whether it is a call of gRPC, which may say nothing more before it is answered. What only says so
+    /// is none: an application of HTTP/1.1 may not mind the content type.
+    fn is_call(&self, bound: &Bound) -> bool {
+        match &bound.destination {
+            Destination::Application(application) => {
+                application.takes_calls() && self.request.is_grpc()
+            }
+            Destination::Endpoints(_) | Destination::Redirected(_) => false,
         }
     }
 

@@ -102,7 +102,9 @@ impl Exchange<'_, '_> {
         for rule in guards.authorizations(view) {
             let excerpt = match rule.rule.body {
                 // Boxed, so that the others need no room for it.
-                Some(body) => Box::pin(self.read_ahead((rule, body), &mut beginning)).await?,
+                Some(body) => {
+                    Box::pin(self.read_ahead((rule, body), &mut beginning, bound)).await?
+                }
                 None => None,
             };
             changes.take(self.authorized_by(rule, (asked, port), bound, excerpt).await?);
