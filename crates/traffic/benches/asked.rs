@@ -34,7 +34,7 @@ pub(crate) fn asked(path: &str) -> Asked {
 
 /// The same text where a page begins: the C library compares what may reach into a next page in
 /// another way, and where a literal comes to lie changes with every build.
-fn on_a_page(text: &str) -> &'static str {
+pub(crate) fn on_a_page(text: &str) -> &'static str {
     #[repr(align(4096))]
     struct Page([u8; 32]);
     let Page(page) = Box::leak(Box::new(Page([0; 32])));

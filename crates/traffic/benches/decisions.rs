@@ -5,9 +5,8 @@ use leno_model::{
     RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, Treatment,
     TrustDomain, ValueMatch, WeightedBackend,
 };
-use leno_traffic::balance::Load;
 use leno_traffic::route::PortRoutes;
-use leno_traffic::{Candidates, ConnectionPermit, InboundAccess};
+use leno_traffic::{ConnectionPermit, InboundAccess};
 
 use crate::asked::asked;
 
@@ -117,26 +116,4 @@ pub(crate) fn access(path: &str) -> Judged {
 
 pub(crate) fn account(name: &str) -> ServiceAccount {
     ServiceAccount::new("bookinfo", name).expect("a name")
-}
-
-/// What each has in flight, and whether it may be chosen.
-pub(crate) struct Endpoints([(u32, bool); 10]);
-
-impl Candidates for Endpoints {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn load(&self, index: usize) -> Load {
-        self.0.get(index).map_or(Load::of(u32::MAX), |(load, _)| Load::of(*load))
-    }
-
-    fn usable(&self, index: usize) -> bool {
-        self.0.get(index).is_some_and(|(_, usable)| *usable)
-    }
-}
-
-pub(crate) fn endpoints() -> Endpoints {
-    let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
-    Endpoints(loads.map(|load| (load, load != 9)))
 }

@@ -11,6 +11,7 @@
 )]
 
 mod asked;
+mod candidates;
 mod decisions;
 mod measure;
 
@@ -21,7 +22,8 @@ use leno_traffic::pick;
 use leno_traffic::route::{PortRoutes, RouteChoice};
 
 use self::asked::{Asked, DRAW, asked};
-use self::decisions::{Endpoints, Judged, access, endpoints, exact, many, prefix, routes};
+use self::candidates::{Ten, candidates};
+use self::decisions::{Judged, access, exact, many, prefix, routes};
 use self::measure::measured;
 
 // Among twenty rules: by a prefix in the middle, or by the one that takes what is left.
@@ -59,8 +61,8 @@ fn authorize(judged: Judged, asked: Asked) -> (Judged, Asked) {
 
 // A hundred times, among ten endpoints of which one backs off.
 #[library_benchmark]
-#[bench::hundred(args = (endpoints()), config = measured(4_129))]
-fn pick_endpoint(endpoints: Endpoints) -> (Endpoints, usize) {
+#[bench::hundred(args = (candidates()), config = measured(4_129))]
+fn pick_endpoint(endpoints: Ten) -> (Ten, usize) {
     let mut sum = 0;
     for turn in 0..100_u64 {
         let draw = turn.wrapping_mul(DRAW);

@@ -7,11 +7,13 @@ use std::time::Duration;
 use leno_model::{
     Abort, AdaptiveConcurrency, BalanceAlgorithm, Caller, Callers, Concurrency, Each, Endpoint,
     EndpointId, FailureClasses, FailureRate, FaultRule, Faults, FieldTest, FixedAnswer, HashKey,
-    LaneMark, LaneRule, Otherwise, OutlierRemoval, PortLimits, Rate, RateLimits, RateRule,
-    RemovalAlgorithm, RemovalBackOff, RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind,
-    ServicePolicyName, TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit,
-    TagTarget, TagValue, TextRelation, TooMany, Trip, ValueTest, WorkloadName,
+    LaneMark, LaneRule, LoadBalancing, Otherwise, OutlierRemoval, PortLimits, Rate, RateLimits,
+    RateRule, RemovalAlgorithm, RemovalBackOff, RouteKind, RouteName, RuleOrigin, SermantCommon,
+    SermantRemoval, SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
+    TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue,
+    TcpRule, TextRelation, TooMany, Trip, ValueTest, WarmUp, WeightedBackend, WorkloadName,
 };
+use leno_traffic::balance::Balancer;
 use leno_traffic::balance::hashing::Places;
 use leno_traffic::circuit::Circuit;
 use leno_traffic::fault::FaultPlan;
@@ -104,6 +106,24 @@ pub(crate) fn removal() -> Removed {
     Removed::new(&RemovalAlgorithm::Native(rule), 10)
 }
 
+pub(crate) fn sermant_removal() -> Removed {
+    let rule = SermantRemoval {
+        common: SermantCommon {
+            failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+            expire: Duration::from_secs(60),
+            recovery: Duration::from_secs(30),
+            window: Duration::from_secs(10),
+            windows: 10,
+        },
+        rule: SermantRule {
+            scale_up_limit_ppm: 600_000,
+            min_instances: 1,
+            error_rate_ppm: 600_000,
+        },
+    };
+    Removed::new(&RemovalAlgorithm::Sermant(rule), 10)
+}
+
 pub(crate) fn circuit() -> Circuit {
     Circuit::new(Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
@@ -157,6 +177,27 @@ pub(crate) fn faults() -> FaultPlan {
 
 pub(crate) fn places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
     Places::of(&algorithm(HashKey::Source), &endpoints()).expect("it hashes")
+}
+
+/// Newcomers begin with a tenth, and have all after a minute.
+pub(crate) fn warming() -> Balancer {
+    let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
+    let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
+    Balancer::new(LoadBalancing { algorithm, warm_up })
+}
+
+/// Nine connections in ten to one backend, the rest to another.
+pub(crate) fn tcp_rule() -> TcpRule {
+    let backend = |(name, weight)| {
+        let service = ServiceName::new("shop", name).expect("a name");
+        WeightedBackend::new(service, PORT, weight)
+    };
+    TcpRule {
+        route: RouteName::new("shop", "orders").expect("a name"),
+        kind: RouteKind::default(),
+        backends: [("orders-v1", 90), ("orders-v2", 10)].map(backend).to_vec(),
+        ungranted_weight: 0,
+    }
 }
 
 pub(crate) fn policy(kind: ServicePolicyKind) -> ServicePolicyName {

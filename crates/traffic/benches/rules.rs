@@ -10,24 +10,35 @@
 )]
 
 mod asked;
+mod candidates;
+mod conditions;
 mod kinds;
 mod measure;
+mod member;
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use leno_model::{BalanceAlgorithm, Each};
+use leno_model::{BalanceAlgorithm, Cors, Each, HedgeRule, RetryRule, TcpRule};
+use leno_traffic::balance::Balancer;
 use leno_traffic::balance::hashing::{Places, key};
+use leno_traffic::budget::RetryBudget;
 use leno_traffic::circuit::{Circuit, Shown};
+use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::FaultPlan;
+use leno_traffic::guard::{Asking as Named, Guards};
+use leno_traffic::hedge::may_hedge;
 use leno_traffic::removal::{Removed, Seen};
-use leno_traffic::{Lanes, Limits, TagPlan};
+use leno_traffic::retry::pause;
+use leno_traffic::{FieldEdits, Lanes, Limits, Setback, TagPlan, retry_by_rule, tcp_backend};
 
 use self::asked::{Asked, DRAW};
+use self::candidates::{Ten, candidates};
+use self::conditions::{ADDRESS, ATTEMPT, HEDGED, cors, from_page, guards, hedging, now, retried};
 use self::kinds::{
     Asking, PORT, asking, at_once, carries, circuit, faults, lanes, limits, places, removal,
-    tag_rules,
+    sermant_removal, tag_rules, tcp_rule, warming,
 };
 use self::measure::measured;
 
@@ -50,9 +61,10 @@ fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
     (lanes, asked)
 }
 
-// An OutlierRemoval sees a request to one of ten endpoints begin, and succeed.
+// An OutlierRemoval, or a SermantRemoval, sees a request to one of ten endpoints begin, and succeed.
 #[library_benchmark]
 #[bench::success(args = (removal()), config = measured(139))]
+#[bench::sermant(args = (sermant_removal()), config = measured(1_178))]
 fn outlier_removal(mut removal: Removed) -> Removed {
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
@@ -118,6 +130,80 @@ fn load_balancing(places: Places) -> Places {
     places
 }
 
+// A LoadBalancing with a warm-up chooses among ten, of which one is half warm.
+#[library_benchmark]
+#[bench::half(args = (warming(), candidates()), config = measured(179))]
+fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
+    let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
+    assert!(balancer.choose(&endpoints, None, age, black_box(DRAW)).is_some());
+    (balancer, endpoints)
+}
+
+// A TCPRoute, or a TrafficSplit, shares a connection out.
+#[library_benchmark]
+#[bench::between_two(args = (tcp_rule()), config = measured(72))]
+fn tcp_route(rule: TcpRule) -> TcpRule {
+    assert!(tcp_backend(&rule, black_box(DRAW)).is_some());
+    rule
+}
+
+// A Retry has an attempt that was answered 503 sent again.
+#[library_benchmark]
+#[bench::again(args = (retried(), now()), config = measured(208))]
+fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
+    budget.deposit();
+    assert!(retry_by_rule(&rule, black_box(Setback::Answered(503)), &ATTEMPT));
+    assert!(budget.withdraw(black_box(now)));
+    black_box(pause(&rule, 0, black_box(DRAW)));
+    (rule, budget)
+}
+
+// A Hedging is about a request.
+#[library_benchmark]
+#[bench::idempotent(args = (hedging()), config = measured(57))]
+fn hedge(rule: HedgeRule) -> HedgeRule {
+    assert!(may_hedge(&rule, None, &black_box(HEDGED)));
+    rule
+}
+
+// A rule of an HTTPRoute says what the page of another origin may.
+#[library_benchmark]
+#[bench::may(args = (cors(), from_page()), config = measured(3_799))]
+fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) {
+    let said = judge(&cors, &asked.view(), &FieldEdits::default());
+    assert!(said.is_some());
+    (cors, asked, said)
+}
+
+// A JwtValidation wants a token of a request; what it says is verified elsewhere.
+#[library_benchmark]
+#[bench::required(args = (guards(), asking()), config = measured(440))]
+fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
+    let at = guards.at(PORT).expect("guards");
+    assert!(at.tokens().iter().any(|it| it.is_required(&asking.0.view())));
+    (guards, asking)
+}
+
+// An ExternalAuthorization is about a request.
+#[library_benchmark]
+#[bench::asked(args = (guards(), asking()), config = measured(427))]
+fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
+    let at = guards.at(PORT).expect("guards");
+    assert!(at.authorizations(&asking.0.view()).next().is_some());
+    (guards, asking)
+}
+
+// The global part of a RateLimit describes a request.
+#[library_benchmark]
+#[bench::described(args = (guards(), asking()), config = measured(1_466))]
+fn global_rate_limit(guards: Guards, asking: Asking) -> (Guards, Asking) {
+    let (asked, account) = &asking;
+    let at = guards.at(PORT).expect("guards");
+    let named = Named { account: Some(account), address: ADDRESS };
+    assert!(black_box(at.limits(&asked.view(), named).next()).is_some());
+    (guards, asking)
+}
+
 library_benchmark_group!(
     name = rules,
     benchmarks = [
@@ -128,7 +214,15 @@ library_benchmark_group!(
         rate_limit,
         concurrency,
         fault_injection,
-        load_balancing
+        load_balancing,
+        warm_up,
+        tcp_route,
+        retry,
+        hedge,
+        cross_origin,
+        token,
+        external_authorization,
+        global_rate_limit
     ]
 );
 

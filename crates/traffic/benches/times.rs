@@ -1,19 +1,26 @@
-//! How long the stations of `instructions.rs` and `rules.rs` take, in time: figures for people.
-//! Nothing fails by them, for a busy machine changes them; instructions are what is bounded.
+//! How long the stations of `instructions.rs`, `rules.rs` and `lookups.rs` take, in time: figures for
+//! people. Nothing fails by them, for a busy machine changes them; instructions are what is bounded.
 
 mod asked;
+mod candidates;
+mod conditions;
 mod decisions;
 mod kinds;
+mod many;
+mod member;
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use divan::Bencher;
-use leno_model::{BalanceAlgorithm, Each};
+use leno_model::{BalanceAlgorithm, Each, PolicyAction, ToldBy};
 use leno_traffic::balance::hashing::key;
 use leno_traffic::circuit::Shown;
-use leno_traffic::pick;
+use leno_traffic::guard::Asking;
+use leno_traffic::hedge::may_hedge;
 use leno_traffic::removal::Seen;
+use leno_traffic::retry::pause;
+use leno_traffic::{FieldEdits, RequestView, Setback, pick, retry_by_rule, tcp_backend};
 
 use self::asked::{DRAW, asked};
 
@@ -49,7 +56,7 @@ fn authorize(bencher: Bencher<'_, '_>, path: &str) {
 
 #[divan::bench(sample_size = 1000)]
 fn pick_endpoint(bencher: Bencher<'_, '_>) {
-    let endpoints = decisions::endpoints();
+    let endpoints = candidates::candidates();
     let mut draw = DRAW;
     bencher.bench_local(|| {
         draw = draw.wrapping_add(DRAW);
@@ -74,9 +81,12 @@ fn lane(bencher: Bencher<'_, '_>) {
     });
 }
 
-#[divan::bench(sample_size = 1000)]
-fn outlier_removal(bencher: Bencher<'_, '_>) {
-    let mut removal = kinds::removal();
+#[divan::bench(sample_size = 1000, args = ["OutlierRemoval", "SermantRemoval"])]
+fn outlier_removal(bencher: Bencher<'_, '_>, kind: &str) {
+    let mut removal = match kind {
+        "OutlierRemoval" => kinds::removal(),
+        _ => kinds::sermant_removal(),
+    };
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
     bencher.bench_local(|| {
@@ -138,4 +148,148 @@ fn load_balancing(bencher: Bencher<'_, '_>, algorithm: &str) {
         _ => kinds::places(BalanceAlgorithm::Maglev),
     };
     bencher.bench_local(|| places.find(key(black_box("user-42")), |_| true));
+}
+
+#[divan::bench(sample_size = 1000)]
+fn warm_up(bencher: Bencher<'_, '_>) {
+    let (balancer, endpoints) = (kinds::warming(), candidates::candidates());
+    let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
+    let mut draw = DRAW;
+    bencher.bench_local(|| {
+        draw = draw.wrapping_add(DRAW);
+        balancer.choose(black_box(&endpoints), None, age, draw)
+    });
+}
+
+#[divan::bench(sample_size = 1000)]
+fn tcp_route(bencher: Bencher<'_, '_>) {
+    let rule = kinds::tcp_rule();
+    bencher.bench_local(|| tcp_backend(black_box(&rule), black_box(DRAW)).is_some());
+}
+
+#[divan::bench(sample_size = 1000)]
+fn retry(bencher: Bencher<'_, '_>) {
+    let (rule, mut budget) = conditions::retried();
+    let mut now = conditions::now();
+    bencher.bench_local(|| {
+        // So much later each time that there is always a retry left.
+        now += Duration::from_secs(1);
+        budget.deposit();
+        let again = retry_by_rule(&rule, black_box(Setback::Answered(503)), &conditions::ATTEMPT);
+        (again && budget.withdraw(now)).then(|| pause(&rule, 0, black_box(DRAW)))
+    });
+}
+
+#[divan::bench(sample_size = 1000)]
+fn hedge(bencher: Bencher<'_, '_>) {
+    let rule = conditions::hedging();
+    bencher.bench_local(|| may_hedge(black_box(&rule), None, &black_box(conditions::HEDGED)));
+}
+
+#[divan::bench(sample_size = 1000)]
+fn cross_origin(bencher: Bencher<'_, '_>) {
+    let (cors, asked) = (conditions::cors(), conditions::from_page());
+    bencher.bench_local(|| leno_traffic::cors::judge(&cors, &asked.view(), &FieldEdits::default()));
+}
+
+#[divan::bench(sample_size = 1000, args = ["token", "authorization", "limit"])]
+fn guard(bencher: Bencher<'_, '_>, kind: &str) {
+    let (guards, (asked, account)) = (conditions::guards(), kinds::asking());
+    let at = guards.at(kinds::PORT).expect("guards");
+    let named = Asking { account: Some(&account), address: conditions::ADDRESS };
+    match kind {
+        "token" => {
+            bencher.bench_local(|| at.tokens().iter().any(|it| it.is_required(&asked.view())))
+        }
+        "authorization" => {
+            bencher.bench_local(|| at.authorizations(&asked.view()).next().is_some());
+        }
+        _ => bencher.bench_local(|| at.limits(&asked.view(), named).next().is_some()),
+    }
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn route_by_header(bencher: Bencher<'_, '_>, rules: usize) {
+    let (routes, asked) = (many::routes(rules), many::carrying(rules));
+    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+}
+
+#[divan::bench(sample_size = 10, args = [10, 10_000])]
+fn route_by_regex(bencher: Bencher<'_, '_>, rules: usize) {
+    let (routes, asked) = (many::expressions(rules), many::at_a_place(rules));
+    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+}
+
+#[divan::bench(sample_size = 10, args = [10, 10_000])]
+fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
+    let (limits, asked) = (many::limits(rules), many::at_a_place(rules));
+    // So much later each time that there is always room.
+    let mut now = Duration::from_secs(7);
+    bencher.bench_local(|| {
+        now += Duration::from_millis(10);
+        limits.admit(many::PORT, (&asked.view(), None), now).is_ok()
+    });
+}
+
+#[divan::bench(sample_size = 10, args = [10, 10_000])]
+fn fault_injection_by_path(bencher: Bencher<'_, '_>, rules: usize) {
+    let (faults, asked) = (many::faults(rules), many::at_a_place(rules));
+    let caller = many::account();
+    bencher.bench_local(|| {
+        faults.inject(&asked.view(), &caller, &mut || black_box(u64::MAX)).is_some()
+    });
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn access_policy(bencher: Bencher<'_, '_>, rules: usize) {
+    judge(bencher, many::policies(rules, PolicyAction::Allow), rules);
+}
+
+#[divan::bench(sample_size = 10, args = [10, 10_000])]
+fn denying_policy(bencher: Bencher<'_, '_>, rules: usize) {
+    judge(bencher, many::policies(rules, PolicyAction::Deny), rules);
+}
+
+#[divan::bench(sample_size = 10, args = [10, 10_000])]
+fn opening(bencher: Bencher<'_, '_>, rules: usize) {
+    judge(bencher, many::openings(rules), rules);
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn traffic_target(bencher: Bencher<'_, '_>, rules: usize) {
+    judge(bencher, many::targets(rules), rules);
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn lane_by_header(bencher: Bencher<'_, '_>, rules: usize) {
+    let (lanes, asked) = (many::lanes(rules), many::carrying(rules));
+    bencher.bench_local(|| {
+        black_box(lanes.mark(many::PORT, &asked.view(), &mut || black_box(DRAW))).rule.is_some()
+    });
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn outlet_by_host(bencher: Bencher<'_, '_>, rules: usize) {
+    let (outlets, (asked, authority)) = (many::outlets(rules, ToldBy::Http), many::to_host(rules));
+    bencher.bench_local(|| {
+        let request = RequestView { authority: black_box(authority), ..asked.view() };
+        outlets.by_request(black_box(many::OUTSIDE), &request).is_some()
+    });
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn outlet_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
+    let (outlets, name) = (many::outlets(rules, ToldBy::ServerName), many::named(rules));
+    bencher.bench_local(|| outlets.by_server_name(black_box(many::OUTSIDE), name).is_some());
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn tls_route(bencher: Bencher<'_, '_>, rules: usize) {
+    let (routes, name) = (many::tls_routes(rules), many::named(rules));
+    bencher.bench_local(|| black_box(routes.choose(Some(black_box(name)), black_box(DRAW))));
+}
+
+fn judge(bencher: Bencher<'_, '_>, (access, permit): many::Judged, rules: usize) {
+    let asked = many::at_a_place(rules);
+    bencher.bench_local(|| black_box(access.request(&permit, &asked.view())).is_ok());
 }

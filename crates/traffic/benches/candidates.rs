@@ -1,0 +1,26 @@
+//! Ten endpoints, as who chooses one sees them.
+
+use leno_traffic::Candidates;
+use leno_traffic::balance::Load;
+
+/// What each has in flight, and whether it may be chosen.
+pub(crate) struct Ten([(u32, bool); 10]);
+
+impl Candidates for Ten {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn load(&self, index: usize) -> Load {
+        self.0.get(index).map_or(Load::of(u32::MAX), |(load, _)| Load::of(*load))
+    }
+
+    fn usable(&self, index: usize) -> bool {
+        self.0.get(index).is_some_and(|(_, usable)| *usable)
+    }
+}
+
+pub(crate) fn candidates() -> Ten {
+    let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
+    Ten(loads.map(|load| (load, load != 9)))
+}

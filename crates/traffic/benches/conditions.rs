@@ -1,0 +1,118 @@
+//! What the stations of `rules.rs` decide by that lies beside a way: retries, hedges, pages of other
+//! origins, and who else is asked about a request.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use leno_model::{
+    Access, AnyOf, Authorization, Cors, Decider, DeciderAddress, Descriptor, DescriptorEntry,
+    DescriptorValue, FixedAnswer, GlobalLimit, Guard, HedgeRule, JwtValidation, OriginPattern,
+    PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch, Required, RetryRule, Server,
+    ServicePolicyKind, ServicePolicyName, Unanswered, WorkloadPlan,
+};
+use leno_traffic::budget::RetryBudget;
+use leno_traffic::guard::Guards;
+use leno_traffic::hedge::Hedged;
+use leno_traffic::{Attempt, Sent};
+
+use crate::asked::{Asked, asked};
+use crate::member::plan;
+
+/// Two retries of what is answered with any of three statuses.
+pub(crate) fn retried() -> (RetryRule, RetryBudget) {
+    let rule =
+        RetryRule { codes: vec![502, 503, 504], attempts: 2, backoff: Duration::from_millis(25) };
+    (rule, RetryBudget::new(now()))
+}
+
+/// A first attempt at what may be done twice.
+pub(crate) const ATTEMPT: Attempt = Attempt {
+    sent: Sent::HeadOrMore,
+    idempotent: true,
+    body_replayable: true,
+    response_started: false,
+    number: 0,
+};
+
+pub(crate) fn hedging() -> HedgeRule {
+    HedgeRule { after: Duration::from_millis(20), methods: Vec::new() }
+}
+
+pub(crate) const HEDGED: Hedged<'_> =
+    Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
+
+/// Pages of one origin may, with two methods.
+pub(crate) fn cors() -> Cors {
+    Cors {
+        origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
+        credentials: false,
+        methods: AnyOf::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
+        headers: AnyOf::default(),
+        exposed: AnyOf::default(),
+        max_age_seconds: 5,
+    }
+}
+
+/// What a page of that origin asks.
+pub(crate) fn from_page() -> Asked {
+    let mut asked = asked("/shop/7");
+    asked.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
+    asked
+}
+
+/// Requests for one path must show a token, and are asked about: whether they may, and as one of a client.
+pub(crate) fn guards() -> Guards {
+    let requests = || {
+        vec![RequestMatch {
+            path: PathMatch::Exact("/shop/7".to_owned()),
+            ..RequestMatch::default()
+        }]
+    };
+    let authorization = Authorization {
+        decider: decider(),
+        requests: requests(),
+        headers: None,
+        context: Vec::new(),
+    };
+    let tokens = JwtValidation { issuers: Vec::new(), required: Required::Of(requests()) };
+    let guards = [
+        (ServicePolicyKind::ExternalAuthorization, Guard::Authorization(Box::new(authorization))),
+        (ServicePolicyKind::JwtValidation, Guard::Tokens(Box::new(tokens))),
+    ];
+    let guards = guards.map(|(kind, guard)| PortGuard { policy: policy(kind), guard });
+    let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
+    let global = GlobalLimit {
+        decider: decider(),
+        domain: "shop".to_owned(),
+        descriptors: vec![Descriptor { requests: requests(), entries: vec![entry], hits: 1 }],
+        answer: FixedAnswer::default(),
+        tells: false,
+    };
+    let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
+    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
+    let plan = WorkloadPlan {
+        guards: BTreeMap::from([(PORT, guards.to_vec())]),
+        limits: BTreeMap::from([(PORT, vec![limits])]),
+        ..plan(Access::Permissive)
+    };
+    Guards::build(&plan).expect("guards").expect("there are some")
+}
+
+fn decider() -> Decider {
+    let server = Server::parse("http://192.0.2.2:9000").expect("a server");
+    let timeout = Duration::from_millis(200);
+    Decider { at: DeciderAddress::Outside(server), timeout, unanswered: Unanswered::Deny }
+}
+
+fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "shop", "orders").expect("a name")
+}
+
+#[expect(clippy::disallowed_methods, reason = "a budget needs some moment to begin at")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+const PORT: u16 = crate::kinds::PORT;
+pub(crate) const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));

@@ -1,0 +1,184 @@
+//! What a decision costs among ten rules of a kind and among ten thousand, in instructions: 3 % above
+//! what was measured fails.
+//!
+//! The last rule but two decides. What is looked up costs the same among many; what denies, opens, limits or
+//! injects, and regular expressions of routes, are asked one after the other, and cost by how much there is. Those that are in `instructions.rs` and `rules.rs` already (routes by exact paths and
+//! prefixes, and tags) are not here again. Measured as the stations of these are.
+#![allow(
+    clippy::allow_attributes_without_reason,
+    missing_docs,
+    unused_qualifications,
+    reason = "what the macros of gungraun write keeps to none of these"
+)]
+
+mod asked;
+mod many;
+mod measure;
+mod member;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use gungraun::{library_benchmark, library_benchmark_group};
+use leno_model::{PolicyAction, ServiceAccount, ToldBy};
+use leno_traffic::fault::FaultPlan;
+use leno_traffic::route::{PortRoutes, RouteChoice};
+use leno_traffic::{Lanes, Limits, Outlets, RequestView, TlsChoice, TlsRoutes};
+
+use self::asked::{Asked, DRAW};
+use self::many::{
+    Judged, OUTSIDE, PORT, Sent, account, at_a_place, carrying, expressions, faults, lanes, limits,
+    named, openings, outlets, policies, routes, targets, tls_routes, to_host,
+};
+use self::measure::measured;
+
+/// A request, and who makes it.
+type Asking = (Asked, ServiceAccount);
+
+// Routes that have one path, and differ by the exact value of a header.
+#[library_benchmark]
+#[bench::of_10(args = (routes(10), carrying(10)), config = measured(2_821))]
+#[bench::of_10000(args = (routes(10_000), carrying(10_000)), config = measured(1_065))]
+fn route_by_header(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
+    let choice = routes.choose(&asked.view(), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, asked)
+}
+
+// Routes that have a regular expression each, of which the one that decides was not run before: what it prepares
+// when it first sees a path is counted.
+#[library_benchmark]
+#[bench::of_10(args = (expressions(10), at_a_place(10)), config = measured(49_404))]
+#[bench::of_10000(args = (expressions(10_000), at_a_place(10_000)), config = measured(58_983))]
+fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
+    let choice = routes.choose(&asked.view(), black_box(DRAW));
+    assert!(matches!(black_box(choice), RouteChoice::To { .. }));
+    (routes, asked)
+}
+
+// Access policies that allow one exact path each to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(965))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(815))]
+fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Access policies that deny one exact path each to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (policies(10, PolicyAction::Deny), at_a_place(10)), config = measured(1_798))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_013_256))]
+fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_err());
+    (judged, asked)
+}
+
+// Ingress backends that open one exact path each.
+#[library_benchmark]
+#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(900))]
+#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(775_127))]
+fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Traffic targets that allow what is below one place each to the peer, by a regular expression.
+#[library_benchmark]
+#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_132))]
+#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(818))]
+fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// A RateLimit whose rules are about one exact path each.
+#[library_benchmark]
+#[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_700))]
+#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(952_873))]
+fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
+    (limits, asked)
+}
+
+// A FaultInjection whose rules are about one exact path each, and which spares the request.
+#[library_benchmark]
+#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(738))]
+#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(764_928))]
+fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
+    let (asked, caller) = &asking;
+    let injected = faults.inject(&asked.view(), caller, &mut || black_box(u64::MAX));
+    assert!(black_box(injected).is_none());
+    (faults, asking)
+}
+
+// Lanes, each for the exact value of a header.
+#[library_benchmark]
+#[bench::of_10(args = (lanes(10), carrying(10)), config = measured(3_218))]
+#[bench::of_10000(args = (lanes(10_000), carrying(10_000)), config = measured(966))]
+fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
+    let marks = lanes.mark(PORT, &asked.view(), &mut || black_box(DRAW));
+    assert!(black_box(marks).rule.is_some());
+    (lanes, asked)
+}
+
+// Egress policies, each for one host: that of a request.
+#[library_benchmark]
+#[bench::of_10(args = (outlets(10, ToldBy::Http), to_host(10)), config = measured(1_064))]
+#[bench::of_10000(args = (outlets(10_000, ToldBy::Http), to_host(10_000)), config = measured(1_032))]
+fn outlet_by_host(outlets: Outlets, sent: Sent) -> (Outlets, Sent) {
+    let (asked, authority) = &sent;
+    let request = RequestView { authority, ..asked.view() };
+    let policy = outlets.by_request(black_box(OUTSIDE), &request);
+    assert!(black_box(policy).is_some());
+    (outlets, sent)
+}
+
+// The same by the name that a client of TLS asks for.
+#[library_benchmark]
+#[bench::of_10(args = (outlets(10, ToldBy::ServerName), named(10)), config = measured(750))]
+#[bench::of_10000(args = (outlets(10_000, ToldBy::ServerName), named(10_000)), config = measured(772))]
+fn outlet_by_server_name(outlets: Outlets, name: &'static str) -> Outlets {
+    let policy = outlets.by_server_name(black_box(OUTSIDE), name);
+    assert!(black_box(policy).is_some());
+    outlets
+}
+
+// Routes of sessions that applications encrypt, each for one server name.
+#[library_benchmark]
+#[bench::of_10(args = (tls_routes(10), named(10)), config = measured(870))]
+#[bench::of_10000(args = (tls_routes(10_000), named(10_000)), config = measured(2_140))]
+fn tls_route(routes: TlsRoutes, name: &'static str) -> TlsRoutes {
+    let choice = routes.choose(Some(name), black_box(DRAW));
+    assert!(matches!(black_box(choice), TlsChoice::To { .. }));
+    routes
+}
+
+library_benchmark_group!(
+    name = lookups,
+    benchmarks = [
+        route_by_header,
+        route_by_regex,
+        access_policy,
+        denying_policy,
+        opening,
+        traffic_target,
+        rate_limit,
+        fault_injection,
+        lane,
+        outlet_by_host,
+        outlet_by_server_name,
+        tls_route
+    ]
+);
+
+gungraun::main!(library_benchmark_groups = lookups);

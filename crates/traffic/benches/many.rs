@@ -1,0 +1,264 @@
+//! What the stations of `lookups.rs` decide by: so many rules of one kind, of which the last but two
+//! decides what they are asked.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use leno_model::{
+    Abort, Access, AccessRule, Each, Entry, FaultRule, Faults, FieldMatch, FieldTest, FixedAnswer,
+    HostPattern, InboundPolicy, LaneMark, LaneRule, NamePattern, Opening, Outlet, PathMatch,
+    PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet, PortView, Protocol, Rate,
+    RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin, ServiceAccount,
+    ServiceName, ServicePolicyKind, ServicePolicyName, SpiffeId, TagDialect, TagMatch,
+    TagRouteName, TextRelation, TlsRule, ToldBy, Treatment, ValueMatch, ValueTest, WeightedBackend,
+    WorkloadPlan,
+};
+use leno_traffic::fault::FaultPlan;
+use leno_traffic::route::PortRoutes;
+use leno_traffic::{
+    Carrier, ConnectionPermit, InboundAccess, Lanes, Limits, Origin, Outlets, TlsRoutes,
+};
+
+use crate::asked::{Asked, asked, on_a_page};
+use crate::member::plan;
+
+/// Who may come in, and one that did.
+pub(crate) type Judged = (InboundAccess, ConnectionPermit);
+
+/// A request to a host outside the mesh, and that host.
+pub(crate) type Sent = (Asked, &'static str);
+
+/// The number of the rule that decides.
+const fn deciding(rules: usize) -> usize {
+    rules - 3
+}
+
+/// A request with the header that the rule which decides is about.
+pub(crate) fn carrying(rules: usize) -> Asked {
+    let mut asked = asked("/shop/carts");
+    asked.fields.push(("x-user".to_owned(), user(deciding(rules))));
+    asked
+}
+
+/// A request for what is below the place that the rule which decides is about.
+pub(crate) fn at_a_place(rules: usize) -> Asked {
+    asked(&format!("/place-{}/7", deciding(rules)))
+}
+
+/// The host that the rule which decides is about.
+pub(crate) fn named(rules: usize) -> &'static str {
+    on_a_page(&host(deciding(rules)))
+}
+
+/// A request for that host.
+pub(crate) fn to_host(rules: usize) -> Sent {
+    (asked("/shop"), named(rules))
+}
+
+/// Routes with one path, each for one value of a header.
+pub(crate) fn routes(rules: usize) -> PortRoutes {
+    compiled(rules, |number| RequestMatch {
+        headers: vec![FieldMatch {
+            name: "x-user".to_owned(),
+            value: ValueMatch::Exact(user(number)),
+        }],
+        ..at(PathMatch::Exact("/shop/carts".to_owned()))
+    })
+}
+
+/// Routes that each have a regular expression of their own.
+pub(crate) fn expressions(rules: usize) -> PortRoutes {
+    compiled(rules, |number| at(PathMatch::Regex(format!("/place-{number}/[0-9]+"))))
+}
+
+fn compiled(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoutes {
+    let rule = |number| RouteRule {
+        route: RouteName::new("shop", "carts").expect("a name"),
+        matches: vec![request(number)],
+        backends: vec![backend()],
+        request_timeout: None,
+        actions: leno_model::RuleActions::default(),
+        kind: leno_model::RouteKind::default(),
+    };
+    let view = PortView { routed: true, rules: (0..rules).map(rule).collect(), ..port() };
+    PortRoutes::compile(&view).expect("the rules are valid")
+}
+
+/// Limits of one policy, each for one path.
+pub(crate) fn limits(rules: usize) -> Limits {
+    let rule = |number| RateRule {
+        name: format!("rules[{number}]"),
+        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        peers: Vec::new(),
+        each: Each::Nothing,
+        rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
+        is_last: false,
+        answer: FixedAnswer::default(),
+    };
+    let rules = (0..rules).map(rule).collect();
+    let limits = RateLimits { rules, ..RateLimits::default() };
+    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
+    Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
+}
+
+/// Faults of one policy, each for one path.
+pub(crate) fn faults(rules: usize) -> FaultPlan {
+    let rule = |number| FaultRule {
+        name: format!("rules[{number}]"),
+        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        peers: Vec::new(),
+        delay: None,
+        abort: Some(Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None }),
+    };
+    let policy = policy(ServicePolicyKind::FaultInjection);
+    let rules = (0..rules).map(rule).collect();
+    FaultPlan::compile(&Faults { policy, rules }).expect("faults")
+}
+
+/// Routes of sessions, each for one server name.
+pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
+    let rule = |number| TlsRule {
+        route: RouteName::new("shop", &format!("carts-{number}")).expect("a name"),
+        hostnames: vec![pattern(number)],
+        backends: vec![backend()],
+        ungranted_weight: 0,
+    };
+    let tls_rules = (0..rules).map(rule).collect();
+    TlsRoutes::compile(&PortView { protocol: Protocol::Tcp, tls_rules, ..port() })
+}
+
+/// Rules of an access policy that allow one account one path each, or deny it.
+pub(crate) fn policies(rules: usize, action: PolicyAction) -> Judged {
+    let name = |text| NamePattern::new(text).expect("a pattern");
+    let rule = |number| PolicyRule {
+        policy: PolicyName::new("shop", "guard").expect("a name"),
+        name: format!("rules[{number}]"),
+        action,
+        peers: vec![PeerMatch { namespace: name("shop"), account: name("web") }],
+        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        claims: Vec::new(),
+        ports: PortSet::All,
+    };
+    let rules = (0..rules).map(rule).collect();
+    let inbound = InboundPolicy { is_audited: false, rules };
+    judged(WorkloadPlan { inbound, ..plan(Access::Strict(Vec::new())) })
+}
+
+/// Policies that allow what is below one place each to one account.
+pub(crate) fn targets(rules: usize) -> Judged {
+    let rule = |number| AccessRule {
+        policy: PolicyName::new("shop", &format!("place-{number}")).expect("a name"),
+        sources: vec![account()],
+        http: vec![at(PathMatch::Regex(format!("/place-{number}/.*")))],
+        tcp: PortSet::Only(Vec::new()),
+    };
+    judged(plan(Access::Strict((0..rules).map(rule).collect())))
+}
+
+/// What opens a port to clients in clear text, each for one path.
+pub(crate) fn openings(rules: usize) -> Judged {
+    let opening = |number| Opening {
+        policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
+        port: PORT,
+        entry: Entry::Http,
+        ranges: None,
+        accounts: Vec::new(),
+        requests: Some(vec![at(PathMatch::Exact(format!("/place-{number}/7")))]),
+    };
+    let openings = (0..rules).map(opening).collect();
+    let plan = WorkloadPlan { openings, ..plan(Access::Strict(Vec::new())) };
+    let access = InboundAccess::of(&plan).expect("the rules are valid");
+    let origin = Origin { address: OUTSIDE.ip(), carrier: Carrier::Clear };
+    let permit = access.visit((None, PORT), Some(origin)).expect("it is open");
+    (access, permit)
+}
+
+/// Lanes, each for one value of a header.
+pub(crate) fn lanes(rules: usize) -> Lanes {
+    let rule = |number| {
+        let test = ValueTest::Text {
+            relation: TextRelation::Exact,
+            texts: vec![user(number)],
+            ignore_case: false,
+        };
+        let headers = vec![FieldTest { name: "x-user".to_owned(), test }];
+        let name = TagRouteName::new("shop", "carts").expect("a name");
+        let index = u32::try_from(number).expect("a place");
+        let marks = BTreeMap::from([("x-lane".to_owned(), "gray".to_owned())]);
+        LaneRule {
+            origin: RuleOrigin { dialect: TagDialect::Lane, name, index },
+            precedence: 0,
+            matches: TagMatch { headers, ..TagMatch::default() },
+            marks: vec![LaneMark { percent: 60, headers: marks }],
+        }
+    };
+    Lanes::compile(&BTreeMap::from([(PORT, (0..rules).map(rule).collect())])).expect("rules")
+}
+
+/// Outlets at one port, each for one host.
+pub(crate) fn outlets(rules: usize, told_by: ToldBy) -> Outlets {
+    let outlet = |number| Outlet {
+        policy: PolicyName::new("shop", &format!("out-{number}")).expect("a name"),
+        port: OUTSIDE.port(),
+        told_by,
+        hosts: vec![pattern(number)],
+        ranges: Vec::new(),
+        requests: None,
+    };
+    Outlets::compile(&(0..rules).map(outlet).collect::<Vec<_>>()).expect("outlets")
+}
+
+fn judged(plan: WorkloadPlan) -> Judged {
+    let access = InboundAccess::of(&plan).expect("the rules are valid");
+    let peer = SpiffeId { trust_domain: plan.trust_domain, account: account() };
+    let permit = access.connection(Some(&peer), PORT).expect("a member of the mesh");
+    (access, permit)
+}
+
+fn port() -> PortView {
+    PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: false,
+        rules: Vec::new(),
+        endpoints: Vec::new(),
+        tls_rules: Vec::new(),
+        treatment: Treatment::default(),
+        tags: None,
+        tcp_rule: None,
+    }
+}
+
+fn at(path: PathMatch) -> RequestMatch {
+    RequestMatch { path, ..RequestMatch::default() }
+}
+
+fn backend() -> WeightedBackend {
+    WeightedBackend::new(ServiceName::new("shop", "carts").expect("a name"), PORT, 1)
+}
+
+fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "shop", "carts").expect("a name")
+}
+
+pub(crate) fn account() -> ServiceAccount {
+    ServiceAccount::new("shop", "web").expect("a name")
+}
+
+fn user(number: usize) -> String {
+    format!("u-{number}")
+}
+
+fn host(number: usize) -> String {
+    format!("host-{number}.example")
+}
+
+fn pattern(number: usize) -> HostPattern {
+    host(number).parse().expect("a host")
+}
+
+pub(crate) const PORT: u16 = 9080;
+/// An address of which nothing is known.
+pub(crate) const OUTSIDE: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 443);
