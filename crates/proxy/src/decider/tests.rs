@@ -1,7 +1,5 @@
 //! Requests that others decide about, between two sidecars and a service that is asked.
 
-mod bodies;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -61,9 +59,7 @@ impl Asked {
                         tokio::task::spawn_local(async move {
                             let mut message = Vec::new();
                             while let Some(chunk) = body.data().await {
-                                let chunk = chunk.unwrap();
-                                body.flow_control().release_capacity(chunk.len()).unwrap();
-                                message.extend_from_slice(&chunk);
+                                message.extend_from_slice(&chunk.unwrap());
                             }
                             let question = &message[5..];
                             let path = head.uri.path().to_owned();
@@ -107,7 +103,7 @@ fn at(address: SocketAddr, unanswered: Unanswered) -> Decider {
 }
 
 fn authorization(decider: Decider) -> Authorization {
-    Authorization { decider, requests: Vec::new(), headers: None, context: Vec::new(), body: None }
+    Authorization { decider, requests: Vec::new(), headers: None, context: Vec::new() }
 }
 
 fn guard(rule: Authorization) -> PortGuard {
