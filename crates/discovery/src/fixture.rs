@@ -98,11 +98,20 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
 }
 
 pub(crate) fn plan() -> WorkloadPlan {
+    let access = Access::Strict(vec![AccessRule {
+        policy: "bookinfo/clients".parse().unwrap(),
+        sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
+        http: vec![RequestMatch::default()],
+        tcp: PortSet::Only(vec![9080]),
+    }]);
+    let bare = WorkloadPlan::bare(
+        workload(),
+        ServiceAccount::new("bookinfo", "gateway").unwrap(),
+        TrustDomain::new("cluster.local").unwrap(),
+        [127, 0, 0, 1].into(),
+        access,
+    );
     WorkloadPlan {
-        workload: workload(),
-        account: ServiceAccount::new("bookinfo", "gateway").unwrap(),
-        trust_domain: TrustDomain::new("cluster.local").unwrap(),
-        address: [127, 0, 0, 1].into(),
         ports: vec![WorkloadPort { name: None, port: 9080, protocol: Protocol::Detect }],
         served: BTreeMap::from([(9080, named("gateway"))]),
         doors: vec![Door {
@@ -110,26 +119,7 @@ pub(crate) fn plan() -> WorkloadPlan {
             port: 9080,
             listen: SocketAddr::from(([127, 0, 0, 1], 19_081)),
         }],
-        access: Access::Strict(vec![AccessRule {
-            policy: "bookinfo/clients".parse().unwrap(),
-            sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
-            http: vec![RequestMatch::default()],
-            tcp: PortSet::Only(vec![9080]),
-        }]),
-        revoked: Default::default(),
-        edition: 0,
-        caller: Caller::default(),
-        lanes: BTreeMap::new(),
-        limits: BTreeMap::new(),
-        inbound: Default::default(),
-        sight: Default::default(),
-        egress: Default::default(),
-        plaintext: Default::default(),
-        gateway: None,
-        openings: Vec::new(),
-        outlets: Vec::new(),
-        guards: Default::default(),
-        retries: Default::default(),
+        ..bare
     }
 }
 

@@ -89,6 +89,44 @@ pub struct WorkloadPlan {
     pub retries: BTreeMap<ServiceName, ServiceRetry>,
 }
 
+impl WorkloadPlan {
+    /// The plan of a workload that nothing is said about but who it is, where its application is, and
+    /// who may come in: all else is as where no rule says otherwise.
+    #[must_use]
+    pub fn bare(
+        workload: WorkloadName,
+        account: ServiceAccount,
+        trust_domain: TrustDomain,
+        address: IpAddr,
+        access: Access,
+    ) -> Self {
+        Self {
+            workload,
+            account,
+            trust_domain,
+            address,
+            ports: Vec::new(),
+            served: BTreeMap::new(),
+            doors: Vec::new(),
+            access,
+            revoked: BTreeSet::new(),
+            edition: 0,
+            caller: Caller::default(),
+            lanes: BTreeMap::new(),
+            inbound: InboundPolicy::default(),
+            limits: BTreeMap::new(),
+            sight: Sight::default(),
+            egress: Egress::default(),
+            plaintext: Plaintext::default(),
+            gateway: None,
+            openings: Vec::new(),
+            outlets: Vec::new(),
+            guards: BTreeMap::new(),
+            retries: BTreeMap::new(),
+        }
+    }
+}
+
 /// A service as one client sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ServiceView {

@@ -1,8 +1,7 @@
 //! Routing of sessions that applications encrypt: by the server name that the client asks for.
 
-use std::collections::BTreeMap;
-
 use leno_model::{HostPattern, PortView, TlsRule, WeightedBackend};
+use rustc_hash::FxHashMap;
 
 use crate::route::by_weight;
 
@@ -14,9 +13,13 @@ use crate::route::by_weight;
 #[derive(Debug, Clone)]
 pub struct TlsRoutes {
     rules: Box<[TlsRule]>,
-    exact: BTreeMap<String, usize>,
-    below: BTreeMap<String, usize>,
+    exact: Names,
+    below: Names,
 }
+
+/// Which rule is the first to have a name. Names are an operator's: no client can make them meet in
+/// one place.
+type Names = FxHashMap<Box<str>, usize>;
 
 impl TlsRoutes {
     /// Compiles the rules of a port.
@@ -27,14 +30,14 @@ impl TlsRoutes {
 
     /// Compiles rules.
     pub(crate) fn of(rules: &[TlsRule]) -> Self {
-        let (mut exact, mut below) = (BTreeMap::new(), BTreeMap::new());
+        let (mut exact, mut below) = (Names::default(), Names::default());
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
                 let (names, name) = match pattern {
                     HostPattern::Exact(name) => (&mut exact, name),
                     HostPattern::Below(name) => (&mut below, name),
                 };
-                names.entry(name.to_string()).or_insert(index);
+                names.entry(name.as_str().into()).or_insert(index);
             }
         }
         Self { rules: rules.into(), exact, below }
@@ -66,7 +69,7 @@ impl TlsRoutes {
     /// Names are compared without case (RFC 6066 §3); those that clients send end without a dot.
     fn rule(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
-        let mut index = self.exact.get(&name);
+        let mut index = self.exact.get(name.as_str());
         let mut rest = name.as_str();
         while let (None, Some((_, parent))) = (index, rest.split_once('.')) {
             index = self.below.get(parent);

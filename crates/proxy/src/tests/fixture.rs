@@ -404,30 +404,8 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
 }
 
 pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
-    WorkloadPlan {
-        workload: workload(name),
-        account: account(name),
-        trust_domain: TrustDomain::new(DOMAIN).unwrap(),
-        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        ports: Vec::new(),
-        served: BTreeMap::new(),
-        doors: Vec::new(),
-        access,
-        revoked: Default::default(),
-        edition: 0,
-        caller: leno_model::Caller::default(),
-        lanes: BTreeMap::new(),
-        limits: BTreeMap::new(),
-        inbound: Default::default(),
-        sight: Default::default(),
-        egress: Default::default(),
-        plaintext: Default::default(),
-        gateway: None,
-        openings: Vec::new(),
-        outlets: Vec::new(),
-        guards: Default::default(),
-        retries: Default::default(),
-    }
+    let domain = TrustDomain::new(DOMAIN).unwrap();
+    WorkloadPlan::bare(workload(name), account(name), domain, Ipv4Addr::LOCALHOST.into(), access)
 }
 
 pub(crate) fn authority(directory: &Path, domain: &str) -> Authority {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    Access, BalanceAlgorithm, Balancing, Caller, EndpointId, HashKey, LoadBalancing, PathMatch,
-    PolicyName, Reach, RequestMatch, RetryRule, RouteName, RouteRule, RuleActions, ServiceAccount,
+    Access, BalanceAlgorithm, Balancing, EndpointId, HashKey, LoadBalancing, PathMatch, PolicyName,
+    Reach, RequestMatch, RetryRule, RouteName, RouteRule, RuleActions, ServiceAccount,
     ServicePolicyKind, ServicePolicyName, ServiceRetry, TrustDomain, Weight, WorkloadName,
     WorkloadPlan,
 };
@@ -66,30 +66,13 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
 
 /// A workload without anything.
 pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
-    WorkloadPlan {
-        workload: WorkloadName::new("shop", "web-1").unwrap(),
-        account: ServiceAccount::new("shop", "web").unwrap(),
-        trust_domain: TrustDomain::new("cluster.local").unwrap(),
-        address: [127, 0, 0, 1].into(),
-        ports: Vec::new(),
-        served: BTreeMap::new(),
-        doors: Vec::new(),
+    WorkloadPlan::bare(
+        WorkloadName::new("shop", "web-1").unwrap(),
+        ServiceAccount::new("shop", "web").unwrap(),
+        TrustDomain::new("cluster.local").unwrap(),
+        [127, 0, 0, 1].into(),
         access,
-        revoked: Default::default(),
-        edition: 0,
-        caller: Caller::default(),
-        lanes: BTreeMap::new(),
-        limits: BTreeMap::new(),
-        inbound: Default::default(),
-        sight: Default::default(),
-        egress: Default::default(),
-        plaintext: Default::default(),
-        gateway: None,
-        openings: Vec::new(),
-        outlets: Vec::new(),
-        guards: Default::default(),
-        retries: Default::default(),
-    }
+    )
 }
 
 #[test]

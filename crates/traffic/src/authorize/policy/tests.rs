@@ -59,34 +59,16 @@ fn below(prefix: &str) -> PathMatch {
 /// Port 80 speaks HTTP, port 90 is to be detected, port 5432 is opaque.
 fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
-    let plan = WorkloadPlan {
-        workload: WorkloadName::new("stock", "stock-1").unwrap(),
-        account: ServiceAccount::new("stock", "stock").unwrap(),
-        trust_domain: TrustDomain::new("cluster.local").unwrap(),
-        address: [127, 0, 0, 1].into(),
-        ports: vec![
-            port(80, Protocol::Http),
-            port(90, Protocol::Detect),
-            port(5432, Protocol::Tcp),
-        ],
-        served: Default::default(),
-        doors: Vec::new(),
-        access: mode,
-        revoked: Default::default(),
-        edition: 0,
-        caller: Default::default(),
-        lanes: Default::default(),
-        limits: Default::default(),
-        inbound: InboundPolicy { is_audited, rules },
-        sight: Default::default(),
-        egress: Default::default(),
-        plaintext: Default::default(),
-        gateway: None,
-        openings: Vec::new(),
-        outlets: Vec::new(),
-        guards: Default::default(),
-        retries: Default::default(),
-    };
+    let plan = WorkloadPlan::bare(
+        WorkloadName::new("stock", "stock-1").unwrap(),
+        ServiceAccount::new("stock", "stock").unwrap(),
+        TrustDomain::new("cluster.local").unwrap(),
+        [127, 0, 0, 1].into(),
+        mode,
+    );
+    let ports = [(80, Protocol::Http), (90, Protocol::Detect), (5432, Protocol::Tcp)];
+    let ports = ports.map(|(number, protocol)| port(number, protocol)).to_vec();
+    let plan = WorkloadPlan { ports, inbound: InboundPolicy { is_audited, rules }, ..plan };
     InboundAccess::of(&plan).unwrap()
 }
 
