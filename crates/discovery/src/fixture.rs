@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, Caller, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
+    Access, AccessRule, Door, Endpoint, EndpointId, FieldMatch, Header, HeaderEdits, Name,
     Occupant, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach, RequestMatch, RouteKind,
     RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView, Snapshot, TrustDomain,
     UrlRewrite, ValueMatch, WeightedBackend, Whereabouts, WorkloadName, WorkloadPlan, WorkloadPort,
