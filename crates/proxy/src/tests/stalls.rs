@@ -1,5 +1,6 @@
 //! Bodies that stand still: who is waited for, how long, and who may take his time.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_model::Protocol;
@@ -7,10 +8,15 @@ use tokio::io::AsyncReadExt;
 
 use super::fixture::{Application, Client, End, Mesh, OK, Setup, run, until};
 
-async fn mesh(application: std::net::SocketAddr) -> Mesh {
+async fn mesh(application: SocketAddr) -> Mesh {
+    Mesh::new(application, stalling(STALL)).await
+}
+
+/// A body may stand still for so long.
+fn stalling(time: Duration) -> Setup {
     let mut setup = Setup::default();
-    setup.limits.body_stall_timeout = STALL;
-    Mesh::new(application, setup).await
+    setup.limits.body_stall_timeout = time;
+    setup
 }
 
 #[test]
@@ -34,10 +40,12 @@ fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
 fn a_client_that_goes_on_now_and_then_may_take_its_time() {
     run(async {
         let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        // All of it takes longer than it may stand still, and a machine that is busy is no client that stops.
+        let stall = STALL * 8;
+        let mesh = Mesh::new(app.address, stalling(stall)).await;
         let mut client = Client::connect(mesh.door).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
-        let mut pace = tokio::time::interval(STALL / 2);
+        let mut pace = tokio::time::interval(stall / 4);
         for byte in ["1", "2", "3", "4", "5", "6"] {
             pace.tick().await;
             client.send(byte).await;
@@ -77,7 +85,11 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
             let _held = client;
             std::future::pending::<()>().await;
         });
-        let mesh = mesh(app.await.address).await;
+        let app = app.await.address;
+        // The client's sidecar has patience: the server's, which is nearer, is the one that gives up.
+        let mesh = Mesh::permissive(app).await;
+        let (server, endpoint) = mesh.server_with("ratings-2", app, &stalling(STALL)).await;
+        mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.door).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
         let (mut reading, mut writing) = client.stream.split();
@@ -90,8 +102,8 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
             read = reading.read_to_end(&mut answer) => drop(read),
             () = upload => {}
         }
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert_eq!(mesh.server.failures(), [("upstream-stalled", 1)].into());
+        until(|| mesh.client.ended() == 1 && server.ended() == 1).await;
+        assert_eq!(server.failures(), [("upstream-stalled", 1)].into());
         assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 504"), "{answer:?}");
     });
 }
