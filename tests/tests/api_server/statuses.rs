@@ -51,6 +51,8 @@ fn one_control_plane_says_what_became_of_objects() {
         assert_eq!(ours["conditions"][0]["observedGeneration"], said["metadata"]["generation"]);
         assert_eq!(ours["conditions"][1]["type"], "ResolvedRefs");
         assert_eq!(ours["conditions"][1]["status"], "True");
+        assert_eq!(ours["conditions"][2]["type"], "Programmed");
+        assert_eq!(ours["conditions"][2]["status"], "True");
 
         let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
         server.apply(GROUPS, Some("shop"), "g", bad).await;

@@ -13,7 +13,7 @@ use super::facts::{
 };
 use super::listener::{Judged, Reason, judge, secret_of};
 use super::manifests::{DOMAINS, is_below, object_name};
-use super::said::{GatewaySaid, ListenerSaid, ParentSaid, met};
+use super::said::{GatewaySaid, ListenerSaid, ParentSaid, gateway_awaited, met};
 use super::served::{Carried, ports};
 use crate::source::Id;
 use crate::status::Condition;
@@ -130,12 +130,27 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
+    resolved.wait_for_gateways();
     let led_to = resolved.gateways.values().flat_map(Gateway::backends);
     resolved.backends = led_to.map(|backend| backend.service.clone()).collect();
     resolved
 }
 
 impl Resolved {
+    /// Routes are served where their gateways are.
+    fn wait_for_gateways(&mut self) {
+        for (route, parents) in &mut self.parents {
+            for said in parents {
+                let gateway = self.said.get(&gateway_of(route, &said.parent));
+                let is_there = gateway.is_some_and(|it| it.conditions.iter().any(is_programmed));
+                let served = said.conditions.iter_mut().find(|it| !is_there && is_programmed(it));
+                if let Some(served) = served {
+                    *served = gateway_awaited();
+                }
+            }
+        }
+    }
+
     /// What came of a gateway before, if anything.
     fn keep(&mut self, before: &Self, id: &Id, name: GatewayName) {
         if let Some(said) = before.said.get(id) {
@@ -295,20 +310,31 @@ fn parents(
             side.carried.push(Carried { listener: index, names, rules: led.rules.clone() });
         }
     }
+    let outcome = |parent: &Value| -> Option<&Result<Vec<Attached>, Reason>> {
+        outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome)
+    };
     let accepted = |parent: &Value| -> Condition {
         if let Some(refusal) = &route.refusal {
             return Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted");
         }
-        let outcome: Option<&Result<Vec<Attached>, Reason>> =
-            outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
-        match outcome {
+        match outcome(parent) {
             Some(Err(reason)) => reason.unmet("Accepted"),
-            Some(Ok(attached)) if !is_taken(sides, &gateway_of(id, parent), attached) => {
+            Some(Ok(attached))
+                if !is_any(sides, &gateway_of(id, parent), attached, Judged::is_accepted) =>
+            {
                 let message = "neither its gateway nor any listener that it fits is accepted";
                 Reason::new("ListenersNotAccepted", message).unmet("Accepted")
             }
             _ => met("Accepted", "Accepted", "in force"),
         }
+    };
+    let programmed = |parent: &Value, accepted: &Condition| match outcome(parent) {
+        Some(Ok(attached))
+            if !is_any(sides, &gateway_of(id, parent), attached, Judged::is_served) =>
+        {
+            Reason::new("Invalid", "no listener that it fits is served").unmet("Programmed")
+        }
+        _ => Condition::programmed(accepted, "it is served"),
     };
     let ours = route.parents.iter().filter_map(|parent| {
         let side = sides.get(&gateway_of(id, parent))?;
@@ -316,23 +342,32 @@ fn parents(
             let mut said = before.parents.get(id).into_iter().flatten();
             return said.find(|said| said.parent == *parent).cloned();
         }
+        let accepted = accepted(parent);
+        let programmed = programmed(parent, &accepted);
         Some(ParentSaid {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
             generation: route.generation,
-            conditions: vec![accepted(parent), resolved.clone()],
+            conditions: vec![accepted, resolved.clone(), programmed],
         })
     });
     ours.collect()
 }
 
-/// Whether a gateway is accepted, and any of these listeners.
-fn is_taken(sides: &BTreeMap<&Id, Side<'_>>, gateway: &Id, attached: &[Attached]) -> bool {
+fn is_programmed(condition: &Condition) -> bool {
+    condition.word == "Programmed" && condition.status == "True"
+}
+
+/// Whether a gateway is accepted, and any of these listeners is as `test` says.
+fn is_any<'a>(
+    sides: &BTreeMap<&Id, Side<'a>>,
+    gateway: &Id,
+    attached: &[Attached],
+    test: fn(&Judged<'a>) -> bool,
+) -> bool {
     let side = sides.get(gateway).filter(|side| side.refusal.is_none());
-    let is_accepted = |(index, _): &Attached| {
-        side.and_then(|side| side.listeners.get(*index)).is_some_and(Judged::is_accepted)
-    };
-    attached.iter().any(is_accepted)
+    let mut listeners = attached.iter().filter_map(|(index, _)| side?.listeners.get(*index));
+    listeners.any(test)
 }
 
 fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {

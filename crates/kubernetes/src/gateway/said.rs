@@ -55,9 +55,7 @@ impl ListenerSaid {
         };
         let programmed = match (judged.is_served(), programmed) {
             (false, _) => Reason::new("Invalid", "it is not served").unmet("Programmed"),
-            (true, false) => {
-                Reason::new("Pending", "its gateway is not there yet").unmet("Programmed")
-            }
+            (true, false) => gateway_awaited(),
             (true, true) => met("Programmed", "Programmed", "it is served"),
         };
         Self {
@@ -76,6 +74,11 @@ impl ListenerSaid {
         let kind = |kind: &&'static str| json!({"group": GATEWAY_GROUP, "kind": kind});
         Value::Array(self.kinds.iter().map(kind).collect())
     }
+}
+
+/// Of what is served once its gateway is there.
+pub(super) fn gateway_awaited() -> Condition {
+    Reason::new("Pending", "its gateway is not there yet").unmet("Programmed")
 }
 
 /// A condition that is met.

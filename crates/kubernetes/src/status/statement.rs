@@ -62,6 +62,17 @@ pub(crate) struct Condition {
     pub(crate) message: String,
 }
 
+impl Condition {
+    /// Whether what decides is told of an object, which it is once it is accepted: `told` says so.
+    pub(crate) fn programmed(accepted: &Self, told: &str) -> Self {
+        let (status, reason, message) = match accepted.status {
+            "True" => ("True", "Programmed", told),
+            _ => ("False", "Invalid", "what it says now is not in force"),
+        };
+        Self { word: "Programmed", status, reason, message: message.to_owned() }
+    }
+}
+
 /// Which form of status a kind has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {

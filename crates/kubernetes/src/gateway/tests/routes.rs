@@ -44,6 +44,30 @@ fn namespaces_and_kinds_are_allowed_or_not() {
 }
 
 #[test]
+fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
+    let tls = json!({"certificateRefs": [{"name": "gone"}]});
+    let listeners = json!([
+        http("plain", json!({})),
+        http("tls", json!({"port": 443, "protocol": "HTTPS", "tls": tls})),
+    ]);
+    for (section, runs, expected) in [
+        ("plain", false, "Pending"),
+        ("plain", true, "Programmed"),
+        ("tls", true, "Invalid"),
+        ("none", true, "Invalid"),
+    ] {
+        let mut world = World::new(listeners.clone());
+        world.route(("HTTPRoute", "infra", "r"), json!({"sectionName": section}), &[]);
+        if runs {
+            world.run();
+        }
+        let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
+        let said = &world.resolve().parents[&route][0].conditions;
+        assert_eq!(reason(said, "Programmed"), expected, "{section} {runs}");
+    }
+}
+
+#[test]
 fn a_parent_is_a_listener_by_name_and_port() {
     let listeners = json!([http("a", json!({})), http("b", json!({"port": 81}))]);
     for (parent, expected, attached) in [

@@ -76,10 +76,12 @@ impl Ledger {
             }
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
-                match refusal.as_deref() {
-                    Some(refusal) => Said::Conditions(refused(refusal, reason)),
-                    None => Said::Conditions(self.attached(origin, others)),
-                }
+                let [accepted, resolved] = match refusal.as_deref() {
+                    Some(refusal) => refused(refusal, reason),
+                    None => self.attached(origin, others),
+                };
+                let programmed = Condition::programmed(&accepted, TOLD);
+                Said::Conditions(vec![accepted, resolved, programmed])
             }
             Form::Parents => {
                 let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
@@ -91,11 +93,12 @@ impl Ledger {
                             accepted(missing.as_deref(), "NoMatchingParent")
                         }
                     };
+                    let programmed = Condition::programmed(&accepted, TOLD);
                     ParentSaid {
                         parent: parent.clone(),
                         controller: CONTROLLER,
                         generation: record.generation,
-                        conditions: vec![accepted, resolved.clone()],
+                        conditions: vec![accepted, resolved.clone(), programmed],
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
@@ -116,9 +119,9 @@ impl Ledger {
     }
 
     /// Whether a good object decides something, and whether what it is about is there.
-    fn attached(&self, origin: &Origin, others: &Others<'_>) -> Vec<Condition> {
+    fn attached(&self, origin: &Origin, others: &Others<'_>) -> [Condition; 2] {
         let Some(object) = self.customs.said(origin) else {
-            return vec![accepted(None, ""), resolved("True", "ResolvedRefs", NAMES_NOTHING)];
+            return [accepted(None, ""), resolved("True", "ResolvedRefs", NAMES_NOTHING)];
         };
         let targets = targets(object);
         let missing: Vec<String> =
@@ -136,7 +139,7 @@ impl Ledger {
             Some(missing) => resolved("False", "TargetNotFound", &missing),
             None => resolved("True", "ResolvedRefs", "every target is there"),
         };
-        vec![first, second]
+        [first, second]
     }
 
     /// Why a good object of OSM's kinds decides nothing.
@@ -245,9 +248,9 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
 }
 
 /// Of an object that is refused, or gives way to another.
-fn refused(refusal: &str, reason: &'static str) -> Vec<Condition> {
+fn refused(refusal: &str, reason: &'static str) -> [Condition; 2] {
     let unknown = resolved("Unknown", "Pending", "what it says now is not in force");
-    vec![accepted(Some(refusal), reason), unknown]
+    [accepted(Some(refusal), reason), unknown]
 }
 
 fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condition {
@@ -347,6 +350,8 @@ fn cut(text: &str) -> String {
     text.chars().take(MESSAGE_CHARACTERS_MAX).collect()
 }
 
+/// What is said of what decides.
+const TOLD: &str = "every sidecar that it concerns is told";
 /// What is said of the targets of an object that has none.
 const NAMES_NOTHING: &str = "it names nothing";
 /// The most refusals told in one status.

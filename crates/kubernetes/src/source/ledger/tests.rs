@@ -374,6 +374,9 @@ fn conditions(ledger: &mut Ledger) -> Vec<(&'static str, &'static str, &'static 
     all.iter().map(|it| (it.word, it.status, it.reason)).collect()
 }
 
+const PROGRAMMED: (&str, &str, &str) = ("Programmed", "True", "Programmed");
+const NOT_PROGRAMMED: (&str, &str, &str) = ("Programmed", "False", "Invalid");
+
 fn route(parent: Value, backend: Value) -> Value {
     json!({"parentRefs": [parent, {"name": "edge"}], "rules": [{"backendRefs": [backend]}]})
 }
@@ -387,11 +390,15 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
     let web = || json!([{"kind": "Service", "name": "web"}]);
     let mut ledger = settled();
     ledger.take(kind, removal("b", web()));
-    let nowhere =
-        [("Accepted", "False", "TargetNotFound"), ("ResolvedRefs", "False", "TargetNotFound")];
+    let nowhere = [
+        ("Accepted", "False", "TargetNotFound"),
+        ("ResolvedRefs", "False", "TargetNotFound"),
+        NOT_PROGRAMMED,
+    ];
     assert_eq!(conditions(&mut ledger), nowhere);
     ledger.take(SERVICES, service("web", 8080));
-    let well = [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs")];
+    let well =
+        [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
     assert_eq!(conditions(&mut ledger), well);
     // Another one comes first by name, and decides alone.
     ledger.take(kind, removal("a", web()));
@@ -412,7 +419,8 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
             json!([{"kind": "Service", "name": "web"}, {"kind": "Service", "name": "no"}]),
         ),
     );
-    let half = [("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "TargetNotFound")];
+    let half =
+        [("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "TargetNotFound"), PROGRAMMED];
     assert_eq!(conditions(&mut ledger), half);
 }
 
@@ -467,7 +475,9 @@ fn routes_are_told_whether_what_they_name_is_there() {
         ledger.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec.clone()));
         ledger.flush();
         let (accepted, why, resolved, reason) = expected;
-        let expected = [("Accepted", accepted, why), ("ResolvedRefs", resolved, reason)];
+        let programmed = if accepted == "True" { PROGRAMMED } else { NOT_PROGRAMMED };
+        let expected =
+            [("Accepted", accepted, why), ("ResolvedRefs", resolved, reason), programmed];
         assert_eq!(conditions(&mut ledger), expected, "{spec}");
         assert!(ledger.statements().is_none(), "nothing is new");
     }
@@ -497,7 +507,8 @@ fn what_stands_in_a_status_is_not_said_again() {
     let mut ledger = settled();
     let first = spec(json!("many"), json!({}));
     ledger.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", first));
-    let unread = [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending")];
+    let unread =
+        [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending"), NOT_PROGRAMMED];
     assert_eq!(conditions(&mut ledger), unread);
     let statement = |ledger: &mut Ledger| {
         ledger.unjudged = true;
@@ -531,7 +542,7 @@ fn what_no_longer_holds_is_taken_back() {
         let statement = ledger.statements().unwrap().pop().unwrap();
         written = statement.status(&json!("now")).unwrap();
         let conditions = written["conditions"].as_array().unwrap();
-        assert_eq!(conditions.len(), 2, "{written}");
+        assert_eq!(conditions.len(), 3, "{written}");
         assert_eq!(conditions[1]["status"], resolved, "{written}");
     }
 }
