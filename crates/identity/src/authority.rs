@@ -1,6 +1,7 @@
 //! The built-in authority: one root key on disk, short certificates for members.
 
 mod files;
+mod guests;
 mod issuer;
 mod rotation;
 
@@ -10,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::{digest, rand};
-use leno_model::{SpiffeId, TrustDomain, WorkloadName};
+use leno_model::{BadSubject, GuestId, Name, SpiffeId, TrustDomain, WorkloadName};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
@@ -110,12 +111,7 @@ impl Authority {
     ) -> Result<Issued, AuthorityError> {
         self.check(subject, lifetime)?;
         let Subject { id, workload } = subject;
-        if now >= self.not_after {
-            return Err(AuthorityError::RootExpired);
-        }
-        // One that begins before its signer, or outlives it, would fail for a part of its life.
-        let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
-        let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
+        let (not_before, not_after) = self.validity(lifetime, now)?;
         let mut parameters = parameters(not_before, not_after)?;
         parameters.subject_alt_names = vec![uri(id.to_string())?];
         parameters.subject_alt_names.extend(self.dns_name(id));
@@ -162,6 +158,21 @@ impl Authority {
         let certificate =
             parameters.signed_by(key, &self.issuer).map_err(AuthorityError::Encoding)?;
         Ok(certificate.der().clone())
+    }
+
+    /// From when until when what is signed now is valid.
+    fn validity(
+        &self,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<(SystemTime, SystemTime), AuthorityError> {
+        if now >= self.not_after {
+            return Err(AuthorityError::RootExpired);
+        }
+        // One that begins before its signer, or outlives it, would fail for a part of its life.
+        let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
+        let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
+        Ok((not_before, not_after))
     }
 
     fn chain(&self) -> impl Iterator<Item = CertificateDer<'static>> {
@@ -331,6 +342,23 @@ pub enum AuthorityError {
          another `spec.serviceAccount`"
     )]
     Reserved(SpiffeId),
+    /// A guest may not be called so.
+    #[error("`{name}` {cause}")]
+    Subject {
+        /// What it was to be called.
+        name: Name,
+        /// Why not.
+        #[source]
+        cause: BadSubject,
+    },
+    /// A guest has at least one name.
+    #[error("`{0}` is called nothing")]
+    Nameless(GuestId),
+    /// Servers would refuse the certificate of a guest.
+    #[error(
+        "what signs may not name guests so: have its authority issued without constraints on names"
+    )]
+    GuestUseless(#[source] rustls::Error),
     /// Too short or too long.
     #[error("a certificate cannot live {0:?}: use 1 s to 90 days")]
     Lifetime(Duration),

@@ -13,6 +13,7 @@ mod client_hello;
 mod credential;
 mod disk;
 mod edge;
+mod guest;
 mod join;
 mod jwt;
 mod key;
@@ -36,6 +37,7 @@ pub use authority::{
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
 pub use edge::{BadCertificate, edge_config};
+pub use guest::{Guest, GuestCertificate, GuestSubject, Held, guest};
 pub use join::{JoinBundle, JoinBundleError};
 pub use jwt::{BadJwt, BadKeys, Expected, JwtKeys, UnverifiedJwt, texts_of};
 pub use key::PrivateKey;
@@ -44,8 +46,8 @@ pub use refusal::{reason_of, reason_of_tls};
 pub use request::{CertificateRequest, RequestError};
 pub use roots::{Roots, RootsError};
 pub use tls::{
-    TlsError, client_config, control_id, join_client_config, join_server_config,
-    open_server_config, server_config, server_name,
+    TlsError, client_config, control_id, guest_server_config, join_client_config,
+    join_server_config, open_server_config, server_config, server_name,
 };
 pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret};
 pub use verify::{Peer, VerifyError, peer};

@@ -52,7 +52,9 @@ fn of_certificate(refusal: &CertificateError) -> Reason {
         | CertificateError::NotValidYet
         | CertificateError::NotValidYetContext { .. } => Reason::ExpiredPeer,
         CertificateError::Other(ours) => match ours.0.downcast_ref() {
-            Some(VerifyError::ForeignTrustDomain { .. }) => Reason::ForeignTrustDomain,
+            Some(VerifyError::ForeignTrustDomain { .. } | VerifyError::ForeignGuest { .. }) => {
+                Reason::ForeignTrustDomain
+            }
             Some(VerifyError::Expired) => Reason::ExpiredPeer,
             _ => Reason::UntrustedPeer,
         },

@@ -17,7 +17,7 @@ use rustls::{ClientConfig, ServerConfig};
 use crate::credential::Credential;
 use crate::provider::provider;
 use crate::roots::Roots;
-use crate::verifier::{Anonymous, IdentityVerifier, MemberVerifier};
+use crate::verifier::{Anonymous, Guests, IdentityVerifier, MemberVerifier};
 
 /// For the inbound door of a sidecar: every member of the credential's trust domain may connect,
 /// and nobody without a certificate. Who it was says [`crate::peer`].
@@ -28,11 +28,23 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, Anonymous::Refused)
+    server(credential, alpn, (Anonymous::Refused, Guests::Refused))
+}
+
+/// For the inbound door of a sidecar where guests are let in too: [`crate::guest`] says who it was, where
+/// [`crate::peer`] does not.
+///
+/// # Errors
+/// As [`server_config`].
+pub fn guest_server_config(
+    credential: &Credential,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    server(credential, alpn, (Anonymous::Refused, Guests::Allowed))
 }
 
 /// For the inbound door of a sidecar where clients that are no members need no certificate: who shows
-/// one is verified all the same, and [`crate::peer`] says `None` of the others.
+/// one, as a member or a guest, is verified all the same, and [`crate::peer`] says `None` of the others.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -40,7 +52,7 @@ pub fn open_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, Anonymous::Allowed)
+    server(credential, alpn, (Anonymous::Allowed, Guests::Allowed))
 }
 
 /// For connections to an endpoint: only `expected` is accepted there, whatever its address.
@@ -93,7 +105,7 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, Anonymous::Allowed)
+    server(credential, alpn, (Anonymous::Allowed, Guests::Refused))
 }
 
 /// The name to send in the clear (SNI): `<service>.<namespace>.svc.cluster.local`. It tells
@@ -146,10 +158,10 @@ pub enum TlsError {
 fn server(
     credential: &Credential,
     alpn: &[&[u8]],
-    anonymous: Anonymous,
+    clients: (Anonymous, Guests),
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
-    let verifier = MemberVerifier::new(credential.roots(), trust_domain, anonymous)?;
+    let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients)?;
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))

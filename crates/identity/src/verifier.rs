@@ -14,6 +14,7 @@ use rustls::{
     PeerIncompatible, RootCertStore, SignatureScheme,
 };
 
+use crate::guest::Guest;
 use crate::provider::provider;
 use crate::roots::Roots;
 use crate::verify::{Leaf, VerifyError};
@@ -27,18 +28,28 @@ pub(crate) enum Anonymous {
     Allowed,
 }
 
-/// Accepts any member of one trust domain as a client.
+/// Whether clients may show certificates of guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guests {
+    /// To whoever asks, all of them are strangers.
+    Refused,
+    /// Which of them may come in is for others to say.
+    Allowed,
+}
+
+/// Accepts any member of one trust domain as a client, and its guests where they are allowed.
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
     chain: Arc<dyn ClientCertVerifier>,
     trust_domain: TrustDomain,
+    guests: Guests,
 }
 
 impl MemberVerifier {
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
-        anonymous: Anonymous,
+        (anonymous, guests): (Anonymous, Guests),
     ) -> Result<Self, VerifierBuilderError> {
         // The roots' names are not sent as a hint: members have one certificate to choose from.
         let builder =
@@ -48,7 +59,29 @@ impl MemberVerifier {
             Anonymous::Refused => builder.build()?,
             Anonymous::Allowed => builder.allow_unauthenticated().build()?,
         };
-        Ok(Self { chain, trust_domain })
+        Ok(Self { chain, trust_domain, guests })
+    }
+
+    /// Whose a certificate is that leads to a root.
+    fn judge(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
+        let guest = || Guest::read(end_entity).ok().filter(|_| self.guests == Guests::Allowed);
+        let found = match Leaf::read(end_entity) {
+            Ok(leaf) => leaf.peer.id,
+            // What is no member's may be a guest's, and is never both.
+            Err(refusal) => {
+                let guest = guest().ok_or(refusal)?;
+                let is_ours = guest.id.trust_domain == self.trust_domain;
+                return is_ours.then_some(()).ok_or(VerifyError::ForeignGuest {
+                    found: guest.id,
+                    expected: self.trust_domain.clone(),
+                });
+            }
+        };
+        if found.trust_domain != self.trust_domain {
+            let expected = self.trust_domain.clone();
+            return Err(VerifyError::ForeignTrustDomain { found, expected });
+        }
+        Ok(())
     }
 }
 
@@ -68,13 +101,7 @@ impl ClientCertVerifier for MemberVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        let found = Leaf::read(end_entity).map_err(refused)?.peer.id;
-        if found.trust_domain != self.trust_domain {
-            return Err(refused(VerifyError::ForeignTrustDomain {
-                found,
-                expected: self.trust_domain.clone(),
-            }));
-        }
+        self.judge(end_entity).map_err(refused)?;
         Ok(verified)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_model::{InvalidName, SpiffeId, TrustDomain, WorkloadName};
+use leno_model::{GuestId, InvalidName, SpiffeId, TrustDomain, WorkloadName};
 use rustls::pki_types::CertificateDer;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
@@ -76,6 +76,17 @@ pub enum VerifyError {
         /// Whose members are accepted.
         expected: TrustDomain,
     },
+    /// The same of a guest.
+    #[error("the peer is the guest `{found}`, of another trust domain than `{expected}`")]
+    ForeignGuest {
+        /// Who the peer is.
+        found: GuestId,
+        /// Whose guests are accepted.
+        expected: TrustDomain,
+    },
+    /// A guest that is called nothing, or something that is no name.
+    #[error("the certificate of a guest has no name of the DNS, or one that is none")]
+    GuestNames,
     /// A member of the mesh, but another one than expected.
     #[error("the peer is `{found}` and not `{expected}`")]
     WrongIdentity {

@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod fault;
 pub mod gateway;
 pub mod grant;
+pub mod guest;
 pub mod health_check;
 pub mod hedging;
 pub mod identity;
@@ -72,6 +73,7 @@ pub use gateway::{
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
+pub use guest::{AccessCert, BadSubject, GuestId, Sponsor, below, check_subject};
 pub use health_check::{HealthCheck, HealthProbe};
 pub use hedging::{HedgeRule, Hedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
@@ -86,8 +88,8 @@ pub use jwt::{
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
 pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
 pub use name::{
-    GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, ServiceName,
-    TagRouteName, TcpRouteName, WorkloadName,
+    GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, SecretName,
+    ServiceName, TagRouteName, TcpRouteName, WorkloadName,
 };
 pub use occupant::{Occupant, OccupantPort};
 pub use persistence::{Carries, Persistence};

@@ -146,6 +146,11 @@ object_name! {
     GrantName
 }
 
+object_name! {
+    /// The name of a Secret.
+    SecretName
+}
+
 /// RFC 1123: a label is 1 to 63 bytes, alphanumeric at both ends.
 fn is_label(label: &str) -> bool {
     let bytes = label.as_bytes();

@@ -1,0 +1,79 @@
+//! What an authority signs for guests.
+
+use std::time::{Duration, SystemTime};
+
+use leno_model::check_subject;
+use rcgen::{DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType};
+use rustls::pki_types::CertificateDer;
+
+use super::{Authority, AuthorityError, LEAF_LIFETIME_MAX, LEAF_LIFETIME_MIN, parameters, uri};
+use crate::credential::Issued;
+use crate::guest::GuestSubject;
+use crate::request::CertificateRequest;
+use crate::roots::Roots;
+
+impl Authority {
+    /// Signs the requested key for a guest, to live for `lifetime` from `now`. It is a client's, and no member's.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] when the guest is not of this trust domain or may not be called so, the lifetime is out of
+    /// bounds, or the root has expired.
+    pub fn sign_guest(
+        &self,
+        request: &CertificateRequest,
+        subject: GuestSubject<'_>,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Issued, AuthorityError> {
+        let GuestSubject { id, names, sponsor } = subject;
+        if id.trust_domain != self.trust_domain {
+            return Err(AuthorityError::ForeignTrustDomain {
+                found: id.to_string(),
+                expected: self.trust_domain.clone(),
+            });
+        }
+        let Some(first) = names.first() else {
+            return Err(AuthorityError::Nameless(id.clone()));
+        };
+        for name in names {
+            check_subject(name, sponsor, &self.trust_domain)
+                .map_err(|cause| AuthorityError::Subject { name: name.clone(), cause })?;
+        }
+        if lifetime < LEAF_LIFETIME_MIN || lifetime > LEAF_LIFETIME_MAX {
+            return Err(AuthorityError::Lifetime(lifetime));
+        }
+        let (not_before, not_after) = self.validity(lifetime, now)?;
+        let mut parameters = parameters(not_before, not_after)?;
+        parameters.subject_alt_names = vec![uri(id.to_string())?];
+        for name in names {
+            let name = name.as_str().try_into().map_err(AuthorityError::Encoding)?;
+            parameters.subject_alt_names.push(SanType::DnsName(name));
+        }
+        // For people: nobody else looks at it.
+        if first.as_str().len() <= COMMON_NAME_BYTES_MAX {
+            parameters.distinguished_name.push(DnType::CommonName, first.as_str());
+        }
+        parameters.is_ca = IsCa::ExplicitNoCa;
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(Issued {
+            chain: [self.certify(&parameters, request)?].into_iter().chain(self.chain()).collect(),
+            roots: self.roots.clone(),
+            not_before,
+            not_after,
+        })
+    }
+
+    /// By which roots a chain is of this signer, if it may be: what leads from the signer to a root has to be as it is
+    /// here.
+    pub(crate) fn signs_with(&self, chain: &[CertificateDer<'static>]) -> Option<Roots> {
+        let above = chain.get(1..)?;
+        match self.chain.is_empty() {
+            true => Roots::new(vec![self.signer.clone()]).ok().filter(|_| above.is_empty()),
+            false => (above == self.chain).then(|| self.roots.clone()),
+        }
+    }
+}
+
+/// X.520: ub-common-name.
+const COMMON_NAME_BYTES_MAX: usize = 64;
