@@ -315,6 +315,7 @@ impl Mesh {
             }
             Object::Egress(policy) => self.set_egress(&policy.name.clone(), Some(policy), touched),
             Object::Retry(policy) => self.set_retry(&policy.name.clone(), Some(policy), touched),
+            Object::AccessCert(cert) => self.set_access_cert(&cert.name.clone(), Some(cert)),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
                 touched.services.extend(self.splits.set(&name, Some(split)));
@@ -381,6 +382,7 @@ impl Mesh {
             ObjectKey::Ingress(name) => self.set_ingress(name, None, touched),
             ObjectKey::Egress(name) => self.set_egress(name, None, touched),
             ObjectKey::Retry(name) => self.set_retry(name, None, touched),
+            ObjectKey::AccessCert(name) => self.set_access_cert(name, None),
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
     }

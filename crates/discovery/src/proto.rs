@@ -661,6 +661,8 @@ pub struct Opening {
     pub accounts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, optional, tag = "10")]
     pub requests: ::core::option::Option<RequestMatches>,
+    #[prost(string, repeated, tag = "11")]
+    pub guests: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(oneof = "opening::Entry", tags = "3, 4, 5, 6")]
     pub entry: ::core::option::Option<opening::Entry>,
 }

@@ -6,6 +6,7 @@ use crate::access_policy::AccessPolicy;
 use crate::egress::EgressPolicy;
 use crate::gateway::Gateway;
 use crate::grant::ReferenceGrant;
+use crate::guest::AccessCert;
 use crate::ingress::{IngressName, IngressPolicy};
 use crate::mesh::MeshConfig;
 use crate::name::{
@@ -77,6 +78,8 @@ pub enum Object {
     Egress(EgressPolicy),
     /// Whose requests are sent once more.
     Retry(RetryPolicy),
+    /// A certificate for a client outside the mesh.
+    AccessCert(AccessCert),
 }
 
 impl Object {
@@ -115,6 +118,7 @@ impl Object {
             Self::Ingress(o) => ObjectKey::Ingress(o.name.clone()),
             Self::Egress(o) => ObjectKey::Egress(o.name.clone()),
             Self::Retry(o) => ObjectKey::Retry(o.name.clone()),
+            Self::AccessCert(o) => ObjectKey::AccessCert(o.name.clone()),
         }
     }
 }
@@ -164,6 +168,8 @@ pub enum ObjectKey {
     Egress(PolicyName),
     /// Whose requests are sent once more.
     Retry(PolicyName),
+    /// A certificate for a client outside the mesh.
+    AccessCert(PolicyName),
 }
 
 /// `Kind namespace/name`, as operators write it.
@@ -191,6 +197,7 @@ impl fmt::Display for ObjectKey {
             Self::Ingress(name) => write!(f, "{name}"),
             Self::Egress(name) => write!(f, "Egress {name}"),
             Self::Retry(name) => write!(f, "Retry {name}"),
+            Self::AccessCert(name) => write!(f, "AccessCert {name}"),
         }
     }
 }

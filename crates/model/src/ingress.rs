@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::identity::{ServiceAccount, TrustDomain};
+use crate::guest::below;
+use crate::identity::{ServiceAccount, SpiffeId, TrustDomain};
 use crate::ip_range::IpRange;
 use crate::name::{InvalidName, Name, RouteGroupName, ServiceName};
 use crate::route::RequestMatch;
@@ -132,8 +133,27 @@ pub enum IngressSource {
     Service(ServiceName),
     /// Whoever has one of these addresses.
     Range(IpRange),
-    /// Whoever shows the certificate of this account, of this trust domain.
-    Principal(ServiceAccount, TrustDomain),
+    /// Whoever shows the certificate of this identity.
+    Principal(SpiffeId),
+    /// Whoever shows a certificate of this mesh for this name: a guest, or the account of a name such as
+    /// `ACCOUNT.NAMESPACE.TRUST-DOMAIN`.
+    Named(Name),
+}
+
+impl IngressSource {
+    /// The account that is meant, if one of this trust domain is.
+    #[must_use]
+    pub fn account(&self, own: &TrustDomain) -> Option<ServiceAccount> {
+        match self {
+            Self::Principal(id) => (id.trust_domain == *own).then(|| id.account.clone()),
+            Self::Named(name) => {
+                let (account, namespace) = below(name, own)?.split_once('.')?;
+                let is_label = !namespace.contains('.');
+                is_label.then(|| ServiceAccount::new(namespace, account).ok()).flatten()
+            }
+            Self::Service(_) | Self::Range(_) => None,
+        }
+    }
 }
 
 /// What a policy opens at one port of a workload, as its sidecar has it.
@@ -149,6 +169,8 @@ pub struct Opening {
     pub ranges: Option<Vec<IpRange>>,
     /// Who they are, any of these, where they show a certificate.
     pub accounts: Vec<ServiceAccount>,
+    /// What guests are called, any of these, where they show a certificate.
+    pub guests: Vec<Name>,
     /// What they may ask, any of these; everything when absent.
     pub requests: Option<Vec<RequestMatch>>,
 }
@@ -156,6 +178,29 @@ pub struct Opening {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_means_an_account_where_it_is_one_of_the_own_trust_domain() {
+        let own = TrustDomain::new("cluster.local").unwrap();
+        let account = |text: &str| {
+            let source = match text.parse() {
+                Ok(id) => IngressSource::Principal(id),
+                Err(_) => IngressSource::Named(Name::new(text).unwrap()),
+            };
+            source.account(&own).map(|account| account.to_string())
+        };
+        for (text, expected) in [
+            ("nginx.edge.cluster.local", Some("edge/nginx")),
+            ("spiffe://cluster.local/ns/edge/sa/nginx", Some("edge/nginx")),
+            ("spiffe://other/ns/edge/sa/nginx", None),
+            ("nginx.edge.svc.cluster.local", None),
+            ("edge.cluster.local", None),
+            ("cluster.local", None),
+            ("batch.corp.example", None),
+        ] {
+            assert_eq!(account(text).as_deref(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn names_read_back_and_ingress_backends_come_first() {

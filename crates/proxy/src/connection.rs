@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use leno_model::{EndpointId, Occupant, Proof, Protocol, Reason, ServiceName};
+use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{Carrier, Origin};
 use leno_wire::link::{Role, StreamKind};
@@ -31,7 +31,7 @@ use crate::outside;
 use crate::plaintext;
 use crate::session::{Entrance, Session};
 use crate::tcp;
-use crate::tls::{self, ALPN_HTTP2, ALPN_LINK};
+use crate::tls::{self, ALPN_HTTP2, ALPN_LINK, Clients};
 use crate::worker::Worker;
 
 /// Carries a connection from its first byte to its last.
@@ -66,9 +66,11 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
         return;
     };
     let spoken = scene.in_clear(port, peer.ip());
-    let proof = match scene.plans.access.skips_proof(port, peer.ip()) {
-        true => Proof::Skipped,
-        false => Proof::Required,
+    let access = &scene.plans.access;
+    let clients = match access.takes_guests(port, peer.ip()) {
+        _ if access.skips_proof(port, peer.ip()) => Clients::Anyone,
+        true => Clients::Guests,
+        false => Clients::Members,
     };
     drop(scene);
     if let Some(spoken) = spoken
@@ -89,17 +91,16 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     };
     let accepting = async {
         tls::expect(&tcp).await?;
-        handshake::in_room(worker, tls::accept(&worker.tls, (&credential, proof), tcp)).await
+        handshake::in_room(worker, tls::accept(&worker.tls, (&credential, clients), tcp)).await
     };
     let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
         return;
     };
-    // Who shows no certificate has none that could expire.
-    let expires = accepted.peer.as_ref().map(|peer| tls::until(peer.not_after));
-    let identity = accepted.peer.map(|peer| Rc::new(peer.id));
+    let (member, guest, expires) = accepted.client.into_parts();
+    let identity = member.map(Rc::new);
     let state = accepted.tls.get_ref().1;
     let alpn = state.alpn_protocol().map(<[u8]>::to_vec);
-    let carrier = Carrier::Tls(state.server_name().map(Into::into));
+    let carrier = Carrier::Tls { asked: state.server_name().map(Into::into), guest };
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
@@ -109,7 +110,7 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let forbidden = pin!(async {
         match &account {
             Some(account) => worker.world.revoked(account).await,
-            // Nothing but an opening lets somebody in who shows no certificate.
+            // Nothing but an opening lets somebody in who is no member.
             None => worker.world.kept_out(port, origin).await,
         }
     });
@@ -193,7 +194,7 @@ async fn serve_inbound(
     alpn: Option<Vec<u8>>,
 ) {
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
-    match (alpn.as_deref(), expires) {
+    match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
             let _listed = list("link");
             Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{
-    Credential, Peer, VerifyError, client_config, open_server_config, peer, reason_of,
-    server_config,
+    Credential, Guest, Peer, VerifyError, client_config, guest, guest_server_config,
+    open_server_config, peer, reason_of, server_config,
 };
-use leno_model::{Proof, Reason, Side, SpiffeId};
+use leno_model::{Name, Reason, Side, SpiffeId};
 use rustls::server::Acceptor;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::net::TcpStream;
@@ -32,9 +32,22 @@ pub(crate) struct TlsConfigs(RefCell<Cached>);
 struct Cached {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
+    /// For clients that may be guests.
+    guests: Option<Arc<ServerConfig>>,
     /// For clients that need no certificate.
     open: Option<Arc<ServerConfig>>,
     clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
+}
+
+/// Who may come in with TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clients {
+    /// Members of the mesh.
+    Members,
+    /// Its guests too.
+    Guests,
+    /// Also whoever shows no certificate.
+    Anyone,
 }
 
 /// What an endpoint is offered to speak.
@@ -77,25 +90,27 @@ impl TlsConfigs {
         Ok(config)
     }
 
-    /// For accepting members of the mesh, and clients without a certificate where they need none.
+    /// For accepting members of the mesh, and others where they are let in.
     fn server(
         &self,
         credential: &Arc<Credential>,
-        proof: Proof,
+        clients: Clients,
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let held = match proof {
-            Proof::Required => &mut cached.server,
-            Proof::Skipped => &mut cached.open,
+        let held = match clients {
+            Clients::Members => &mut cached.server,
+            Clients::Guests => &mut cached.guests,
+            Clients::Anyone => &mut cached.open,
         };
         if let Some(config) = held {
             return Ok(config.clone());
         }
         let alpn = [ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
-        let config = match proof {
-            Proof::Required => server_config(credential, &alpn),
-            Proof::Skipped => open_server_config(credential, &alpn),
+        let config = match clients {
+            Clients::Members => server_config(credential, &alpn),
+            Clients::Guests => guest_server_config(credential, &alpn),
+            Clients::Anyone => open_server_config(credential, &alpn),
         };
         let config = config.map_err(|_| Reason::HandshakeFailed)?;
         *held = Some(config.clone());
@@ -115,7 +130,27 @@ impl Cached {
 /// A connection whose client has proved who it is, where it has to.
 pub(crate) struct Accepted {
     pub(crate) tls: TlsStream<TcpStream>,
-    pub(crate) peer: Option<Peer>,
+    pub(crate) client: Client,
+}
+
+/// Who is at the other end of a session.
+pub(crate) enum Client {
+    Member(Peer),
+    /// A guest: it has names, and no identity.
+    Guest(Guest),
+    Anonymous,
+}
+
+impl Client {
+    /// The member, if it is one, what it is called if it is a guest, and when its certificate ends, if it
+    /// has shown one.
+    pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
+        match self {
+            Self::Member(peer) => (Some(peer.id), Arc::default(), Some(until(peer.not_after))),
+            Self::Guest(guest) => (None, guest.names.into(), Some(until(guest.not_after))),
+            Self::Anonymous => (None, Arc::default(), None),
+        }
+    }
 }
 
 /// When a certificate's end is, on the clock that timers go by.
@@ -139,19 +174,36 @@ pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
 /// orderly end.
 pub(crate) async fn accept(
     configs: &TlsConfigs,
-    (credential, proof): (&Arc<Credential>, Proof),
+    (credential, clients): (&Arc<Credential>, Clients),
     tcp: TcpStream,
 ) -> Result<Accepted, Reason> {
-    let acceptor = TlsAcceptor::from(configs.server(credential, proof)?);
+    let acceptor = TlsAcceptor::from(configs.server(credential, clients)?);
     match acceptor.accept(tcp).into_fallible().await {
-        Ok(tls) => match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
-            Ok(Some(peer)) => Ok(Accepted { tls, peer: Some(peer) }),
-            Ok(None) if proof == Proof::Skipped => Ok(Accepted { tls, peer: None }),
-            Err(VerifyError::Expired) => refuse(tls.get_ref().0, Reason::ExpiredPeer),
-            // That configuration demands a certificate, so this is a handshake gone wrong.
-            Ok(None) | Err(_) => refuse(tls.get_ref().0, Reason::UntrustedPeer),
+        Ok(tls) => match client(&tls, clients, SystemTime::now()) {
+            Ok(client) => Ok(Accepted { tls, client }),
+            Err(reason) => refuse(tls.get_ref().0, reason),
         },
         Err((error, tcp)) => refuse(&tcp, reason_of(&error, Side::Downstream)),
+    }
+}
+
+/// Who it is, by what the session reports: it may be an older one that goes on.
+fn client(tls: &TlsStream<TcpStream>, clients: Clients, now: SystemTime) -> Result<Client, Reason> {
+    let shown = tls.get_ref().1.peer_certificates();
+    let of = |error: &VerifyError| match error {
+        VerifyError::Expired => Reason::ExpiredPeer,
+        _ => Reason::UntrustedPeer,
+    };
+    match (peer(shown, now), shown.and_then(<[_]>::first)) {
+        (Ok(Some(peer)), _) => Ok(Client::Member(peer)),
+        (Ok(None), _) if clients == Clients::Anyone => Ok(Client::Anonymous),
+        // That configuration demands a certificate, so this is a handshake gone wrong.
+        (Ok(None), _) => Err(Reason::UntrustedPeer),
+        // Its certificate was verified in this session, or in the one that goes on, by a configuration for guests.
+        (Err(VerifyError::Uri(_)), Some(certificate)) if clients != Clients::Members => {
+            guest(certificate, now).map(Client::Guest).map_err(|error| of(&error))
+        }
+        (Err(error), _) => Err(of(&error)),
     }
 }
 

@@ -168,6 +168,7 @@ impl FileSource {
     pub fn lint(&self) -> Vec<Warning> {
         let objects: Vec<Object> = self.objects().cloned().collect();
         let mut warnings = lint(&objects);
+        warnings.extend(objects.iter().filter_map(only_in_clusters));
         let places: BTreeMap<String, Located> = self
             .locations()
             .into_iter()
@@ -411,6 +412,16 @@ fn subject(place: &Place) -> String {
 const DOUBT_STEADY: Duration = Duration::from_millis(250);
 /// A file that changes all the time is taken at its word after this time.
 const DOUBT_MAX: Duration = Duration::from_millis(600);
+
+/// What has no effect where the mesh is made of files.
+fn only_in_clusters(object: &Object) -> Option<Warning> {
+    matches!(object, Object::AccessCert(_)).then(|| Warning {
+        at: Place::of(&object.key(), "spec.secret"),
+        problem: "is written by a control plane in Kubernetes, and by nobody where the mesh runs from files"
+            .to_owned(),
+        remedy: "let the client join with a token of its own (`leno token`), or let it in by its address".to_owned(),
+    })
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,6 @@
 //! Kinds: which documents are read, and what all of them have in common.
 
+mod access_cert;
 mod access_policy;
 mod answer;
 mod circuit_breaker;
@@ -240,6 +241,7 @@ enum Kind {
     Ingress(IngressKind),
     Egress,
     Retry,
+    AccessCert,
 }
 
 impl Kind {
@@ -275,6 +277,7 @@ impl Kind {
         Self::Ingress(IngressKind::AccessControl),
         Self::Egress,
         Self::Retry,
+        Self::AccessCert,
     ];
 
     const fn word(self) -> &'static str {
@@ -298,6 +301,7 @@ impl Kind {
             Self::Ingress(kind) => kind.as_str(),
             Self::Egress => "Egress",
             Self::Retry => "Retry",
+            Self::AccessCert => "AccessCert",
         }
     }
 
@@ -307,7 +311,10 @@ impl Kind {
             Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting)
             | Self::Ingress(_)
             | Self::Egress
-            | Self::Retry => &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"],
+            | Self::Retry
+            | Self::AccessCert => {
+                &["policy.openservicemesh.io/v1alpha1", "policy.flomesh.io/v1alpha1"]
+            }
             Self::ServicePolicy(ServicePolicyKind::TrafficWarmup) => {
                 &["policy.flomesh.io/v1alpha1"]
             }
@@ -358,7 +365,7 @@ impl Kind {
 
     /// The kind, or the one that was misspelt.
     fn meant(word: &str) -> Option<Self> {
-        if OTHER_ROUTES.contains(&word) || REFUSED.iter().any(|(kind, ..)| *kind == word) {
+        if OTHER_ROUTES.contains(&word) {
             return None;
         }
         let found = Self::find(word).or_else(|| Self::find(closest(word, &Self::words())?));
@@ -416,6 +423,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
         Kind::Egress => egress::read(head, spec).map(Object::Egress),
         Kind::Retry => retry::read(head, spec).map(Object::Retry),
+        Kind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
@@ -428,10 +436,6 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let (kind_field, version_field) = (kind_field?, version_field?);
     let word = kind_field.text()?;
     let version = version_field.text()?;
-    if let Some((_, why, remedy)) = REFUSED.iter().find(|(kind, ..)| *kind == word) {
-        kind_field.refuse(format!("{} is not supported: {why}", kind_field.shown()), *remedy);
-        return None;
-    }
     let Some(kind) = Kind::find(word) else {
         let remedy = match Kind::meant(word) {
             Some(meant) => format!("did you mean `{}`?", meant.word()),
@@ -506,13 +510,6 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.
 const OTHER_ROUTES: &[&str] = &["UDPRoute"];
-/// Kinds of meshes that this one replaces, of which it does the same in another way.
-const REFUSED: &[(&str, &str, &str)] = &[(
-    "AccessCert",
-    "certificates are made where their key is, and no key leaves that place",
-    "let the client join with a token of its own (`leno token`), or let it in by its address with \
-     an AccessControl",
-)];
 /// How much of a name or kind is kept to recognise a refused document.
 const IDENTITY_CHARACTERS_MAX: usize = 253;
 /// What Kubernetes keeps in `metadata`; all but the first three are of no meaning here.

@@ -68,6 +68,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
             Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),
             Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut notes),
+            Object::AccessCert(cert) => world.lint_access_cert(cert, &mut notes),
             Object::TcpRoute(_) | Object::ReferenceGrant(_) | Object::Gateway(_) => {}
             Object::Ingress(policy) => world.lint_ingress(policy, &mut notes),
             Object::Egress(policy) => world.lint_egress(policy, &mut notes),
@@ -95,6 +96,8 @@ struct World<'a> {
     policies: Vec<&'a ServicePolicy>,
     grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
+    /// What guests are called.
+    guests: BTreeSet<&'a Name>,
     /// The accounts that some `TrafficTarget` mentions, as source or destination.
     mentioned: BTreeSet<&'a ServiceAccount>,
     /// What a `TagRoute` is for, and one such.
@@ -179,6 +182,7 @@ impl<'a> World<'a> {
                 Object::HttpRoute(route) => world.matches.add(route),
                 Object::TlsRoute(_) | Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
+                Object::AccessCert(cert) => world.guests.extend(&cert.subjects),
                 Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => {

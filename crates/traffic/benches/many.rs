@@ -164,6 +164,7 @@ pub(crate) fn openings(rules: usize) -> Judged {
         entry: Entry::Http,
         ranges: None,
         accounts: Vec::new(),
+        guests: Vec::new(),
         requests: Some(vec![at(PathMatch::Exact(format!("/place-{number}/7")))]),
     };
     let openings = (0..rules).map(opening).collect();

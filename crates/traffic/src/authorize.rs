@@ -138,6 +138,12 @@ impl InboundAccess {
         self.openings.skips_proof(port, address)
     }
 
+    /// Whether a client from this address may show the certificate of a guest at a port.
+    #[must_use]
+    pub fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
+        self.openings.takes_guests(port, address)
+    }
+
     /// Decides on a request. A permit that another compilation gave out is good for no more than
     /// the identity in it, which is then judged anew, at the price of a look-up.
     ///

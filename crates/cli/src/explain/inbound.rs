@@ -125,6 +125,16 @@ fn told_opening(opening: &Opening) -> String {
         format!(" from {}", ranges.join(", "))
     });
     let from = from.unwrap_or_default();
+    let called: Vec<String> = opening
+        .accounts
+        .iter()
+        .map(|account| format!("account {account}"))
+        .chain(opening.guests.iter().map(|name| format!("guest {name}")))
+        .collect();
+    let called = match called.as_slice() {
+        [] => String::new(),
+        called => format!(" of {}", called.join(", ")),
+    };
     let some = if opening.requests.is_some() { ", for some requests" } else { "" };
-    format!("{} lets in who is outside the mesh, {how}{from}{some}", opening.policy)
+    format!("{} lets in who is outside the mesh, {how}{called}{from}{some}", opening.policy)
 }

@@ -92,7 +92,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
             }
             outcome => outcome.map(|native| native.objects),
         },
-        Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) => {
+        Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) | Object::AccessCert(_) => {
             Err("there is no native kind of its meaning: it is read as it stands".to_owned())
         }
         _ => return Fate::Native,

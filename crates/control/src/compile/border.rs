@@ -2,8 +2,7 @@
 
 use leno_model::{
     Egress, EgressPolicy, Entry, IngressBackend, IngressName, IngressPolicy, IngressSource,
-    IpRange, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceAccount, ServiceName,
-    ToldBy, Workload,
+    IpRange, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceName, ToldBy, Workload,
 };
 
 use leno_registry::NODE_NETWORK_LABEL;
@@ -49,7 +48,8 @@ fn contradicted<'a>(
 }
 
 fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
-    let places = |it: &&IngressSource| !matches!(it, IngressSource::Principal(..));
+    let places =
+        |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
     let names_places = policy.sources.iter().any(|it| places(&it));
     let ranges = policy.sources.iter().filter(places).flat_map(|it| ranges(mesh, it));
     let mut ranges: Vec<IpRange> = ranges.collect();
@@ -57,16 +57,24 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
     ranges.dedup();
     // Where certificates say who comes, it need not matter from where.
     let anywhere = !names_places && !backend.entry.is_clear();
-    let accounts = policy.sources.iter().filter_map(|it| account(mesh, it)).cloned();
+    let own = &mesh.config().trust_domain;
+    let accounts = policy.sources.iter().filter_map(|it| it.account(own));
+    let guests = policy.sources.iter().filter_map(|it| match it {
+        IngressSource::Named(name) => Some(name.clone()),
+        IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
+    });
+    // Without TLS nobody shows who it is.
+    let (accounts, guests) = match backend.entry {
+        Entry::Https { .. } => (accounts.collect(), guests.collect()),
+        Entry::Http | Entry::Grpc | Entry::Tcp => (Vec::new(), Vec::new()),
+    };
     Opening {
         policy: policy.name.clone(),
         port: backend.port,
         entry: backend.entry.clone(),
         ranges: (!anywhere).then_some(ranges),
-        accounts: match backend.entry {
-            Entry::Https { .. } => accounts.collect(),
-            Entry::Http | Entry::Grpc | Entry::Tcp => Vec::new(),
-        },
+        accounts,
+        guests,
         requests: requests(mesh, &policy.groups),
     }
 }
@@ -76,7 +84,7 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
 fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
-        IngressSource::Principal(..) => Vec::new(),
+        IngressSource::Principal(_) | IngressSource::Named(_) => Vec::new(),
         IngressSource::Service(service) => {
             let all = mesh.behind(service).chain(mesh.bystanders_behind(service));
             let own = all.filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
@@ -84,16 +92,6 @@ fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
             let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
             known.map(IpRange::from).collect()
         }
-    }
-}
-
-/// The account that a source means, if it is of this mesh.
-fn account<'a>(mesh: &Mesh, source: &'a IngressSource) -> Option<&'a ServiceAccount> {
-    match source {
-        IngressSource::Principal(account, domain) => {
-            (*domain == mesh.config().trust_domain).then_some(account)
-        }
-        IngressSource::Service(_) | IngressSource::Range(_) => None,
     }
 }
 
@@ -160,13 +158,23 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
             IngressSource::Service(service) if ranges(mesh, source).is_empty() => {
                 problems.push(format!("endpoints not found for service {service}"));
             }
-            IngressSource::Principal(account, domain) if *domain != mesh.config().trust_domain => {
-                problems.push(format!("{account} is of the trust domain {domain}"));
+            IngressSource::Principal(id) if id.trust_domain != mesh.config().trust_domain => {
+                problems.push(format!("{} is of the trust domain {}", id.account, id.trust_domain));
             }
-            IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(..) => {}
+            IngressSource::Named(name) => problems.extend(nobody(mesh, name)),
+            IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(_) => {}
         }
     }
     problems
+}
+
+/// Why a name is neither that of an account nor that of a guest.
+fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
+    let own = &mesh.config().trust_domain;
+    let is_guest = mesh.access_certs().any(|it| it.subjects.contains(name));
+    let is_account = IngressSource::Named(name.clone()).account(own).is_some();
+    (!is_account && !is_guest)
+        .then(|| format!("{name} is no account of {own}, and no AccessCert is for it"))
 }
 
 /// Groups that are not there, as sentences for the author of who names them.

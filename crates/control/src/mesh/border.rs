@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    EgressPolicy, IngressBackend, IngressName, IngressPolicy, IngressSource, Name, PolicyName,
-    RouteGroupName, ServiceAccount, ServiceName, WorkloadName,
+    AccessCert, EgressPolicy, IngressBackend, IngressName, IngressPolicy, IngressSource, Name,
+    PolicyName, RouteGroupName, ServiceAccount, ServiceName, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -17,6 +17,8 @@ pub(super) struct Border {
     ingress_by_namespace: Index<Name, IngressName>,
     egress: BTreeMap<PolicyName, EgressPolicy>,
     egress_by_source: Index<ServiceAccount, PolicyName>,
+    /// What guests are called: nothing is compiled of it.
+    access_certs: BTreeMap<PolicyName, AccessCert>,
 }
 
 impl Border {
@@ -56,6 +58,11 @@ impl Mesh {
         self.border.egress.values()
     }
 
+    /// All certificates that guests are to have, by name.
+    pub(crate) fn access_certs(&self) -> impl ExactSizeIterator<Item = &AccessCert> {
+        self.border.access_certs.values()
+    }
+
     /// What lets an account out, by name.
     pub(crate) fn egress_of(
         &self,
@@ -68,6 +75,13 @@ impl Mesh {
 
 /// Changes.
 impl Mesh {
+    pub(super) fn set_access_cert(&mut self, name: &PolicyName, new: Option<AccessCert>) {
+        match new {
+            Some(new) => self.border.access_certs.insert(name.clone(), new),
+            None => self.border.access_certs.remove(name),
+        };
+    }
+
     pub(super) fn set_ingress(
         &mut self,
         name: &IngressName,
@@ -120,7 +134,9 @@ impl Mesh {
         let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
         let is_touched = |source: &IngressSource| match source {
             IngressSource::Service(service) => others.contains(service),
-            IngressSource::Range(_) | IngressSource::Principal(..) => false,
+            IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => {
+                false
+            }
         };
         let policies = self.border.ingress.values();
         let about: BTreeSet<WorkloadName> = policies

@@ -37,6 +37,7 @@ impl Mesh {
             .chain(self.ingress_policies().cloned().map(Object::Ingress))
             .chain(self.egress_policies().cloned().map(Object::Egress))
             .chain(self.retry_policies().cloned().map(Object::Retry))
+            .chain(self.access_certs().cloned().map(Object::AccessCert))
             .chain(self.splits.all().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
             .collect()
@@ -65,6 +66,7 @@ impl Mesh {
             | ObjectKey::TcpRoute(_)
             | ObjectKey::ReferenceGrant(_)
             | ObjectKey::Egress(_)
+            | ObjectKey::AccessCert(_)
             | ObjectKey::Gateway(_) => false,
         }
     }

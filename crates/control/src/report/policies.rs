@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy, IngressSource,
-    PolicyName, PortSet, Proof, RetryPolicy, TargetRule, ToldBy, TrafficTarget,
+    AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy,
+    IngressSource, Name, PolicyName, PortSet, Proof, RetryPolicy, Sponsor, TargetRule, ToldBy,
+    TrafficTarget, check_subject,
 };
 
 use super::Report;
@@ -18,8 +19,9 @@ impl Report<'_> {
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress(policy));
         let retries = self.mesh.retry_policies().map(|policy| self.retry(policy));
+        let certs = self.mesh.access_certs().map(|cert| self.access_cert(cert));
         let of_services = self.mesh.service_policies().map(|policy| self.service_policy(policy));
-        let access = targets.chain(access).chain(ingress).chain(egress).chain(retries);
+        let access = targets.chain(access).chain(ingress).chain(egress).chain(retries).chain(certs);
         access.chain(of_services).chain(self.tag_rules()).collect()
     }
 
@@ -31,7 +33,12 @@ impl Report<'_> {
         let sources = policy.sources.iter().map(|source| match source {
             IngressSource::Service(service) => format!("Service {service}"),
             IngressSource::Range(range) => range.to_string(),
-            IngressSource::Principal(account, domain) => format!("{account} of {domain}"),
+            IngressSource::Principal(id) => format!("{} of {}", id.account, id.trust_domain),
+            IngressSource::Named(name) => {
+                let own = &self.mesh.config().trust_domain;
+                let account = source.account(own).map(|account| format!("{account} of {own}"));
+                account.unwrap_or_else(|| name.to_string())
+            }
         });
         let rules = backends.clone().map(|backend| {
             let how = match &backend.entry {
@@ -80,6 +87,26 @@ impl Report<'_> {
             why: (self.mesh.config().egress == Egress::Allow)
                 .then(|| "everybody is let out: egress is allow".to_owned()),
             problems: missing_groups(self.mesh, &policy.groups),
+        }
+    }
+
+    /// In force are its names: who writes the Secret, if anybody, says so in its status.
+    fn access_cert(&self, cert: &AccessCert) -> PolicyStatus {
+        let own = &self.mesh.config().trust_domain;
+        let sponsor = Sponsor::Namespace(&cert.name.namespace);
+        let check = |name: &Name| {
+            check_subject(name, sponsor, own).err().map(|why| format!("`{name}` {why}"))
+        };
+        let problems: Vec<String> = cert.subjects.iter().filter_map(check).collect();
+        PolicyStatus {
+            kind: "AccessCert".to_owned(),
+            name: cert.name.to_string(),
+            destination: format!("Secret {}/{}", cert.name.namespace, cert.secret),
+            sources: cert.subjects.iter().map(ToString::to_string).collect(),
+            rules: Vec::new(),
+            in_force: problems.is_empty(),
+            why: problems.first().cloned(),
+            problems,
         }
     }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_control::snapshot_for;
-use leno_model::{Egress, Object, Reach, Reason, ServiceAccount, SpiffeId, TrustDomain};
+use leno_model::{Egress, Name, Object, Reach, Reason, ServiceAccount, SpiffeId, TrustDomain};
 use leno_traffic::{
     Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Plans, RequestView, Way,
 };
@@ -72,8 +72,14 @@ fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -
             let tls = case["from"].get("tls");
             let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member);
             let origin = origin(&case["from"]);
-            if tls.is_some() && peer.is_none() && !access.skips_proof(port, origin.address) {
-                return ended(Reason::HandshakeFailed, request.is_some());
+            let is_guest = tls.and_then(guest).is_some();
+            let is_taken = match is_guest {
+                true => access.takes_guests(port, origin.address),
+                false => peer.is_some(),
+            };
+            if tls.is_some() && !is_taken && !access.skips_proof(port, origin.address) {
+                let reason = if is_guest { Reason::UntrustedPeer } else { Reason::HandshakeFailed };
+                return ended(reason, request.is_some());
             }
             (peer, origin)
         }
@@ -154,10 +160,18 @@ fn member(client: &str) -> SpiffeId {
     }
 }
 
+/// What a client calls itself by the certificate of a guest.
+fn guest(tls: &Value) -> Option<Name> {
+    tls["guest"].as_str().map(|name| Name::new(name).unwrap())
+}
+
 fn origin(from: &Value) -> Origin {
     let carrier = match from.get("tls") {
         None => Carrier::Clear,
-        Some(tls) => Carrier::Tls(tls["serverName"].as_str().map(Into::into)),
+        Some(tls) => Carrier::Tls {
+            asked: tls["serverName"].as_str().map(Into::into),
+            guest: guest(tls).into_iter().collect(),
+        },
     };
     Origin { address: from["address"].as_str().unwrap().parse().unwrap(), carrier }
 }

@@ -26,6 +26,7 @@ pub(super) fn opening_to_wire(opening: &Opening) -> proto::Opening {
         from_anywhere: opening.ranges.is_none(),
         accounts: opening.accounts.iter().map(ToString::to_string).collect(),
         requests: requests_to_wire(opening.requests.as_deref()),
+        guests: opening.guests.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -58,6 +59,7 @@ pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid
         ranges,
         accounts: each("accounts", wire.accounts, |text| account("", &text))?,
         requests: requests_from_wire(wire.requests)?,
+        guests: each("guests", wire.guests, |text| parsed("", &text))?,
     })
 }
 
@@ -111,7 +113,7 @@ fn requests_from_wire(
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{PathMatch, PolicyName, ServiceAccount};
+    use leno_model::{Name, PathMatch, PolicyName, ServiceAccount};
 
     use super::*;
 
@@ -140,6 +142,7 @@ mod tests {
                 entry,
                 ranges,
                 accounts: vec![ServiceAccount::new("edge", "nginx").unwrap()],
+                guests: vec![Name::new("batch.corp.example").unwrap()],
                 requests,
             };
             assert_eq!(opening_from_wire(opening_to_wire(&opening)).unwrap(), opening);
@@ -154,6 +157,7 @@ mod tests {
             entry: Entry::Http,
             ranges: Some(vec!["10.1.0.0/16".parse().unwrap()]),
             accounts: Vec::new(),
+            guests: Vec::new(),
             requests: None,
         };
         let spoilt: [fn(&mut proto::Opening); 5] = [

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use leno_identity::join_client_config;
+use leno_identity::{GuestCertificate, GuestSubject, join_client_config};
 use leno_model::{
-    Access, Entry, Opening, PathMatch, Plaintext, Proof, Protocol, RequestMatch, WorkloadPlan,
-    WorkloadPort,
+    Access, Entry, GuestId, Name, Opening, PathMatch, Plaintext, Proof, Protocol, RequestMatch,
+    SecretName, Sponsor, WorkloadPlan, WorkloadPort,
 };
-use rustls::pki_types::ServerName;
+use rustls::ClientConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -35,6 +38,7 @@ impl Mesh {
             entry,
             ranges: Some(vec![range.parse().unwrap()]),
             accounts: Vec::new(),
+            guests: Vec::new(),
             requests: None,
         }
     }
@@ -52,6 +56,49 @@ impl Mesh {
         let name = ServerName::try_from(name).unwrap();
         let tls = TlsConnector::from(Arc::clone(&config)).connect(name, tcp).await?;
         Ok(Client::new(tls))
+    }
+}
+
+impl Mesh {
+    /// A client with the certificate of a guest, that offers these protocols.
+    async fn guest(
+        &self,
+        name: &str,
+        alpn: &'static [u8],
+    ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
+        let trust_domain = plan("ratings", Access::Permissive).trust_domain;
+        let secret = SecretName::new("bookinfo", "batch-tls").unwrap();
+        let (id, names) = (GuestId { trust_domain, secret }, [Name::new(name).unwrap()]);
+        let subject = GuestSubject { id: &id, names: &names, sponsor: Sponsor::Mesh };
+        let hour = Duration::from_secs(3600);
+        let made = GuestCertificate::issue(&self.authority, subject, hour, SystemTime::now());
+        let made = made.unwrap();
+        let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
+        let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_slice(made.key().as_bytes()).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(made.roots().as_bytes()) {
+            roots.add(root.unwrap()).unwrap();
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .unwrap();
+        config.alpn_protocols = vec![alpn.to_vec()];
+        let tcp = TcpStream::connect(self.inbound).await?;
+        // As an ingress controller knows the sidecar.
+        let name = ServerName::try_from("ratings.bookinfo.cluster.local").unwrap();
+        Ok(Client::new(TlsConnector::from(Arc::new(config)).connect(name, tcp).await?))
+    }
+
+    /// What comes of a request of such a guest.
+    async fn asked_by_guest(&self, name: &str) -> Option<u16> {
+        let mut client = self.guest(name, b"http/1.1").await.ok()?;
+        client.send(GET).await;
+        client.head().await.map(|head| head.status)
     }
 }
 
@@ -149,6 +196,53 @@ fn a_certificate_that_is_named_needs_no_other_policy() {
             let mut client = Client::connect(mesh.door).await;
             assert_eq!(client.ask(GET).await.status, status, "{who}");
         }
+    });
+}
+
+#[test]
+fn a_guest_is_let_in_where_it_is_named_and_nowhere_else() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        let guests = |names: &[&str], proof| Opening {
+            guests: names.iter().map(|name| Name::new(name).unwrap()).collect(),
+            ..mesh.opening(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
+        };
+        // A mesh that lets in every member lets in no guest for that.
+        for access in [Access::Permissive, NOBODY] {
+            mesh.open(access.clone(), Vec::new());
+            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
+            let opening = guests(&["other.corp.example"], Proof::Required);
+            mesh.open(access.clone(), vec![opening]);
+            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
+            let opening = guests(&["batch.corp.example"], Proof::Required);
+            let mut elsewhere = opening.clone();
+            elsewhere.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+            mesh.open(access.clone(), vec![elsewhere]);
+            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
+            mesh.open(access.clone(), vec![opening]);
+            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
+            // Who needs no certificate may show one.
+            mesh.open(access.clone(), vec![guests(&[], Proof::Skipped)]);
+            assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
+        }
+    });
+}
+
+#[test]
+fn no_account_opens_to_a_guest_and_no_link_is_a_guests() {
+    run(async {
+        let (_app, mesh) = mesh().await;
+        let entry = Entry::Https { proof: Proof::Required, server_names: Vec::new() };
+        let opening = Opening {
+            accounts: vec![account("productpage")],
+            guests: vec![Name::new("batch.corp.example").unwrap()],
+            ..mesh.opening(entry, "127.0.0.1/32")
+        };
+        mesh.open(NOBODY, vec![opening]);
+        let name = "productpage.bookinfo.cluster.local";
+        assert_eq!(mesh.asked_by_guest(name).await, None);
+        let mut client = mesh.guest("batch.corp.example", b"leno/1").await.unwrap();
+        assert_eq!(client.end().await, End::Reset);
     });
 }
 

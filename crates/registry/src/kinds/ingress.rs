@@ -2,7 +2,7 @@
 
 use leno_model::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, IpRange, Name,
-    Proof, RouteGroupName, ServiceAccount, ServiceName, TrustDomain,
+    Proof, RouteGroupName, ServiceName,
 };
 
 use super::Head;
@@ -91,8 +91,10 @@ fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
 
 /// Every port lets somebody in, and nobody else than was meant.
 fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) {
-    let names_somebody = sources.iter().any(|it| matches!(it, IngressSource::Principal(..)));
-    let names_places = sources.iter().any(|it| !matches!(it, IngressSource::Principal(..)));
+    let is_place =
+        |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
+    let names_somebody = sources.iter().any(|it| !is_place(&it));
+    let names_places = sources.iter().any(|it| is_place(&it));
     match entry {
         Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.refuse(
             "lets nobody in: who comes without TLS is known by the address alone",
@@ -149,24 +151,22 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
         );
         return range.map(IngressSource::Range);
     }
-    let (account, domain) = name.parsed(
+    name.parsed(
         principal,
-        "an identity of the mesh",
-        "use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local",
-    )?;
-    Some(IngressSource::Principal(account, domain))
+        "an identity of the mesh, or the name of a guest",
+        "use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or \
+         what the `subjectAltNames` of an AccessCert say",
+    )
 }
 
-/// `ACCOUNT.NAMESPACE.TRUST-DOMAIN`, as these meshes write it, or a SPIFFE id.
-fn principal(text: &str) -> Option<(ServiceAccount, TrustDomain)> {
-    if let Ok(id) = text.parse::<leno_model::SpiffeId>() {
-        return Some((id.account, id.trust_domain));
+/// A SPIFFE id, or a name as certificates of these meshes have it. Of which trust domain the mesh is, is not
+/// known here.
+fn principal(text: &str) -> Option<IngressSource> {
+    match text.parse() {
+        Ok(id) => Some(IngressSource::Principal(id)),
+        Err(_) if !text.contains('.') => None,
+        Err(_) => Name::new(text).ok().map(IngressSource::Named),
     }
-    let mut parts = text.splitn(3, '.');
-    let name = Name::new(parts.next()?).ok()?;
-    let namespace = Name::new(parts.next()?).ok()?;
-    let domain = Name::new(parts.next()?).ok()?;
-    Some((ServiceAccount { namespace, name }, TrustDomain(domain)))
 }
 
 /// The groups of HTTP routes that `matches` names; none when there is no such field.

@@ -1,8 +1,8 @@
 //! Looks at who comes in from outside and who goes out: what is named and is not there.
 
 use leno_model::{
-    Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name, RouteGroupName,
-    ServiceName, Workload,
+    AccessCert, Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name,
+    RouteGroupName, ServiceName, Sponsor, Workload, check_subject,
 };
 
 use super::{Lint, Reference, World, selects, suggestion};
@@ -21,18 +21,42 @@ impl World<'_> {
                     let reference = Reference { service, port: None, field, name_field: "name" };
                     self.lint_reference(&reference, lint);
                 }
-                IngressSource::Principal(_, domain) if *domain != self.config.trust_domain => {
-                    let own = &self.config.trust_domain;
+                IngressSource::Principal(id) if id.trust_domain != self.config.trust_domain => {
+                    let (own, domain) = (&self.config.trust_domain, &id.trust_domain);
                     lint.warn(
                         format!("{field}.name"),
                         format!("is of the trust domain {domain}, and this mesh is {own}"),
                         format!("use ACCOUNT.NAMESPACE.{own}"),
                     );
                 }
-                IngressSource::Principal(..) | IngressSource::Range(_) => {}
+                IngressSource::Named(name) => self.lint_named(name, field, lint),
+                IngressSource::Principal(_) | IngressSource::Range(_) => {}
             }
         }
         self.lint_groups(&policy.groups, lint);
+    }
+
+    /// A name of the own trust domain is an account's; any other has to be a guest's.
+    fn lint_named(&self, name: &Name, field: String, lint: &mut Lint<'_>) {
+        let own = &self.config.trust_domain;
+        let is_account = IngressSource::Named(name.clone()).account(own).is_some();
+        if !is_account && !self.guests.contains(name) {
+            lint.warn(
+                format!("{field}.name"),
+                format!("is no account of this mesh, which is {own}, and no AccessCert is for it"),
+                format!("use ACCOUNT.NAMESPACE.{own}, or write an AccessCert with this name"),
+            );
+        }
+    }
+
+    pub(super) fn lint_access_cert(&self, cert: &AccessCert, lint: &mut Lint<'_>) {
+        let sponsor = Sponsor::Namespace(&cert.name.namespace);
+        for (index, subject) in cert.subjects.iter().enumerate() {
+            if let Err(why) = check_subject(subject, sponsor, &self.config.trust_domain) {
+                let field = format!("spec.subjectAltNames[{index}]");
+                lint.warn(field, why.to_string(), "use a name that is not of the mesh");
+            }
+        }
     }
 
     pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut Lint<'_>) {

@@ -43,10 +43,8 @@ fn an_ingress_backend_is_read_of_both_groups() {
             matches!(service, IngressSource::Service(name) if name.to_string() == "edge/nginx")
         );
         assert!(matches!(range, IngressSource::Range(range) if range.to_string() == "10.1.0.0/16"));
-        let IngressSource::Principal(account, domain) = principal else { panic!("{principal:?}") };
-        assert_eq!(
-            (account.to_string(), domain.to_string()),
-            ("edge/nginx".to_owned(), "cluster.local".to_owned())
+        assert!(
+            matches!(principal, IngressSource::Named(name) if name.as_str() == "nginx.edge.cluster.local")
         );
         assert_eq!(policy.groups[0].to_string(), "shop/g");
     }
@@ -79,7 +77,7 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
             spec.backends[0]: skips the certificates of clients, and a source goes by them; remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`
             spec.backends[0].tls: says something about TLS, and the port is opened without; remove it, or use `protocol: https`
             spec.sources[0].namespace: is missing; add `namespace`
-            spec.sources[0].name: "ops" is not an identity of the mesh; use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local
+            spec.sources[0].name: "ops" is not an identity of the mesh, or the name of a guest; use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or what the `subjectAltNames` of an AccessCert say
         "#]],
     );
     check_specs(
@@ -89,11 +87,55 @@ fn refuses_what_opens_nothing_or_more_than_is_meant() {
             spec: has no `backends`, which FSM takes for every port of the namespace; list the services and ports that are to be open to others
         "#]],
     );
+}
+
+#[test]
+fn an_access_cert_is_read_of_both_groups() {
+    for group in [OSM, FSM] {
+        let spec = "{subjectAltNames: [batch.corp.example, nginx.shop.cluster.local], \
+                    secret: {name: batch-tls, namespace: shop}}";
+        let Object::AccessCert(cert) = one("AccessCert", group, spec) else { panic!() };
+        assert_eq!(
+            (cert.name.to_string(), cert.secret.as_str()),
+            ("shop/x".to_owned(), "batch-tls")
+        );
+        let names: Vec<&str> = cert.subjects.iter().map(leno_model::Name::as_str).collect();
+        assert_eq!(names, ["batch.corp.example", "nginx.shop.cluster.local"]);
+    }
+}
+
+#[test]
+fn refuses_an_access_cert_for_members_for_many_and_for_other_namespaces() {
+    let secret = "secret: {name: a, namespace: default}";
+    let specs = [
+        format!("{{{secret}}}"),
+        format!("{{subjectAltNames: [], {secret}}}"),
+        format!("{{subjectAltNames: [\"spiffe://cluster.local/ns/a/sa/b\"], {secret}}}"),
+        format!("{{subjectAltNames: [\"*.corp.example\"], {secret}}}"),
+        format!("{{subjectAltNames: [batch], {secret}}}"),
+        format!("{{subjectAltNames: [Batch.corp.example], {secret}}}"),
+        format!("{{subjectAltNames: [a.example, a.example], {secret}}}"),
+        "{subjectAltNames: [a.example]}".to_owned(),
+        "{subjectAltNames: [a.example], secret: {name: a}}".to_owned(),
+        "{subjectAltNames: [a.example], secret: {name: a, namespace: kube-system}}".to_owned(),
+        format!("{{subjectAltNames: [a.example], {secret}, validityDuration: 1h}}"),
+    ];
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_specs(
         "apiVersion: policy.flomesh.io/v1alpha1\nkind: AccessCert\nmetadata: {name: x}",
-        &["{subjectAltNames: [a.example], secret: {name: a, namespace: b}}"],
+        &specs,
         &expect![[r#"
-            kind: "AccessCert" is not supported: certificates are made where their key is, and no key leaves that place; let the client join with a token of its own (`leno token`), or let it in by its address with an AccessControl
+            spec.subjectAltNames: is missing; add `subjectAltNames`
+            spec.subjectAltNames: is empty; say what the client is called, such as batch.corp.example
+            spec.subjectAltNames[0]: "spiffe://cluster.local/ns/a/sa/b" is an identity, which only members of the mesh have; use a name of the DNS, or let the client join with a token of its own (`leno token`)
+            spec.subjectAltNames[0]: "*.corp.example" means more than one client; write one name for each, in AccessCerts of their own
+            spec.subjectAltNames[0]: "batch" is not a name of the DNS; use lower-case letters, digits and `-` between dots
+            spec.subjectAltNames[0]: "Batch.corp.example" is not a name of the DNS; use lower-case letters, digits and `-` between dots
+            spec.subjectAltNames[1]: is listed twice; remove one of the two
+            spec.secret: is missing; add `secret`
+            spec.secret.namespace: is missing; add `namespace`
+            spec.secret.namespace: "kube-system" is not the namespace of the AccessCert; use default, or put the AccessCert into the namespace of its Secret
+            spec.validityDuration: is not a field that is known here; remove it, or use `subjectAltNames` or `secret`
         "#]],
     );
 }
@@ -175,7 +217,7 @@ fn what_is_named_and_not_there_is_odd() {
         AccessControl shop/first: spec.sources[0].name: there is no Service edge/nginx; add the Service
         AccessControl shop/first: spec.matches[0].name: there is no HTTPRouteGroup shop/g, so that it allows no request; add the HTTPRouteGroup
         IngressBackend shop/second: spec.backends[0].name: there is no Service shop/web; add the Service
-        IngressBackend shop/second: spec.sources[0].name: is of the trust domain else, and this mesh is cluster.local; use ACCOUNT.NAMESPACE.cluster.local
+        IngressBackend shop/second: spec.sources[0].name: is no account of this mesh, which is cluster.local, and no AccessCert is for it; use ACCOUNT.NAMESPACE.cluster.local, or write an AccessCert with this name
         Egress shop/out: spec: means nothing while everybody is let out; set `spec.egress` of the MeshConfig to deny, or remove it
         Egress shop/out: spec.sources[0].name: no workload runs under the account shop/a; add a Workload with this account"#]].assert_eq(&odd.join("\n"));
 }

@@ -1,8 +1,9 @@
 //! Openings: what policies let in that is not of the mesh, or that no other rule names.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use leno_model::{Entry, ObjectKey, Opening, Proof, Protocol, SpiffeId};
+use leno_model::{Entry, Name, ObjectKey, Opening, Proof, Protocol, SpiffeId};
 
 use super::fits;
 use super::ruling::Ruling;
@@ -24,8 +25,13 @@ pub struct Origin {
 pub enum Carrier {
     /// Nothing: clear text.
     Clear,
-    /// TLS, in which the client asked for this name, if for any.
-    Tls(Option<Box<str>>),
+    /// TLS.
+    Tls {
+        /// The name that the client asked for, if for any.
+        asked: Option<Box<str>>,
+        /// What the client is called, if it has shown the certificate of a guest.
+        guest: Arc<[Name]>,
+    },
 }
 
 /// All openings of a workload, compiled.
@@ -81,6 +87,13 @@ impl Openings {
         })
     }
 
+    /// Whether a guest is named that may come to a port from this address.
+    pub(super) fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
+        self.0.iter().map(|it| &it.opening).any(|it| {
+            it.port == port && !it.guests.is_empty() && !it.entry.is_clear() && is_from(it, address)
+        })
+    }
+
     /// The first of these that lets a request in.
     pub(super) fn for_request(
         &self,
@@ -125,15 +138,16 @@ impl CompiledOpening {
         let opening = &self.opening;
         let fits = match (&opening.entry, &origin.carrier) {
             (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Clear) => true,
-            (Entry::Https { proof, server_names }, Carrier::Tls(asked)) => {
+            (Entry::Https { proof, server_names }, Carrier::Tls { asked, guest }) => {
                 let is_meant = server_names.is_empty()
                     || asked
                         .as_ref()
                         .is_some_and(|asked| server_names.iter().any(|it| **it == **asked));
-                let is_known = peer.is_some_and(|peer| opening.accounts.contains(&peer.account));
+                let is_known = peer.is_some_and(|peer| opening.accounts.contains(&peer.account))
+                    || guest.iter().any(|name| opening.guests.contains(name));
                 is_meant && (*proof == Proof::Skipped || is_known)
             }
-            (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Tls(_))
+            (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Tls { .. })
             | (Entry::Https { .. }, Carrier::Clear) => false,
         };
         fits && is_from(opening, origin.address)

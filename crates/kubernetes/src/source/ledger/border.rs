@@ -101,7 +101,7 @@ impl Ledger {
                 let has_own = pods.any(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
                 (!has_own).then(|| format!("endpoints not found for service {service}"))
             }
-            IngressSource::Range(_) | IngressSource::Principal(..) => None,
+            IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
         })
     }
 
@@ -150,7 +150,7 @@ impl Ledger {
         let sources = self.customs.all().filter_map(opening).flat_map(|policy| &policy.sources);
         let services = sources.filter_map(|source| match source {
             IngressSource::Service(service) => Some(service.clone()),
-            IngressSource::Range(_) | IngressSource::Principal(..) => None,
+            IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
         });
         let now: BTreeSet<ServiceName> = services.collect();
         let before = std::mem::replace(&mut self.let_in, now);

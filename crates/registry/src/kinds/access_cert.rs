@@ -1,0 +1,71 @@
+//! Reads `AccessCert` of osm-edge and FSM.
+
+use leno_model::{AccessCert, Name, PolicyName};
+
+use super::Head;
+use super::ingress::not_empty;
+use crate::field::{Field, Fields};
+
+pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessCert> {
+    let fields = spec.fields(&["subjectAltNames", "secret"])?;
+    let name = PolicyName { namespace: head.namespace, name: head.name };
+    let subjects = read_subjects(&fields);
+    let secret = fields.require("secret").and_then(|field| read_secret(field, &name.namespace));
+    Some(AccessCert { subjects: subjects?, secret: secret?, name })
+}
+
+fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
+    let field = fields.require("subjectAltNames")?;
+    let elements = not_empty(field, "say what the client is called, such as batch.corp.example")?;
+    let count = elements.len();
+    if count > SUBJECTS_MAX {
+        field.refuse(format!("has {count} elements"), format!("use at most {SUBJECTS_MAX}"));
+        return None;
+    }
+    let mut subjects = Vec::new();
+    for element in elements {
+        let Some(subject) = read_subject(&element) else { continue };
+        if subjects.contains(&subject) {
+            element.refuse("is listed twice", "remove one of the two");
+        }
+        subjects.push(subject);
+    }
+    (subjects.len() == count).then_some(subjects)
+}
+
+/// A name of the DNS. Nobody else is meant: an identity is a member's, and a wildcard is everybody below.
+fn read_subject(element: &Field<'_>) -> Option<Name> {
+    let text = element.text()?;
+    let refusal = if text.contains("://") {
+        ("is an identity, which only members of the mesh have", JOIN)
+    } else if text.contains('*') {
+        ("means more than one client", "write one name for each, in AccessCerts of their own")
+    } else if Name::new(text).is_err() || !text.contains('.') {
+        ("is not a name of the DNS", "use lower-case letters, digits and `-` between dots")
+    } else {
+        return Name::new(text).ok();
+    };
+    element.refuse(format!("{} {}", element.shown(), refusal.0), refusal.1);
+    None
+}
+
+/// Whoever may write an `AccessCert` puts nothing into other namespaces.
+fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
+    let fields = field.fields(&["name", "namespace"])?;
+    let name = fields.require("name").and_then(Field::name);
+    let namespace = fields.require("namespace")?;
+    let written = namespace.label()?;
+    if written != *own {
+        namespace.refuse(
+            format!("{} is not the namespace of the AccessCert", namespace.shown()),
+            format!("use {own}, or put the AccessCert into the namespace of its Secret"),
+        );
+        return None;
+    }
+    name
+}
+
+const JOIN: &str =
+    "use a name of the DNS, or let the client join with a token of its own (`leno token`)";
+/// The most names in one certificate.
+const SUBJECTS_MAX: usize = 16;
