@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use clap::Args;
 use leno_kubernetes::failure::in_words;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
+use leno_model::Name;
 
 /// Which control plane, of which cluster.
 #[derive(Debug, Clone, Args)]
@@ -81,9 +82,17 @@ pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
 }
 
 fn namespace(text: &str) -> Result<String, String> {
-    let name = leno_model::Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
+    namespace_name(text).map(|name| name.to_string())
+}
+
+/// The name of a namespace.
+///
+/// # Errors
+/// In words for whoever wrote it.
+pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
+    let name = Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
     match name {
-        Some(name) if name.as_str().len() <= 63 => Ok(name.to_string()),
+        Some(name) if name.as_str().len() <= 63 => Ok(name),
         _ => {
             Err("is not the name of a namespace; use lower-case letters, digits and `-`".to_owned())
         }

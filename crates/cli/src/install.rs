@@ -3,15 +3,16 @@
 #[cfg(test)]
 mod chart;
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
-    remove_gateways, wait_for_rollout, wait_for_webhook,
+    remove_gateways, wait_for_rollout, wait_for_webhook, withdraw,
 };
-use leno_model::{MeshConfig, TrustDomain};
+use leno_model::{MeshConfig, Name, TrustDomain};
 use serde_json::Value;
 
 use crate::cluster::{self, ClusterArgs};
@@ -50,6 +51,10 @@ pub(crate) struct InstallArgs {
     /// read Secrets, in every namespace [default: as installed before, or not]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     gateways: Option<bool>,
+    /// Namespaces in which the control plane may write Secrets, with certificates for clients outside the mesh: those
+    /// of AccessCerts; may be given again, and `none` takes all of them away [default: as installed before, or none]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
+    access_certs: Option<Vec<Name>>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -102,12 +107,19 @@ impl InstallArgs {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
             conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
         });
+        let access_certs = self.access_certs.as_deref().map(listed);
+        let access_certs = access_certs.unwrap_or(before.access_certs);
+        let own = self.cluster.namespace.as_str();
+        if access_certs.iter().any(|it| it.as_str() == own) {
+            anyhow::bail!("--access-certs {own}: that is the control plane's own; use others");
+        }
         Ok(Options {
             namespace: self.cluster.namespace.clone(),
             replicas: self.replicas.or(before.replicas).unwrap_or(fresh.replicas),
             with_smi: self.with_smi,
             cni,
             gateways: self.gateways.unwrap_or(before.gateways),
+            access_certs,
             ..fresh
         })
     }
@@ -122,6 +134,8 @@ impl InstallArgs {
             eprintln!("as installed before: {}", kept.join(" "));
         }
         apply(&client, &manifests(&options), tell).await?;
+        // What is listed no more must not stay a right.
+        withdraw(&client, &options.access_certs, tell).await?;
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         eprintln!("waiting until pods get sidecars …");
@@ -135,14 +149,23 @@ impl InstallArgs {
         let was = |said: Option<bool>, before: bool| said.is_none() && before;
         let replicas = before.replicas.filter(|_| self.replicas.is_none());
         let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
+        let certs: Vec<&str> = before.access_certs.iter().map(Name::as_str).collect();
+        let certs = (self.access_certs.is_none() && !certs.is_empty()).then(|| certs.join(","));
         let all = [
             replicas.map(|count| format!("--replicas {count}")),
             domain.map(|domain| format!("--trust-domain {domain}")),
             was(self.cni, before.cni).then(|| "--cni".to_owned()),
             was(self.gateways, before.gateways).then(|| "--gateways".to_owned()),
+            certs.map(|certs| format!("--access-certs {certs}")),
         ];
         all.into_iter().flatten().collect()
     }
+}
+
+/// The namespaces that are listed: none where that is the only word.
+fn listed(names: &[Name]) -> BTreeSet<Name> {
+    let is_none = names.len() == 1 && names.iter().all(|name| name.as_str() == NONE);
+    names.iter().filter(|_| !is_none).cloned().collect()
 }
 
 fn told_next() {
@@ -195,6 +218,7 @@ impl UninstallArgs {
                 let client = self.cluster.client().await?;
                 remove(&client, &removals, tell).await?;
                 remove_gateways(&client, tell).await?;
+                withdraw(&client, &BTreeSet::new(), tell).await?;
                 anyhow::Ok(())
             })?;
             eprintln!("pods keep their sidecars until they are restarted");
@@ -202,11 +226,16 @@ impl UninstallArgs {
             let names: Vec<String> = removals.iter().map(|it| yaml::name(it) + "\n").collect();
             output::print(&names.concat())?;
             eprintln!("and, in every namespace, what was made for gateways: {MADE}");
+            eprintln!("and, in every namespace, the right to write Secrets: {GRANTED}");
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
+/// What gives no namespace.
+const NONE: &str = "none";
+/// What is removed of the rights that --access-certs gave.
+const GRANTED: &str = "Roles and RoleBindings named leno-access-certs";
 /// What is removed of gateways, by label.
 const MADE: &str = "Deployments, Services and ServiceAccounts with the label leno.dev/gateway";
 /// The image of this version.
@@ -221,7 +250,8 @@ Examples:
   leno install --trust-domain prod.example.org --replicas 3 --apply
 
 Installing again changes what differs, and keeps authority, rules and sidecars; with --apply also the
-options that are not said. `--cni=false` and `--gateways=false` turn off what was asked for before.
+options that are not said. `--cni=false`, `--gateways=false` and `--access-certs none` turn off what was asked
+for before.
 ";
 
 const UNINSTALL_EXAMPLES: &str = "\
@@ -255,6 +285,7 @@ mod tests {
             cni: true,
             network: Some(network),
             gateways: true,
+            access_certs: [Name::new("shop").unwrap()].into(),
         }
     }
 
@@ -266,7 +297,10 @@ mod tests {
         assert_eq!(options.trust_domain.to_string(), "prod.example");
         assert_eq!(options.cni, before().network);
         let kept = again.kept(&before()).join(" ");
-        assert_eq!(kept, "--replicas 3 --trust-domain prod.example --cni --gateways");
+        assert_eq!(options.access_certs, before().access_certs);
+        let expected =
+            "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop";
+        assert_eq!(kept, expected);
     }
 
     #[test]
@@ -276,8 +310,21 @@ mod tests {
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
-        assert_eq!(again.kept(&before()), ["--trust-domain prod.example"]);
+        assert_eq!(again.kept(&before()), ["--trust-domain prod.example", "--access-certs shop"]);
         assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
+    }
+
+    #[test]
+    fn the_namespaces_of_secrets_are_those_that_are_said() {
+        let names = |words: &[&str]| -> Vec<String> {
+            let options = said(words).options(before()).unwrap();
+            options.access_certs.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(names(&["--access-certs", "ingress,jobs"]), ["ingress", "jobs"]);
+        assert_eq!(names(&["--access-certs", "jobs", "--access-certs", "shop"]), ["jobs", "shop"]);
+        assert_eq!(names(&["--access-certs", "none"]), [""; 0]);
+        assert!(said(&["--access-certs", "leno-system"]).options(before()).is_err());
+        assert!(Line::try_parse_from(["install", "--access-certs", "a.b"]).is_err());
     }
 
     #[test]

@@ -14,7 +14,9 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
-use leno_model::TrustDomain;
+use std::collections::BTreeSet;
+
+use leno_model::{Name, TrustDomain};
 use serde_json::{Map, Value, json};
 
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
@@ -25,7 +27,7 @@ pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, Trouble, examine};
 pub use installed::Installed;
 pub use kinds::crd_name;
-pub use remove::{Extent, removals, remove, remove_gateways};
+pub use remove::{Extent, removals, remove, remove_gateways, withdraw};
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub struct Options {
     pub cni: Option<NodeNetwork>,
     /// Whether there are gateways, for which the control plane may much more.
     pub gateways: bool,
+    /// The namespaces in which the control plane may write Secrets, for clients outside the mesh.
+    pub access_certs: BTreeSet<Name>,
 }
 
 impl Options {
@@ -59,6 +63,7 @@ impl Options {
             with_smi: false,
             cni: None,
             gateways: false,
+            access_certs: BTreeSet::new(),
         }
     }
 }

@@ -3,6 +3,7 @@
 pub mod authority;
 pub mod failure;
 pub mod gateway;
+pub mod guests;
 pub mod inject;
 pub mod install;
 pub mod node;
@@ -11,5 +12,7 @@ pub mod read;
 pub mod review;
 pub mod source;
 pub mod status;
+#[cfg(test)]
+mod testing;
 pub mod webhook;
 pub mod words;

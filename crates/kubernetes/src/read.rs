@@ -16,8 +16,8 @@ use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use custom::{Custom, custom};
-pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, UNHEEDED, asks_for_something};
-pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign};
+pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
+pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign, IngressGateway};
 pub use namespace::{NamespaceAdmission, namespace};
 pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
 pub(crate) use ours::is_service_parent;

@@ -26,6 +26,7 @@ pub(crate) use self::news::Id;
 use self::news::News;
 pub use self::progress::Progress;
 use crate::gateway::{EDGE_KINDS, Wish};
+use crate::guests::{Grants, GuestWish, Outcomes};
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 use crate::status::Statement;
@@ -43,6 +44,9 @@ pub struct Source {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
+    guests: watch::Sender<Arc<Vec<GuestWish>>>,
+    grants: Grants,
+    outcomes: watch::Receiver<Arc<Outcomes>>,
     exclusions: watch::Sender<Exclusions>,
     assumed: Option<TrustDomain>,
 }
@@ -84,15 +88,31 @@ impl Source {
     pub fn new(client: Client, options: Options) -> Self {
         let progress =
             watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
-        let (statements, wishes) = (watch::Sender::default(), watch::Sender::default());
-        let exclusions = watch::Sender::default();
-        Self { client, options, progress, statements, wishes, exclusions, assumed: None }
+        Self {
+            client,
+            options,
+            progress,
+            statements: watch::Sender::default(),
+            wishes: watch::Sender::default(),
+            guests: watch::Sender::default(),
+            grants: Grants::default(),
+            outcomes: watch::Sender::default().subscribe(),
+            exclusions: watch::Sender::default(),
+            assumed: None,
+        }
     }
 
     /// The mesh is of this trust domain while no `MeshConfig` of ours says of which.
     #[must_use]
     pub fn assuming(self, trust_domain: Option<TrustDomain>) -> Self {
         Self { assumed: trust_domain, ..self }
+    }
+
+    /// Certificates for clients outside the mesh may be kept where these say, and what became of them is told by
+    /// `outcomes`.
+    #[must_use]
+    pub fn granting(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
+        Self { grants, outcomes, ..self }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -113,6 +133,12 @@ impl Source {
     #[must_use]
     pub fn wishes(&self) -> watch::Receiver<Arc<Vec<Wish>>> {
         self.wishes.subscribe()
+    }
+
+    /// The certificates that clients outside the mesh are to have, for [`keep_guests`](crate::guests::keep_guests).
+    #[must_use]
+    pub fn guests(&self) -> watch::Receiver<Arc<Vec<GuestWish>>> {
+        self.guests.subscribe()
     }
 
     /// What the settings of another mesh leave out of every sidecar.
@@ -149,9 +175,10 @@ impl Source {
         if let Some(trust_domain) = self.assumed {
             ledger.assume(trust_domain);
         }
-        let Self { options, progress, statements, wishes, exclusions, .. } = self;
-        let out = Out { progress, statements, wishes, exclusions, secrets };
-        let joined = Joined { ledger, options, out, told, failed: None };
+        ledger.grant(self.grants);
+        let Self { options, progress, statements, wishes, guests, exclusions, outcomes, .. } = self;
+        let out = Out { progress, statements, wishes, guests, exclusions, secrets };
+        let joined = Joined { ledger, options, out, told, outcomes, failed: None };
         joined.run(updates).await;
     }
 }
@@ -162,6 +189,8 @@ struct Joined {
     options: Options,
     out: Out,
     told: mpsc::Receiver<(usize, News)>,
+    /// What became of the certificates of guests.
+    outcomes: watch::Receiver<Arc<Outcomes>>,
     /// When the server could not be asked last.
     failed: Option<Instant>,
 }
@@ -171,6 +200,7 @@ struct Out {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
+    guests: watch::Sender<Arc<Vec<GuestWish>>>,
     exclusions: watch::Sender<Exclusions>,
     /// The stream of secrets, of those that gateways refer to.
     secrets: watch::Sender<Arc<BTreeSet<Id>>>,
@@ -181,13 +211,22 @@ impl Joined {
         loop {
             let news = tokio::select! {
                 () = updates.closed() => return,
-                news = self.told.recv() => news,
+                Ok(()) = self.outcomes.changed() => None,
+                news = self.told.recv() => match news {
+                    Some(news) => Some(news),
+                    None => return,
+                },
             };
-            let Some(news) = news else { return };
             let noticed = Instant::now();
-            self.take(news);
-            self.settle(noticed).await;
+            match news {
+                Some(news) => {
+                    self.take(news);
+                    self.settle(noticed).await;
+                }
+                None => self.ledger.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update())),
+            }
             self.ledger.resolve();
+            self.ledger.settle_guests();
             self.report();
             if let Some(statements) = self.ledger.statements() {
                 self.out.statements.send_replace(Arc::new(statements));
@@ -243,6 +282,14 @@ impl Joined {
             let news = known.as_slice() != wishes;
             if news {
                 *known = Arc::new(wishes.to_vec());
+            }
+            news
+        });
+        let guests = self.ledger.guests();
+        self.out.guests.send_if_modified(|known| {
+            let news = known.as_slice() != guests;
+            if news {
+                *known = Arc::new(guests.to_vec());
             }
             news
         });

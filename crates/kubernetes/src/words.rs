@@ -60,6 +60,9 @@ pub const GATEWAY_PART: &str = "leno.dev/gateway";
 pub const MESHED_BY_GATEWAY: &str = "gateway";
 /// Annotation of a Gateway or a GatewayClass: the type of the Service that is made for a gateway.
 pub const SERVICE_TYPE: &str = "leno.dev/service-type";
+/// Label and annotation of a Secret that was made for a client outside the mesh: the annotation says for which
+/// object.
+pub const ACCESS_CERT_MARK: &str = "leno.dev/access-cert";
 /// The GatewayClass that is installed.
 pub const GATEWAY_CLASS: &str = "leno";
 /// By which GatewayClasses are ours.

@@ -14,6 +14,7 @@ use leno_control::{
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::gateway::{Wish, provision};
+use leno_kubernetes::guests::{Grants, keep_guests};
 use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
@@ -21,12 +22,13 @@ use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook;
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::{TrustDomain, WorkloadName};
+use leno_model::{Name, TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::told;
+use crate::cluster::namespace_name;
 use crate::everywhere::listening;
 
 /// Arguments of a control plane in a cluster.
@@ -52,6 +54,10 @@ pub(super) struct ClusterArgs {
     /// included, and make Deployments and Services for them
     #[arg(long, requires = "kubernetes")]
     gateways: bool,
+    /// Namespaces in which it may write Secrets: those that AccessCerts, and the certificate of an ingress gateway
+    /// in the settings of OSM and FSM, are made for
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
+    access_certs: Vec<Name>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: String,
     /// Without a name it writes no statuses
@@ -65,6 +71,19 @@ impl ClusterArgs {
     /// The pod that this is, if that is known.
     pub(super) fn pod(&self) -> Option<WorkloadName> {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
+    }
+
+    /// Where it may write Secrets.
+    ///
+    /// # Errors
+    /// When its own namespace is among them.
+    fn grants(&self) -> anyhow::Result<Grants> {
+        let own = Name::new(&self.pod_namespace).ok();
+        let namespaces: BTreeSet<Name> = self.access_certs.iter().cloned().collect();
+        if let Some(own) = own.as_ref().filter(|own| namespaces.contains(own)) {
+            bail!("--access-certs {own}: that namespace has the authority of the mesh; use others");
+        }
+        Ok(Grants { namespaces, own })
     }
 }
 
@@ -108,7 +127,10 @@ pub(super) async fn start(
     let (stop, stopped) = watch::channel(false);
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
-    let source = Source::new(client.clone(), options(args)).assuming(args.trust_domain.clone());
+    let (outcomes, became) = watch::channel(Arc::default());
+    let source = Source::new(client.clone(), options(args))
+        .assuming(args.trust_domain.clone())
+        .granting(args.grants()?, became);
     let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
         let writer = Writer { namespace: namespace.clone(), name: name.clone() };
@@ -117,6 +139,8 @@ pub(super) async fn start(
         tasks.spawn(named("the writer of statuses", writing));
     }
     let (mut progress, exclusions) = (source.progress(), source.exclusions());
+    let (guests, lifetime) = (source.guests(), config.certificate_lifetime);
+    let of_guests = leading.clone();
     let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
     tasks.spawn(named("the source of the facts", source.follow(facts)));
     let first = tokio::select! {
@@ -151,18 +175,12 @@ pub(super) async fn start(
     let (again, fed) = mpsc::channel(UPDATES_MAX);
     tasks.spawn(named("the source of the facts", forward(first, updates, again)));
     let control = told(Control::start_fed(config, fed).await)?;
+    let (asking, authority) = (client.clone(), control.authority());
+    let keeping = keep_guests(asking, lifetime, authority, (guests, of_guests), outcomes);
+    tasks.spawn(named("the keeper of Secrets of guests", keeping));
 
     if args.webhook.is_some() || args.image.is_some() {
-        let image = args.image.clone();
-        let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
-        let roots = control.roots().to_pem();
-        let version = client.apiserver_version().await;
-        let version = version.context("the API server does not tell its version")?;
-        let settings = Settings {
-            native_sidecars: has_native_sidecars(&version.major, &version.minor),
-            by_plugin: args.cni,
-            ..Settings::new(image, namespace, control.trust_domain().clone(), roots)
-        };
+        let settings = settings(&client, args, &control).await?;
         let serving = equip(
             client,
             settings,
@@ -173,6 +191,27 @@ pub(super) async fn start(
         tasks.spawn(named(WEBHOOK, serving));
     }
     Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
+}
+
+/// What sidecars are given.
+///
+/// # Errors
+/// When their image is not known, or the API server does not tell its version.
+async fn settings(
+    client: &Client,
+    args: &ClusterArgs,
+    control: &Control,
+) -> anyhow::Result<Settings> {
+    let image = args.image.clone();
+    let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
+    let version = client.apiserver_version().await;
+    let version = version.context("the API server does not tell its version")?;
+    let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
+    Ok(Settings {
+        native_sidecars: has_native_sidecars(&version.major, &version.minor),
+        by_plugin: args.cni,
+        ..Settings::new(image, args.pod_namespace.clone(), domain, roots)
+    })
 }
 
 fn options(args: &ClusterArgs) -> Options {

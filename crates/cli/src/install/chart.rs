@@ -4,7 +4,7 @@
 
 use expect_test::expect_file;
 use leno_kubernetes::install::{NodeNetwork, Options, manifests};
-use leno_model::TrustDomain;
+use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 
 use crate::yaml;
@@ -22,11 +22,17 @@ const VALUES: &[(&str, &str)] = &[
         "        {{- if .Values.cni.enabled }}\n        - \"--cni\"\n        {{- end }}\n",
     ),
     (
+        "        - \"--access-certs=helm-access-cert\"\n",
+        "        {{- with .Values.accessCerts }}\n        - {{ join \",\" . | printf \"--access-certs=%s\" | quote }}\n        {{- end }}\n",
+    ),
+    (
         "        - \"--gateways\"\n",
         "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
     ),
     ("replicas: 151719", "replicas: {{ .Values.replicas }}"),
 ];
+/// What stands for each of the namespaces in which Secrets may be written.
+const ACCESS_CERT: &str = "helm-access-cert";
 /// What is there only sometimes, by its kind or name, and when.
 const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
@@ -58,6 +64,7 @@ fn chart() -> Vec<Value> {
             conf_dir: "HELM_CONF_DIR".to_owned(),
         }),
         gateways: true,
+        access_certs: [Name::new(ACCESS_CERT).unwrap()].into(),
     })
 }
 
@@ -81,6 +88,9 @@ fn template(manifest: &Value) -> String {
     }
     if is_kind {
         return borrowed(&name, &text);
+    }
+    if manifest["metadata"]["namespace"] == ACCESS_CERT {
+        return for_each_namespace(&text);
     }
     let condition = CONDITIONS.iter().find(|(mark, _)| manifest["kind"] == *mark || name == *mark);
     match condition {
@@ -112,6 +122,13 @@ fn scheduled(text: &str, manifest: &Value) -> String {
         "{before}        resources:\n          {{{{- toYaml .Values.resources | nindent 10 }}}}\n{}",
         &rest[length..]
     )
+}
+
+/// What there is once for every namespace that is listed.
+fn for_each_namespace(text: &str) -> String {
+    assert_eq!(text.matches(ACCESS_CERT).count(), 1, "{text}");
+    let text = text.replace(ACCESS_CERT, "{{ . | quote }}").replace("{{ .Release", "{{ $.Release");
+    format!("{{{{- range .Values.accessCerts }}}}\n{text}{{{{- end }}}}\n")
 }
 
 /// A kind that another mesh may have brought: then it stays as it is.

@@ -1,6 +1,8 @@
 //! The settings of OSM, osm-edge and FSM: what of them says something here.
 
-use leno_kubernetes::read::{ALWAYS_ON, EXCLUSION_LISTS, UNHEEDED, asks_for_something};
+use leno_kubernetes::read::{
+    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something,
+};
 use leno_model::Egress;
 use serde_json::{Value, json};
 
@@ -25,12 +27,15 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
         .iter()
         .filter(|_| whence == Whence::File)
         .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
+    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| whence == Whence::File);
+    let gateway = gateway.map(|(field, remedy)| (field, remedy.to_owned()));
     let switched_off = ALWAYS_ON
         .iter()
         .filter(|(field, _)| value(field) == Some("false"))
         .map(|(field, remedy)| (*field, (*remedy).to_owned()));
     let others = unheeded
         .chain(lists)
+        .chain(gateway)
         .filter(|(field, _)| asks(values, field))
         .chain(switched_off)
         .map(|(field, remedy)| format!("{field}: {remedy}"));
@@ -93,12 +98,14 @@ mod tests {
     #[test]
     fn what_is_followed_in_a_cluster_is_lost_in_files_alone() {
         let spec = "{traffic: {inboundExternalAuthorization: {enable: true}, \
-                    outboundPortExclusionList: [6379]}, sidecar: {cipherSuites: [A]}}";
+                    outboundPortExclusionList: [6379]}, sidecar: {cipherSuites: [A]}, \
+                    certificate: {ingressGateway: {secret: {name: a, namespace: b}}}}";
         let both =
             ["spec.traffic.inboundExternalAuthorization.enable", "spec.sidecar.cipherSuites"];
         assert_eq!(lost(spec, Whence::Cluster), both);
         let list = "spec.traffic.outboundPortExclusionList";
-        assert_eq!(lost(spec, Whence::File), [both[0], both[1], list]);
+        let gateway = "spec.certificate.ingressGateway";
+        assert_eq!(lost(spec, Whence::File), [both[0], both[1], list, gateway]);
     }
 
     #[test]

@@ -1,83 +1,12 @@
 //! An authority between directories and a Secret, with an API server that is a few lines.
 
-use std::sync::{Arc, Mutex};
-
 use leno_identity::Rotation;
-use serde_json::Value;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 
 use super::*;
-
-/// Objects by path, with versions that count up.
-#[derive(Default)]
-struct Store {
-    objects: BTreeMap<String, Value>,
-    version: u64,
-    /// So many reads find nothing, as if somebody else were a moment later.
-    blind: u32,
-}
-
-impl Store {
-    fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        let refusal = |code: u16| {
-            let reason = if code == 404 { "NotFound" } else { "Conflict" };
-            let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
-                "status": "Failure", "message": "no", "reason": reason, "code": code});
-            (code, said)
-        };
-        let mut sent: Value = serde_json::from_slice(body).unwrap_or_default();
-        let name = sent["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let key = if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
-        let held = self.objects.get(&key);
-        match method {
-            "GET" if self.blind > 0 => {
-                self.blind -= 1;
-                refusal(404)
-            }
-            "GET" => held.map_or(refusal(404), |held| (200, held.clone())),
-            "POST" if held.is_some() => refusal(409),
-            "PUT" if held.is_none_or(|held| version(held) != version(&sent)) => refusal(409),
-            _ => {
-                self.version += 1;
-                sent["metadata"]["resourceVersion"] = json!(self.version.to_string());
-                self.objects.insert(key, sent.clone());
-                (200, sent)
-            }
-        }
-    }
-}
-
-fn version(object: &Value) -> &Value {
-    &object["metadata"]["resourceVersion"]
-}
-
-struct Server {
-    store: Arc<Mutex<Store>>,
-    client: Client,
-    _tasks: JoinSet<()>,
-}
+use crate::testing::Server;
 
 impl Server {
-    async fn open() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let store = Arc::<Mutex<Store>>::default();
-        let shared = Arc::clone(&store);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            loop {
-                let (tcp, _) = listener.accept().await.unwrap();
-                connections.spawn(serve(tcp, Arc::clone(&shared)));
-            }
-        });
-        let config = kube::Config::new(format!("http://{address}").parse().unwrap());
-        Self { store, client: Client::try_from(config).unwrap(), _tasks: tasks }
-    }
-
     fn secret(&self) -> Option<Secret> {
         let store = self.store.lock().unwrap();
         let held = store.objects.get("/api/v1/namespaces/leno-system/secrets/leno-authority");
@@ -92,37 +21,6 @@ impl Server {
 
     fn forget(&self) {
         self.store.lock().unwrap().objects.retain(|path, _| !path.contains("/secrets/"));
-    }
-}
-
-async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
-    let mut bytes = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break end + 4;
-            }
-            if tcp.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
-                return;
-            }
-        };
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_lowercase();
-        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
-        let length: usize = length.map_or(0, |length| length.parse().unwrap());
-        while bytes.len() < end + length {
-            assert!(tcp.read_buf(&mut bytes).await.unwrap() > 0);
-        }
-        let mut words = head.split([' ', '?']);
-        let (method, path) = (words.next().unwrap().to_uppercase(), words.next().unwrap());
-        let body = &bytes[end..end + length];
-        let (code, said) = store.lock().unwrap().answer(&method, path, body);
-        let said = said.to_string();
-        let answer = format!(
-            "HTTP/1.1 {code} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{said}",
-            said.len()
-        );
-        tcp.write_all(answer.as_bytes()).await.unwrap();
-        bytes.drain(..end + length);
     }
 }
 

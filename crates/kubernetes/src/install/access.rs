@@ -54,6 +54,19 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
         objects.extend([gateways, of_gateways]);
     }
     objects.extend([here, binding("RoleBinding", "Role", metadata(CONTROL, options))]);
+    for namespace in &options.access_certs {
+        let mut metadata = cluster_metadata(ACCESS_CERTS);
+        metadata["namespace"] = json!(namespace.as_str());
+        let mut binding = binding("RoleBinding", "Role", metadata.clone());
+        binding["roleRef"]["name"] = json!(ACCESS_CERTS);
+        objects.push(json!({
+            "apiVersion": GROUP_VERSION,
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": access_certs(),
+        }));
+        objects.push(binding);
+    }
     objects
 }
 
@@ -67,6 +80,7 @@ fn everywhere() -> Value {
         "accesscontrols",
         "egresses",
         "retries",
+        "accesscerts",
         "trafficwarmups",
     ];
     let policies_status = policies.map(|it| format!("{it}/status"));
@@ -117,6 +131,12 @@ fn gateways() -> Value {
     ])
 }
 
+/// What the Secrets of clients outside the mesh need, where somebody wants them. Whose they are a role cannot
+/// say: the control plane asks for those alone that objects name, and lists none.
+fn access_certs() -> Value {
+    json!([rule(&[""], &["secrets"], &["get", "create", "update", "delete"])])
+}
+
 /// What has no name yet cannot be restricted to one.
 fn here() -> Value {
     let known = ["get", "list", "watch", "update", "patch"];
@@ -146,6 +166,8 @@ fn named(mut rule: Value, names: &[&str]) -> Value {
     rule
 }
 
+/// The roles, one in each namespace that is listed, for Secrets of clients outside the mesh.
+pub(super) const ACCESS_CERTS: &str = "leno-access-certs";
 /// The role for what only gateways need.
 const GATEWAYS: &str = "leno-gateways";
 const GROUP: &str = "rbac.authorization.k8s.io";

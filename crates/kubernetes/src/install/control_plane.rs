@@ -1,5 +1,6 @@
 //! The control plane: its namespace, its pods, and how they are reached.
 
+use leno_model::Name;
 use serde_json::{Value, json};
 
 use super::{Options, cluster_metadata, labels, metadata, selector};
@@ -141,6 +142,10 @@ fn container(options: &Options) -> Value {
             args.push((*word).into());
         }
     }
+    let namespaces: Vec<&str> = options.access_certs.iter().map(Name::as_str).collect();
+    if let Some(args) = args.as_array_mut().filter(|_| !namespaces.is_empty()) {
+        args.push(format!("{ACCESS_CERTS_OPTION}{}", namespaces.join(",")).into());
+    }
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -189,5 +194,7 @@ fn container(options: &Options) -> Value {
     })
 }
 
+/// What says in which namespaces Secrets may be written.
+pub(super) const ACCESS_CERTS_OPTION: &str = "--access-certs=";
 /// Where the control plane finds [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

@@ -1,10 +1,13 @@
 //! What an installation was made with, read from what runs.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Container, Volume};
 use kube::{Api, Client};
-use leno_model::TrustDomain;
+use leno_model::{Name, TrustDomain};
 
+use super::control_plane::ACCESS_CERTS_OPTION;
 use super::{InstallError, NodeNetwork};
 use crate::words::{CNI, CONTROL};
 
@@ -21,6 +24,8 @@ pub struct Installed {
     pub network: Option<NodeNetwork>,
     /// Whether it serves gateways.
     pub gateways: bool,
+    /// Where it may write Secrets.
+    pub access_certs: BTreeSet<Name>,
 }
 
 impl Installed {
@@ -54,6 +59,9 @@ impl Installed {
             let args = container.and_then(|it: &Container| it.args.as_ref());
             args.into_iter().flatten().any(|argument| argument == word)
         };
+        let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
+        let namespaces = args.filter_map(|it| it.strip_prefix(ACCESS_CERTS_OPTION));
+        let namespaces = namespaces.flat_map(|it| it.split(','));
         let variables = container.and_then(|it| it.env.as_ref()).into_iter().flatten();
         let domain = variables.into_iter().find(|it| it.name == "LENO_TRUST_DOMAIN");
         let domain = domain.and_then(|it| TrustDomain::new(it.value.as_deref()?).ok());
@@ -63,6 +71,7 @@ impl Installed {
             cni: has("--cni"),
             network: None,
             gateways: has("--gateways"),
+            access_certs: namespaces.filter_map(|it| Name::new(it).ok()).collect(),
         }
     }
 }
@@ -97,6 +106,7 @@ mod tests {
                 replicas: 3,
                 cni: cni.clone(),
                 gateways,
+                access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
             let deployment = serde_json::from_value(written(&options, "Deployment")).unwrap();
@@ -106,6 +116,7 @@ mod tests {
                 cni: cni.is_some(),
                 network: None,
                 gateways,
+                access_certs: options.access_certs.clone(),
             };
             assert_eq!(Installed::of(&deployment), expected);
             if cni.is_some() {

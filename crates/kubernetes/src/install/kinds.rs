@@ -312,6 +312,8 @@ const SMI: &[(&str, &str, &str, &[&str])] = &[
     (FSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
     (OSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
     (FSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
+    (OSM, "AccessCert", "accesscerts", &["v1alpha1"]),
+    (FSM, "AccessCert", "accesscerts", &["v1alpha1"]),
     (OSM, "Egress", "egresses", &["v1alpha1"]),
     (FSM, "Egress", "egresses", &["v1alpha1"]),
     (OSM, "Retry", "retries", &["v1alpha1"]),

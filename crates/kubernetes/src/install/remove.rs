@@ -1,15 +1,17 @@
 //! What was installed out of a cluster again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt as _};
+use leno_model::Name;
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
+use super::access::ACCESS_CERTS;
 use super::apply::api_of;
-use super::{InstallError, Options, Step, manifests};
+use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
 use crate::webhook::WEBHOOK_SECRET;
 use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
@@ -102,6 +104,36 @@ pub async fn remove_gateways(
             let (name, namespace) = (found.name_any(), found.namespace());
             let metadata = json!({"name": name, "namespace": namespace});
             let manifest = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
+            remove(client, &[manifest], &mut told).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes away the right to write Secrets in other namespaces than these.
+///
+/// # Errors
+/// When the API server refuses; those before are removed.
+pub async fn withdraw(
+    client: &Client,
+    but: &BTreeSet<Name>,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    // A binding without its role gives nothing, and a role without its binding neither.
+    for kind in ["RoleBinding", "Role"] {
+        let described = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
+        let (_, all) = api_of(client, &described);
+        let ours = ListParams::default()
+            .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
+            .fields(&format!("metadata.name={ACCESS_CERTS}"));
+        let listed = all.list(&ours).await;
+        for found in listed.map_err(|error| InstallError::of("list", kind, error))? {
+            let namespace = found.namespace().unwrap_or_default();
+            if but.iter().any(|it| it.as_str() == namespace) {
+                continue;
+            }
+            let mut manifest = described.clone();
+            manifest["metadata"] = json!({"name": ACCESS_CERTS, "namespace": namespace});
             remove(client, &[manifest], &mut told).await?;
         }
     }

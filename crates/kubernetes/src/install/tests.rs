@@ -134,6 +134,32 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
 }
 
 #[test]
+fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
+    let default = json!(manifests(&options())).to_string();
+    assert!(!default.contains("leno-access-certs") && !default.contains("--access-certs"));
+    let access_certs = ["ingress", "shop"].map(|it| Name::new(it).unwrap()).into();
+    let all = manifests(&Options { access_certs, ..options() });
+    let made: Vec<&Value> =
+        all.iter().filter(|it| it["metadata"]["name"] == "leno-access-certs").collect();
+    let shown: Vec<String> = made
+        .iter()
+        .map(|it| format!("{} {}", it["kind"], it["metadata"]["namespace"]).replace('"', ""))
+        .collect();
+    assert_eq!(shown, ["Role ingress", "RoleBinding ingress", "Role shop", "RoleBinding shop"]);
+    let verbs = json!(["get", "create", "update", "delete"]);
+    let rule = json!({"apiGroups": [""], "resources": ["secrets"], "verbs": verbs});
+    assert_eq!(made[0]["rules"], json!([rule]));
+    assert_eq!(made[1]["subjects"][0]["namespace"], "leno-system");
+    assert_eq!(made[1]["roleRef"]["name"], "leno-access-certs");
+    let args = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+    let args = args["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    assert!(args.contains(&json!("--access-certs=ingress,shop")), "{args:?}");
+    for role in all.iter().filter(|it| it["kind"] == "ClusterRole") {
+        assert!(!role["rules"].to_string().contains("secrets"), "{role}");
+    }
+}
+
+#[test]
 fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
     // As the API server reads selectors.
     let fits = |selector: &Value, labels: &[(&str, &str)]| {

@@ -1,9 +1,11 @@
 //! The settings of OSM, osm-edge and FSM: what of them says something here.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use kube::core::DynamicObject;
-use leno_model::{Egress, TrafficMode};
+use leno_identity::{LEAF_LIFETIME, LEAF_LIFETIME_MAX};
+use leno_model::{Egress, Name, SecretName, TrafficMode};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
@@ -45,10 +47,6 @@ pub const UNHEEDED: &[(&str, &str)] = &[
     ),
     ("spec.sidecar.cipherSuites", "nothing: Leno speaks TLS 1.3 with its suites alone"),
     ("spec.sidecar.ecdhCurves", "nothing: Leno speaks TLS 1.3 with its groups alone"),
-    (
-        "spec.certificate.ingressGateway",
-        "give the ingress controller a certificate as docs/kubernetes.md says",
-    ),
     ("spec.featureFlags.enableEnvoyActiveHealthChecks", PROBED),
     ("spec.featureFlags.enableSidecarActiveHealthChecks", PROBED),
     ("spec.warmup.enable", "write `warmUp` into a LoadBalancing for the services that need it"),
@@ -74,6 +72,13 @@ pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
 ];
 
+/// The certificate of an ingress controller, and what says the same: it is followed in a cluster, as the lists
+/// are.
+pub const INGRESS_GATEWAY: (&str, &str) = (
+    "spec.certificate.ingressGateway",
+    "write an AccessCert in the namespace of its Secret, and install with `--access-certs` of that namespace",
+);
+
 /// What the settings of another mesh say that holds here too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Foreign {
@@ -83,6 +88,8 @@ pub(crate) struct Foreign {
     pub(crate) egress: Egress,
     /// What no pod sends through its sidecar.
     pub(crate) exclusions: Exclusions,
+    /// The certificate that an ingress controller is to have, if one.
+    pub(crate) ingress_gateway: Option<IngressGateway>,
     /// When it was made, in seconds.
     pub(crate) created: i64,
     /// What it says and nobody heeds.
@@ -107,6 +114,7 @@ impl Foreign {
             included_ranges: reading.ranges("outboundIPRangeInclusionList"),
             interfaces: reading.interfaces("networkInterfaceExclusionList"),
         };
+        let ingress_gateway = reading.ingress_gateway();
         for (field, remedy) in UNHEEDED {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer).is_some_and(asks_for_something) {
@@ -123,10 +131,22 @@ impl Foreign {
             mode: if permissive { TrafficMode::Permissive } else { TrafficMode::Strict },
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
+            ingress_gateway,
             created: created(&object.metadata),
             warnings: reading.warnings,
         })
     }
+}
+
+/// The certificate that another mesh's settings want for an ingress controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct IngressGateway {
+    /// What it is called.
+    pub(crate) names: Vec<Name>,
+    /// How long certificates live.
+    pub(crate) lifetime: Duration,
+    /// Where they are kept.
+    pub(crate) secret: SecretName,
 }
 
 /// An object that is being read.
@@ -162,6 +182,38 @@ impl Reading<'_> {
         found
     }
 
+    /// All of it or nothing: what is wrong with it is told.
+    fn ingress_gateway(&mut self) -> Option<IngressGateway> {
+        let wanted = self.object.data.pointer("/spec/certificate/ingressGateway");
+        let wanted = wanted.filter(|wanted| asks_for_something(wanted))?;
+        let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str);
+        let names = wanted.get("subjectAltNames").and_then(Value::as_array);
+        let names = names.map(Vec::as_slice).unwrap_or_default();
+        let names: Option<Vec<Name>> =
+            names.iter().map(|name| Name::new(name.as_str()?).ok()).collect();
+        let names = names.filter(|names| (1..=INGRESS_NAMES_MAX).contains(&names.len()));
+        let lifetime = match wanted.get("validityDuration") {
+            None => Some(LEAF_LIFETIME),
+            Some(written) => written.as_str().and_then(lifetime),
+        };
+        let secret = text("/secret/namespace").zip(text("/secret/name"));
+        let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
+        for (is_good, field, remedy) in [
+            (
+                names.is_some(),
+                "subjectAltNames",
+                "name the ingress controller, by 1 to 16 names of the DNS",
+            ),
+            (lifetime.is_some(), "validityDuration", "use 1s to 2160h, such as 24h"),
+            (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
+        ] {
+            if !is_good {
+                self.warn(&format!("spec.certificate.ingressGateway.{field}"), remedy);
+            }
+        }
+        Some(IngressGateway { names: names?, lifetime: lifetime?, secret: secret? })
+    }
+
     fn ports(&mut self, key: &str) -> BTreeSet<u16> {
         self.list(key, |it| u16::try_from(it.as_u64()?).ok().filter(|port| *port > 0))
     }
@@ -173,6 +225,27 @@ impl Reading<'_> {
     fn interfaces(&mut self, key: &str) -> BTreeSet<String> {
         self.list(key, |it| it.as_str().filter(|name| is_interface(name)).map(str::to_owned))
     }
+}
+
+/// A time as Go writes it, such as `1h30m`, within what a certificate may live.
+fn lifetime(text: &str) -> Option<Duration> {
+    let (mut rest, mut all) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, unit) = rest.split_at_checked(digits)?;
+        let number: u32 = number.parse().ok()?;
+        let word = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
+        let (unit, next) = unit.split_at_checked(word)?;
+        let unit = match unit {
+            "h" => Duration::from_secs(3600),
+            "m" => Duration::from_secs(60),
+            "s" => Duration::from_secs(1),
+            _ => return None,
+        };
+        all = all.checked_add(unit.checked_mul(number)?)?;
+        rest = next;
+    }
+    (Duration::from_secs(1)..=LEAF_LIFETIME_MAX).contains(&all).then_some(all)
 }
 
 /// Whether a field of another mesh's settings says more than that something is off.
@@ -188,6 +261,8 @@ pub fn asks_for_something(value: &Value) -> bool {
     }
 }
 
+/// The most names of one certificate.
+const INGRESS_NAMES_MAX: usize = 16;
 /// The names by which those meshes know their settings.
 const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
 
@@ -244,6 +319,40 @@ mod tests {
                 "spec.traffic.networkInterfaceExclusionList[1]",
             ]
         );
+    }
+
+    #[test]
+    fn an_ingress_gateway_gets_a_certificate_if_all_of_it_is_said() {
+        let good = json!({
+            "subjectAltNames": ["ingress-nginx.ingress-nginx.cluster.local"],
+            "validityDuration": "1h30m",
+            "secret": {"name": "osm-nginx-client-cert", "namespace": "osm-system"},
+        });
+        let read_gateway = |gateway: &Value| {
+            let spec = json!({"certificate": {"ingressGateway": gateway}});
+            read("osm-mesh-config", &spec).unwrap()
+        };
+        let foreign = read_gateway(&good);
+        let wanted = foreign.ingress_gateway.unwrap();
+        assert_eq!(wanted.lifetime, Duration::from_secs(5400));
+        assert_eq!(wanted.secret.to_string(), "osm-system/osm-nginx-client-cert");
+        assert_eq!(foreign.warnings, []);
+        assert_eq!(read_gateway(&json!({})).ingress_gateway, None);
+        for (field, bad) in [
+            ("subjectAltNames", json!([])),
+            ("subjectAltNames", json!(["*.example"])),
+            ("validityDuration", json!("1d")),
+            ("validityDuration", json!("3000h")),
+            ("validityDuration", json!("")),
+            ("secret", json!({"name": "a"})),
+        ] {
+            let mut spoilt = good.clone();
+            spoilt[field] = bad;
+            let foreign = read_gateway(&spoilt);
+            assert_eq!(foreign.ingress_gateway, None, "{spoilt}");
+            let told = foreign.warnings[0].to_string();
+            assert!(told.contains(&format!("ingressGateway.{field}: ")), "{told}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod border;
 mod edge;
 mod elected;
+mod guests;
 mod judge;
 mod listed;
 mod mesh_config;
@@ -18,6 +19,7 @@ use leno_registry::{Place, Rejected, Update, Warning};
 
 use self::edge::Edge;
 use self::elected::Elected;
+use self::guests::Guests;
 use self::listed::Listed;
 use self::mesh_config::Settings;
 use self::places::Places;
@@ -40,6 +42,7 @@ pub(crate) struct Ledger {
     edge: Edge,
     namespaces: BTreeMap<Name, Admission>,
     settings: Settings,
+    guests: Guests,
     places: Places,
     customs: Elected,
     /// The services whose pods come in from outside the mesh somewhere.
@@ -86,6 +89,7 @@ impl Ledger {
             edge: Edge::default(),
             namespaces: BTreeMap::new(),
             settings: Settings::default(),
+            guests: Guests::default(),
             places: Places::default(),
             customs: Elected::default(),
             let_in: BTreeSet::new(),

@@ -30,6 +30,7 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("tcp-route.md", "kind: TCPRoute\n"),
         ("traffic-split.md", "kind: TrafficSplit\n"),
         ("ingress-backend.md", "kind: AccessControl\n"),
+        ("access-cert.md", "kind: AccessCert\n"),
         ("egress.md", "kind: Egress\n"),
         ("retry.md", "kind: Retry\n"),
         ("../tracing.md", "kind: MeshConfig\n"),

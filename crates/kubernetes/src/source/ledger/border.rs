@@ -19,6 +19,9 @@ impl Ledger {
         for key in keys {
             border |= matches!(key, ObjectKey::Ingress(_));
             self.unjudged |= matches!(key, ObjectKey::HttpRouteGroup(_));
+            if matches!(key, ObjectKey::AccessCert(_) | ObjectKey::MeshConfig) {
+                self.guests.touch();
+            }
             self.dirty.insert(key);
         }
         if border {

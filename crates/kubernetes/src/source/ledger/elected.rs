@@ -71,6 +71,15 @@ impl Elected {
         self.held.values().map(|held| &held.object)
     }
 
+    /// All objects that are in force, each with where it is from and when it was made, in seconds.
+    pub(super) fn in_force_all(&self) -> impl Iterator<Item = (&Origin, &Object, i64)> {
+        let winners = self.by_key.keys().filter_map(|key| self.in_force(key));
+        winners.filter_map(|origin| {
+            let held = self.held.get(origin)?;
+            Some((origin, &held.object, held.created))
+        })
+    }
+
     /// Why a custom resource is not in force although it is good.
     pub(super) fn duplicate(&self, origin: &Origin) -> Option<Rejected> {
         let key = self.held.get(origin)?.object.key();

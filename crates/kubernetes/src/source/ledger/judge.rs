@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::{Ledger, Origin};
 use crate::gateway::{ParentSaid, RouteId};
+use crate::guests::ACCESS_CERT;
 use crate::source::record::Record;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
@@ -69,6 +70,10 @@ impl Ledger {
             Form::Class => {
                 let (generation, conditions) = edge.resolved.classes.get(&id.name)?.clone();
                 Said::Class(generation, conditions)
+            }
+            Form::Current if record.target.kind == ACCESS_CERT => {
+                // Nothing is said before anything has come of it.
+                Said::Current(refusal.clone().map(Err).or_else(|| self.guest_outcome(record))?)
             }
             Form::Current => {
                 let idle = || self.shut(origin).or_else(|| self.idle(origin, others));

@@ -9,7 +9,7 @@ use leno_registry::{Place, Warning};
 
 use super::{Ledger, Origin};
 use crate::inject::Exclusions;
-use crate::read::Foreign;
+use crate::read::{Foreign, IngressGateway};
 
 /// Settings beside the object of ours.
 #[derive(Default)]
@@ -83,6 +83,7 @@ impl Ledger {
     fn touch_settings(&mut self) {
         self.dirty.insert(ObjectKey::MeshConfig);
         self.unjudged = true;
+        self.guests.touch();
     }
 
     /// What no pod of the mesh sends through its sidecar.
@@ -97,6 +98,14 @@ impl Ledger {
             all.interfaces.extend(exclusions.interfaces);
         }
         all
+    }
+
+    /// The certificates that the settings of other meshes want for an ingress gateway, each with when they were
+    /// made, in seconds.
+    pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
+        self.settings.heeded().filter_map(|(origin, foreign)| {
+            Some((origin, foreign.ingress_gateway.as_ref()?, foreign.created))
+        })
     }
 
     /// What other meshes say: of two, the stricter counts.
@@ -154,13 +163,14 @@ impl Ledger {
         Some(config)
     }
 
-    /// What another mesh's settings say and older ones of its own, or ours, say otherwise.
+    /// What another mesh's settings say and older ones of its own, or ours, say otherwise, or nobody can do.
     pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
         if let Some(outdated) = self.settings.outdated(origin) {
             return vec![outdated];
         }
+        let unmet = self.settings.foreign.get(origin).and_then(|_| self.unmet(origin));
         let own = self.own_config().zip(self.settings.foreign.get(origin));
-        let Some((own, foreign)) = own else { return Vec::new() };
+        let Some((own, foreign)) = own else { return unmet.into_iter().collect() };
         let fields = [
             (MODE, own.mode != foreign.mode, PERMISSIVE, own.mode.as_str()),
             (EGRESS, own.egress != foreign.egress, ENABLE_EGRESS, own.egress.as_str()),
@@ -174,7 +184,7 @@ impl Ledger {
             ),
             remedy: "remove one of the two".to_owned(),
         };
-        differing.map(warning).collect()
+        differing.map(warning).chain(unmet).collect()
     }
 
     /// What is to be said of an object, in one text, although it is in force.
@@ -222,7 +232,7 @@ impl Ledger {
 }
 
 /// A field of another mesh's settings.
-fn place(origin: &Origin, field: &str) -> Place {
+pub(super) fn place(origin: &Origin, field: &str) -> Place {
     Place {
         kind: Some("MeshConfig".to_owned()),
         namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),

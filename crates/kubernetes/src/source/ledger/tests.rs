@@ -12,6 +12,7 @@ use crate::status::Said;
 
 mod border;
 mod gateways;
+mod guests;
 mod places;
 mod settings;
 

@@ -1,0 +1,183 @@
+//! Secrets of guests, with an API server that is a few lines.
+
+use k8s_openapi::api::core::v1::Secret;
+use leno_identity::AuthoritySource;
+use leno_model::{GuestId, Name, TrustDomain};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::guests::Owner;
+use crate::testing::Server;
+
+const PATH: &str = "/api/v1/namespaces/shop/secrets/batch-tls";
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn authority() -> (Authority, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let source = AuthoritySource::Own(dir.path().join("authority"));
+    let domain = TrustDomain::new("cluster.local").unwrap();
+    (source.open_or_create(&domain, SystemTime::now()).unwrap(), dir)
+}
+
+fn wish(secret: &str) -> GuestWish {
+    GuestWish {
+        owner: Owner {
+            api_version: "policy.flomesh.io/v1alpha1".to_owned(),
+            kind: "AccessCert",
+            namespace: "shop".to_owned(),
+            name: "batch".to_owned(),
+            uid: "u-1".to_owned(),
+        },
+        id: GuestId {
+            trust_domain: TrustDomain::new("cluster.local").unwrap(),
+            secret: SecretName::new("shop", secret).unwrap(),
+        },
+        names: vec![Name::new("batch.corp.example").unwrap()],
+        lifetime: None,
+        created: 0,
+    }
+}
+
+/// One that leads, and what it tells.
+struct Led {
+    keeper: Keeper,
+    told: watch::Receiver<Arc<Outcomes>>,
+}
+
+impl Led {
+    fn new(server: &Server) -> Self {
+        let (outcomes, told) = watch::channel(Arc::default());
+        let client = server.client.clone();
+        let keeper = Keeper { client, lifetime: DAY, kept: BTreeMap::new(), outcomes };
+        Self { keeper, told }
+    }
+
+    /// One round of a leader, after any pause.
+    async fn round(&mut self, wishes: &[GuestWish], authority: &Authority) {
+        self.keeper.want(wishes);
+        for kept in self.keeper.kept.values_mut() {
+            kept.next = Instant::now();
+        }
+        for name in self.keeper.due(authority) {
+            self.keeper.see_to(&name, authority).await;
+        }
+        self.keeper.tell();
+    }
+
+    fn outcome(&self) -> Option<Result<(), String>> {
+        self.told.borrow().get("u-1").cloned()
+    }
+}
+
+/// What was asked since the last time.
+fn asked(server: &Server) -> Vec<String> {
+    let asked = std::mem::take(&mut server.store.lock().unwrap().asked);
+    asked.into_iter().map(|it| it.replace("/api/v1/namespaces/shop/secrets/", "")).collect()
+}
+
+fn held(server: &Server) -> Option<Secret> {
+    let store = server.store.lock().unwrap();
+    store.objects.get(PATH).map(|it| serde_json::from_value(it.clone()).unwrap())
+}
+
+#[tokio::test]
+async fn a_secret_is_made_looked_at_and_taken_away() {
+    let (server, (authority, _dir)) = (Server::open().await, authority());
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    assert_eq!(led.outcome(), Some(Ok(())));
+    assert_eq!(asked(&server), ["GET batch-tls", "POST batch-tls"]);
+    // Nobody has changed it: its metadata is all that is asked for.
+    led.round(&[wish("batch-tls")], &authority).await;
+    assert_eq!(asked(&server), ["GET batch-tls"]);
+    // Renamed: the one before goes.
+    led.round(&[wish("other-tls")], &authority).await;
+    assert!(held(&server).is_none());
+    assert_eq!(led.outcome(), Some(Ok(())));
+    led.round(&[], &authority).await;
+    assert!(server.store.lock().unwrap().objects.is_empty());
+    assert_eq!(led.outcome(), None);
+    assert!(led.keeper.kept.is_empty());
+}
+
+#[tokio::test]
+async fn what_somebody_else_made_is_neither_written_nor_removed() {
+    let (server, (authority, _dir)) = (Server::open().await, authority());
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        "metadata": {"name": "batch-tls", "namespace": "shop", "resourceVersion": "7"},
+        "data": {"tls.key": "", "tls.crt": ""},
+    });
+    server.store.lock().unwrap().objects.insert(PATH.to_owned(), theirs.clone());
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    let why = led.outcome().unwrap().unwrap_err();
+    assert!(
+        why.contains("is there already and was not made for the AccessCert shop/batch"),
+        "{why}"
+    );
+    led.round(&[], &authority).await;
+    assert_eq!(server.store.lock().unwrap().objects[PATH], theirs);
+    assert!(led.keeper.kept.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_damaged_or_of_another_signer_is_made_anew() {
+    let (server, (first, _dir)) = (Server::open().await, authority());
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &first).await;
+    let before = held(&server).unwrap().data;
+    {
+        let mut store = server.store.lock().unwrap();
+        let held = store.objects.get_mut(PATH).unwrap();
+        held["data"]["tls.key"] = json!("");
+        held["metadata"]["resourceVersion"] = json!("999");
+    }
+    led.round(&[wish("batch-tls")], &first).await;
+    let mended = held(&server).unwrap().data;
+    assert!(mended != before && led.outcome() == Some(Ok(())));
+    // At once, and not when its time has come.
+    let (second, _other) = authority();
+    assert_eq!(led.keeper.due(&first).len(), 0);
+    assert_eq!(led.keeper.due(&second).len(), 1);
+    led.round(&[wish("batch-tls")], &second).await;
+    assert!(held(&server).unwrap().data != mended);
+    // One that is gone is made again.
+    server.store.lock().unwrap().objects.clear();
+    led.round(&[wish("batch-tls")], &second).await;
+    assert!(held(&server).is_some());
+}
+
+#[tokio::test]
+async fn what_the_api_server_forbids_is_told_and_tried_again_later() {
+    let (server, (authority, _dir)) = (Server::open().await, authority());
+    server.store.lock().unwrap().forbidden = Some(("POST", "/secrets/"));
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    assert_eq!(led.outcome(), Some(Err("spec.secret: no".to_owned())));
+    assert_eq!(led.keeper.due(&authority).len(), 0, "not at once");
+    server.store.lock().unwrap().forbidden = None;
+    led.round(&[wish("batch-tls")], &authority).await;
+    assert_eq!(led.outcome(), Some(Ok(())));
+    // What passes does not make a good certificate a bad one.
+    let name = SecretName::new("shop", "batch-tls").unwrap();
+    led.keeper.put_off(&name, Trouble::Passing("late".to_owned()));
+    led.keeper.tell();
+    assert_eq!(led.outcome(), Some(Ok(())));
+}
+
+#[tokio::test]
+async fn whoever_does_not_lead_asks_nothing_and_tells_nothing() {
+    let (server, (authority, _dir)) = (Server::open().await, authority());
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    led.keeper.want(&[wish("batch-tls")]);
+    led.keeper.forget();
+    led.keeper.tell();
+    assert_eq!(led.outcome(), None);
+    // Taking over, it finds the Secret good.
+    asked(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    assert_eq!((asked(&server), led.outcome()), (vec!["GET batch-tls".to_owned()], Some(Ok(()))));
+}

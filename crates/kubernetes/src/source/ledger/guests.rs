@@ -1,0 +1,121 @@
+//! Guests: what is wanted of certificates for clients outside the mesh, and what came of it.
+
+use std::sync::Arc;
+
+use leno_model::{GuestId, MeshConfig, Object, SecretName, TrustDomain};
+use leno_registry::Warning;
+
+use super::{Ledger, Origin};
+use crate::guests::{Grants, GuestWish, Judged, Outcomes, Owner, judge};
+use crate::source::record::Record;
+
+/// What is wanted of certificates for clients outside the mesh, and what came of it.
+#[derive(Default)]
+pub(super) struct Guests {
+    grants: Grants,
+    judged: Judged,
+    outcomes: Arc<Outcomes>,
+    /// Whether it may come out differently now.
+    unsettled: bool,
+}
+
+impl Guests {
+    pub(super) fn touch(&mut self) {
+        self.unsettled = true;
+    }
+
+    /// What is known of what became of an object's wish.
+    fn outcome(&self, uid: &str) -> Option<Result<(), String>> {
+        let refused = self.judged.refused.get(uid).cloned().map(Err);
+        refused.or_else(|| self.outcomes.get(uid).cloned())
+    }
+}
+
+impl Ledger {
+    /// Where this control plane may write Secrets.
+    pub(crate) fn grant(&mut self, grants: Grants) {
+        self.guests.grants = grants;
+        self.guests.touch();
+    }
+
+    /// What became of the certificates that were wished for.
+    pub(crate) fn take_outcomes(&mut self, outcomes: Arc<Outcomes>) {
+        self.guests.outcomes = outcomes;
+        self.unjudged = true;
+    }
+
+    /// The certificates that are wished for and may be.
+    pub(crate) fn guests(&self) -> &[GuestWish] {
+        &self.guests.judged.wishes
+    }
+
+    /// Finds out what is wished for, once it is known what there is.
+    pub(crate) fn settle_guests(&mut self) {
+        if !self.is_settled() || !std::mem::take(&mut self.guests.unsettled) {
+            return;
+        }
+        let config = self.mesh_config();
+        let domain =
+            config.map_or_else(|| MeshConfig::default().trust_domain, |it| it.trust_domain);
+        let all = self.wished_by_certs(&domain).chain(self.wished_by_settings(&domain)).collect();
+        let judged = judge(all, &self.guests.grants, &domain);
+        self.unjudged |= judged != self.guests.judged;
+        self.guests.judged = judged;
+    }
+
+    fn wished_by_certs(&self, domain: &TrustDomain) -> impl Iterator<Item = GuestWish> {
+        self.customs.in_force_all().filter_map(|(origin, object, created)| {
+            let Object::AccessCert(cert) = object else { return None };
+            let namespace = cert.name.namespace.clone();
+            let secret = SecretName { namespace, name: cert.secret.clone() };
+            Some(GuestWish {
+                owner: owner(self.records.get(origin)?),
+                id: GuestId { trust_domain: domain.clone(), secret },
+                names: cert.subjects.clone(),
+                lifetime: None,
+                created,
+            })
+        })
+    }
+
+    fn wished_by_settings(&self, domain: &TrustDomain) -> impl Iterator<Item = GuestWish> {
+        self.ingress_gateways().filter_map(|(origin, wanted, created)| {
+            Some(GuestWish {
+                owner: owner(self.records.get(origin)?),
+                id: GuestId { trust_domain: domain.clone(), secret: wanted.secret.clone() },
+                names: wanted.names.clone(),
+                lifetime: Some(wanted.lifetime),
+                created,
+            })
+        })
+    }
+
+    /// What became of an object's wish; nothing while that is not known.
+    pub(super) fn guest_outcome(&self, record: &Record) -> Option<Result<(), String>> {
+        self.guests.outcome(&record.target.uid)
+    }
+
+    /// Why another mesh's settings have no certificate for their ingress gateway, if they want one.
+    pub(super) fn unmet(&self, origin: &Origin) -> Option<Warning> {
+        let record = self.records.get(origin)?;
+        let why = self.guests.outcome(&record.target.uid)?.err()?;
+        let (field, rest) =
+            why.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &why));
+        let (problem, remedy) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
+        Some(Warning {
+            at: super::mesh_config::place(origin, field),
+            problem: problem.to_owned(),
+            remedy: remedy.to_owned(),
+        })
+    }
+}
+
+fn owner(record: &Record) -> Owner {
+    Owner {
+        api_version: record.resource.api_version.clone(),
+        kind: record.target.kind,
+        namespace: record.target.namespace.clone(),
+        name: record.target.name.clone(),
+        uid: record.target.uid.clone(),
+    }
+}
