@@ -6,6 +6,7 @@
     reason = "a test fails by panicking, in its fixture too"
 )]
 
+mod certificates;
 mod examined;
 mod foreign;
 mod gateways;

@@ -1,0 +1,152 @@
+//! Certificates for clients outside the mesh, in Secrets of a real API server, with the rights that are installed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_identity::{Authority, AuthoritySource};
+use leno_kubernetes::guests::{Grants, keep_guests};
+use leno_kubernetes::install::{Options as Installing, apply, manifests, withdraw};
+use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_model::{Name, TrustDomain};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::server::{Server, run};
+
+/// A control plane that keeps Secrets in `shop`, as the account that is installed.
+struct Control {
+    authority: watch::Sender<Arc<Authority>>,
+    directory: TempDir,
+    _tasks: JoinSet<()>,
+}
+
+impl Control {
+    async fn start(server: &Server) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (authority, current) = watch::channel(Arc::new(made(&directory, "first")));
+        let client = server.client_as(ACCOUNT).await;
+        let (outcomes, became) = watch::channel(Arc::default());
+        let name = |text| Name::new(text).unwrap();
+        let grants = Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
+        let source = Source::new(client.clone(), Options::default()).granting(grants, became);
+        let (leads, leading) = watch::channel(false);
+        let writer =
+            Writer { namespace: "leno-system".to_owned(), name: "leno-control-a".to_owned() };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(hold(client.clone(), writer, leads));
+        let said = (source.statements(), leading.clone());
+        tasks.spawn(keep_statuses(client.clone(), "leno-control-a".to_owned(), said.0, said.1));
+        let wishes = (source.guests(), leading);
+        tasks.spawn(keep_guests(client, DAY, current, wishes, outcomes));
+        let (told, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(told));
+        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+        Self { authority, directory, _tasks: tasks }
+    }
+}
+
+fn made(directory: &TempDir, name: &str) -> Authority {
+    let source = AuthoritySource::Own(directory.path().join(name));
+    let domain = TrustDomain::new("cluster.local").unwrap();
+    source.open_or_create(&domain, SystemTime::now()).unwrap()
+}
+
+fn cert(name: &str, secret: (&str, &str)) -> Value {
+    json!({"spec": {"subjectAltNames": [name], "secret": {"namespace": secret.0, "name": secret.1}}})
+}
+
+/// What is read, once it is so.
+async fn until(
+    server: &Server,
+    (kind, namespace, name): (&str, &str, &str),
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let object = server.find(kind, Some(namespace), name).await.unwrap_or_default();
+        if is_so(&object) {
+            return object;
+        }
+        assert!(Instant::now() < deadline, "{kind} {namespace}/{name}: {object}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn current(object: &Value) -> &Value {
+    &object["status"]["currentStatus"]
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
+    run(async {
+        let server = Server::start().await;
+        for namespace in ["shop", "other"] {
+            server.namespace(namespace).await;
+        }
+        let access_certs = [Name::new("shop").unwrap()].into();
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let installed = Installing::new("leno:test".to_owned(), domain);
+        let installed = Installing { access_certs, with_smi: true, ..installed };
+        apply(&server.client().await, &manifests(&installed), |_| ()).await.unwrap();
+        let control = Control::start(&server).await;
+
+        server
+            .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "batch-tls")))
+            .await;
+        let said = until(&server, (CERTS, "shop", "batch"), |it| current(it) == "committed").await;
+        let secret = server.read(SECRETS, "shop", "batch-tls").await;
+        assert_eq!(secret["type"], "kubernetes.io/tls");
+        assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], said["metadata"]["uid"]);
+        for key in ["tls.crt", "tls.key", "ca.crt"] {
+            assert!(secret["data"][key].as_str().is_some_and(|text| !text.is_empty()), "{key}");
+        }
+
+        // Another authority signs: at once there is another certificate.
+        control.authority.send_replace(Arc::new(made(&control.directory, "second")));
+        let again = until(&server, (SECRETS, "shop", "batch-tls"), |it| {
+            it["data"]["ca.crt"] != secret["data"]["ca.crt"]
+        });
+        assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
+
+        // Where it may not, it says so; and what somebody else made stays as it is.
+        server.apply(CERTS, Some("other"), "a", cert("a.corp.example", ("other", "a"))).await;
+        let said = until(&server, (CERTS, "other", "a"), |it| current(it) == "error").await;
+        let reason = said["status"]["reason"].as_str().unwrap();
+        assert!(reason.contains("--access-certs other"), "{reason}");
+        server.apply(SECRETS, Some("shop"), "theirs", json!({"stringData": {"a": "b"}})).await;
+        server.apply(CERTS, Some("shop"), "b", cert("b.corp.example", ("shop", "theirs"))).await;
+        let said = until(&server, (CERTS, "shop", "b"), |it| current(it) == "error").await;
+        let reason = said["status"]["reason"].as_str().unwrap();
+        assert!(reason.contains("was not made for the AccessCert shop/b"), "{reason}");
+        assert_eq!(server.read(SECRETS, "shop", "theirs").await["data"], json!({"a": "Yg=="}));
+
+        // Renamed, and then gone.
+        server
+            .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "new-tls")))
+            .await;
+        until(&server, (SECRETS, "shop", "batch-tls"), Value::is_null).await;
+        until(&server, (SECRETS, "shop", "new-tls"), |it| it["data"]["tls.key"].is_string()).await;
+        server.delete(CERTS, Some("shop"), "batch").await;
+        until(&server, (SECRETS, "shop", "new-tls"), Value::is_null).await;
+
+        // What is listed no more is a right no more.
+        withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
+        server
+            .apply(CERTS, Some("shop"), "late", cert("late.corp.example", ("shop", "late-tls")))
+            .await;
+        let said = until(&server, (CERTS, "shop", "late"), |it| current(it) == "error").await;
+        let reason = said["status"]["reason"].as_str().unwrap();
+        assert!(reason.contains("forbidden"), "{reason}");
+    });
+}
+
+const ACCOUNT: &str = "system:serviceaccount:leno-system:leno-control";
+const CERTS: &str = "policy.flomesh.io/v1alpha1/AccessCert";
+const SECRETS: &str = "v1/Secret";
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
