@@ -1,6 +1,5 @@
 //! Authorisation: whether this peer may open this connection and make this request.
 
-mod many;
 mod opening;
 mod policy;
 mod ruling;
@@ -15,10 +14,11 @@ use leno_model::{
     TrustDomain, WorkloadPlan,
 };
 
-use crate::matcher::{PathKind, RequestMatcher};
+use crate::many::Many;
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use many::Many;
+use crate::spelling::PathKind;
 use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 

@@ -14,9 +14,10 @@ use leno_model::{
 
 use crate::authorize::Ruling;
 use crate::hits::HitSlot;
-use crate::matcher::{PathKind, RequestMatcher, Spelling};
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use crate::spelling::{PathKind, Spelling};
 
 pub use edit::{HeaderChange, How, Improper, edits_of, request_edits};
 

@@ -33,8 +33,10 @@ pub mod treatment;
 mod hash;
 mod hits;
 mod lookup;
+mod many;
 mod pattern;
 mod query;
+mod spelling;
 
 pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};
 pub use authorize::{Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Ruling};

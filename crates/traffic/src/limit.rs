@@ -15,9 +15,10 @@ use leno_model::{
 };
 
 use crate::hits::HitSlot;
-use crate::matcher::{PathKind, RequestMatcher, Spelling};
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use crate::spelling::{PathKind, Spelling};
 use bucket::{Bucket, Buckets, Pace};
 use concurrency::{Heard, Places};
 

@@ -1,7 +1,6 @@
 //! Request matches, compiled: whether a request looks as a rule demands.
 
 mod denial;
-mod spelling;
 
 use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 
@@ -11,7 +10,6 @@ use crate::query::{decoded_text, parameter};
 use crate::request::RequestView;
 
 pub use crate::query::percent_decoded;
-pub(crate) use spelling::{PathKind, Spelling};
 
 /// A [`RequestMatch`], compiled. Matching allocates nothing, but for a query parameter that is
 /// percent-encoded and compared with a regular expression.

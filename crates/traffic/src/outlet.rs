@@ -9,9 +9,10 @@ use rustc_hash::FxHashMap;
 
 use self::hosts::Hosts;
 use crate::authorize::fits as allows;
-use crate::matcher::{PathKind, RequestMatcher};
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use crate::spelling::PathKind;
 
 /// All outlets of a workload, compiled, by port.
 #[derive(Debug, Default)]

@@ -7,9 +7,10 @@ use leno_model::{Entry, Name, ObjectKey, Opening, Proof, Protocol, SpiffeId};
 
 use super::fits;
 use super::ruling::Ruling;
-use crate::matcher::{PathKind, RequestMatcher};
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use crate::spelling::PathKind;
 
 /// Where a connection comes from, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,12 +6,13 @@ use leno_model::{
     ClaimMatch, ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
 };
 
-use super::many::Many;
 use super::ruling::Ruling;
 use super::{By, Judgement, fits};
-use crate::matcher::{PathKind, RequestMatcher, Spelling};
+use crate::many::Many;
+use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
+use crate::spelling::{PathKind, Spelling};
 
 /// The rules of all access policies of a workload, compiled.
 #[derive(Debug)]

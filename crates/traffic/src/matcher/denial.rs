@@ -1,7 +1,8 @@
 //! Matching for rules that deny: whatever the request may mean to the application counts.
 
-use super::{HeaderMatcher, RequestMatcher, Spelling};
+use super::{HeaderMatcher, RequestMatcher};
 use crate::request::RequestView;
+use crate::spelling::{Spelling, hosts, values};
 
 impl RequestMatcher {
     /// Whether the request, or what an application may make of it, fits. A rule that allows can
@@ -29,40 +30,9 @@ impl RequestMatcher {
 impl HeaderMatcher {
     fn may_mean(&self, request: &RequestView<'_>) -> bool {
         let Some(name) = &self.name else {
-            let host = bare(request.authority);
-            return self.value.matches(request.authority) || self.value.matches(&host);
+            return hosts(request.authority).any(|host| self.value.matches(&host));
         };
-        request.fields.find(name).is_some_and(|values| {
-            self.value.matches(&values)
-                || values.split(',').any(|value| self.value.matches(value.trim()))
-        })
-    }
-}
-
-/// A host as most applications understand it.
-fn bare(authority: &str) -> String {
-    let host = match authority.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
-        _ => authority,
-    };
-    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::bare;
-
-    #[test]
-    fn a_host_is_the_same_in_every_spelling() {
-        for spelling in
-            ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
-        {
-            assert_eq!(bare(spelling), "admin.shop", "{spelling}");
-        }
-        for (spelling, host) in
-            [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
-        {
-            assert_eq!(bare(spelling), host, "{spelling}");
-        }
+        let joined = request.fields.find(name);
+        joined.is_some_and(|joined| values(&joined).any(|value| self.value.matches(value)))
     }
 }

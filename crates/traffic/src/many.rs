@@ -6,7 +6,7 @@ use crate::request::RequestView;
 
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
-pub(super) struct Many {
+pub(crate) struct Many {
     /// Of each the rule, and its place in that.
     matches: Box<[(usize, usize)]>,
     lookup: Box<Lookup>,
@@ -15,7 +15,7 @@ pub(super) struct Many {
 impl Many {
     /// Of these rules, in order; `None` where they are few. A rule without matches has one that
     /// demands nothing, in the first place.
-    pub(super) fn of<'a>(
+    pub(crate) fn of<'a>(
         rules: impl Iterator<Item = (usize, &'a [RequestMatcher])> + Clone,
     ) -> Option<Self> {
         let all = || {
@@ -33,7 +33,7 @@ impl Many {
     }
 
     /// The matches of some of the rules, which are in order; `None` where they are few.
-    pub(super) fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
+    pub(crate) fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
         let matches = self.matches.iter().enumerate();
         let part = matches.filter(|(_, (rule, _))| rules.binary_search(rule).is_ok());
         let part: Box<[usize]> = part.map(|(at, _)| at).collect();
@@ -41,7 +41,7 @@ impl Many {
     }
 
     /// The first rule with a match that fits: asked by rule, and the match's place in it.
-    pub(super) fn first(
+    pub(crate) fn first(
         &self,
         request: &RequestView<'_>,
         fits: impl Fn(usize, usize) -> bool,
@@ -52,7 +52,7 @@ impl Many {
     }
 
     /// The same among a part of the matches.
-    pub(super) fn first_of(
+    pub(crate) fn first_of(
         &self,
         part: &[usize],
         request: &RequestView<'_>,

@@ -1,6 +1,8 @@
-//! Paths that an application may understand otherwise than they are written.
+//! What an application may understand otherwise than it is written: paths, hosts, lists of values.
 
-use super::percent_decoded;
+use std::borrow::Cow;
+
+use crate::query::percent_decoded;
 
 /// Whether a path means what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,26 @@ impl Spelling {
     }
 }
 
+/// All that a host may be to an application: as it was sent, and as most understand it.
+pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let sent = std::iter::once(Cow::Borrowed(authority));
+    sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority))))
+}
+
+/// All that the values of a header, joined, may be to an application: these together, and each of them.
+pub(crate) fn values(joined: &str) -> impl Iterator<Item = &str> {
+    std::iter::once(joined).chain(joined.split(',').map(str::trim))
+}
+
+/// A host as most applications understand it.
+fn bare(authority: &str) -> String {
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    };
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}
+
 fn decoded(path: &str) -> String {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
     let mut in_parameters = false;
@@ -112,5 +134,24 @@ impl Element {
 
     fn climbs(&self) -> bool {
         self.others == 0 && matches!(self.dots, 1 | 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bare;
+
+    #[test]
+    fn a_host_is_the_same_in_every_spelling() {
+        for spelling in
+            ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
+        {
+            assert_eq!(bare(spelling), "admin.shop", "{spelling}");
+        }
+        for (spelling, host) in
+            [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
+        {
+            assert_eq!(bare(spelling), host, "{spelling}");
+        }
     }
 }
