@@ -1,7 +1,7 @@
 //! Ranges of addresses, as policies name them.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 /// All addresses that begin alike: `10.1.0.0/16`, or one address alone.
@@ -22,6 +22,23 @@ impl IpRange {
         let range = Self { address, prefix };
         let fits = prefix <= range.width() && range.kept(bits(address)) == bits(address);
         if fits { Ok(range) } else { Err(InvalidIpRange { text: format!("{address}/{prefix}") }) }
+    }
+
+    /// The range that an address is in with so many bits; `None` when it has fewer. One of version 4 inside
+    /// one of version 6 counts as what it is.
+    #[must_use]
+    pub fn around(address: IpAddr, prefix: u8) -> Option<Self> {
+        let address = address.to_canonical();
+        let range = Self { address, prefix };
+        if prefix > range.width() {
+            return None;
+        }
+        let kept = range.kept(bits(address));
+        let first = match address {
+            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(kept).ok()?).into(),
+            IpAddr::V6(_) => Ipv6Addr::from_bits(kept).into(),
+        };
+        Some(Self { address: first, prefix })
     }
 
     /// Whether an address is one of them. One of version 4 inside one of version 6 counts as what
@@ -126,6 +143,9 @@ mod tests {
             let contains = |text: &&&str| it.contains(text.parse().unwrap());
             assert_eq!(inside.iter().filter(contains).count(), inside.len(), "{range}");
             assert_eq!(outside.iter().filter(contains).count(), 0, "{range}");
+            let around = |text: &&str| IpRange::around(text.parse().unwrap(), it.prefix());
+            assert!(inside.iter().all(|inside| around(inside) == Some(it)), "{range}");
+            assert!(outside.iter().all(|outside| around(outside) != Some(it)), "{range}");
         }
     }
 
@@ -136,5 +156,6 @@ mod tests {
         }
         let one = IpRange::from("::ffff:10.1.2.3".parse::<IpAddr>().unwrap());
         assert_eq!(one.to_string(), "10.1.2.3/32");
+        assert_eq!(IpRange::around(one.address(), 33), None);
     }
 }

@@ -1,8 +1,7 @@
 //! What a decision costs among ten rules of a kind and among ten thousand, in instructions: 3 % above
 //! what was measured fails.
 //!
-//! The last rule but two decides. What is looked up costs the same among many; what denies, opens,
-//! limits or injects is asked one after the other, and costs by how much there is. Those that are in
+//! The last rule but two decides. All are looked up, and cost about the same among many. Those that are in
 //! `instructions.rs` and `rules.rs` already (routes by exact paths and prefixes, and tags) are not here
 //! again. Measured as the stations of these are.
 #![allow(
@@ -28,8 +27,10 @@ use leno_traffic::{Lanes, Limits, Outlets, RequestView, TlsChoice, TlsRoutes};
 
 use self::asked::{Asked, DRAW};
 use self::many::{
-    Judged, OUTSIDE, PORT, Sent, account, at_a_place, carrying, expressions, faults, lanes, limits,
-    named, openings, outlets, policies, routes, targets, tls_routes, to_host,
+    Coming, Judged, OUTSIDE, PORT, Sent, Visited, account, at_a_place, caller, carrying,
+    expressions, faults, in_the_shop, lanes, limits, limits_below, limits_of_callers, named,
+    openings, openings_by_address, outlets, policies, policies_of_peers, routes, targets,
+    tls_routes, to_host,
 };
 use self::measure::measured;
 
@@ -59,8 +60,8 @@ fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
 
 // Access policies that allow one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(965))]
-#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(815))]
+#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(979))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(890))]
 fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -70,8 +71,8 @@ fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
 
 // Access policies that deny one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (policies(10, PolicyAction::Deny), at_a_place(10)), config = measured(1_798))]
-#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_013_256))]
+#[bench::of_10(args = (policies(10, PolicyAction::Deny), at_a_place(10)), config = measured(1_538))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_325))]
 fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -81,8 +82,8 @@ fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
 
 // Ingress backends that open one exact path each.
 #[library_benchmark]
-#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(900))]
-#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(775_127))]
+#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(935))]
+#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(857))]
 fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -90,10 +91,30 @@ fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
     (judged, asked)
 }
 
+// Access policies that allow one peer each everything: once for a connection.
+#[library_benchmark]
+#[bench::of_10(args = (policies_of_peers(10)), config = measured(5_623))]
+#[bench::of_10000(args = (policies_of_peers(10_000)), config = measured(1_632))]
+fn peer((access, peer): Coming) -> Coming {
+    let permit = access.connection(Some(black_box(&peer)), PORT);
+    assert!(black_box(permit).is_ok());
+    (access, peer)
+}
+
+// Ingress backends that let one address each in: once for a connection.
+#[library_benchmark]
+#[bench::of_10(args = (openings_by_address(10)), config = measured(2_068))]
+#[bench::of_10000(args = (openings_by_address(10_000)), config = measured(2_553))]
+fn visitor((access, origin): Visited) -> Visited {
+    let permit = access.visit((None, PORT), Some(black_box(origin.clone())));
+    assert!(black_box(permit).is_ok());
+    (access, origin)
+}
+
 // Traffic targets that allow what is below one place each to the peer, by a regular expression.
 #[library_benchmark]
-#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_132))]
-#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(818))]
+#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_161))]
+#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(724))]
 fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -103,18 +124,39 @@ fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
 
 // A RateLimit whose rules are about one exact path each.
 #[library_benchmark]
-#[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_700))]
-#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(952_873))]
+#[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_561))]
+#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(1_186))]
 fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
     (limits, asked)
 }
 
+// The same, each about what is below one place in a shop.
+#[library_benchmark]
+#[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = measured(1_652))]
+#[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = measured(1_340))]
+fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
+    (limits, asked)
+}
+
+// The same, each about one account.
+#[library_benchmark]
+#[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller(10))), config = measured(4_369))]
+#[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller(10_000))), config = measured(1_582))]
+fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
+    let (asked, caller) = &asking;
+    let now = black_box(Duration::from_secs(7));
+    assert!(limits.admit(PORT, (&asked.view(), Some(caller)), now).is_ok());
+    (limits, asking)
+}
+
 // A FaultInjection whose rules are about one exact path each, and which spares the request.
 #[library_benchmark]
-#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(738))]
-#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(764_928))]
+#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(740))]
+#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(504))]
 fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
     let (asked, caller) = &asking;
     let injected = faults.inject(&asked.view(), caller, &mut || black_box(u64::MAX));
@@ -172,8 +214,12 @@ library_benchmark_group!(
         access_policy,
         denying_policy,
         opening,
+        peer,
+        visitor,
         traffic_target,
         rate_limit,
+        rate_limit_by_prefix,
+        rate_limit_by_caller,
         fault_injection,
         lane,
         outlet_by_host,

@@ -2,17 +2,17 @@
 //! decides what they are asked.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_model::{
     Abort, Access, AccessRule, Each, Entry, FaultRule, Faults, FieldMatch, FieldTest, FixedAnswer,
-    HostPattern, InboundPolicy, LaneMark, LaneRule, NamePattern, Opening, Outlet, PathMatch,
-    PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet, PortView, Protocol, Rate,
-    RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin, ServiceAccount,
-    ServiceName, ServicePolicyKind, ServicePolicyName, SpiffeId, TagDialect, TagMatch,
-    TagRouteName, TextRelation, TlsRule, ToldBy, Treatment, ValueMatch, ValueTest, WeightedBackend,
-    WorkloadPlan,
+    HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, NamePattern, Opening, Outlet,
+    PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet, PortView,
+    Protocol, Rate, RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin,
+    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, SpiffeId, TagDialect,
+    TagMatch, TagRouteName, TextRelation, TlsRule, ToldBy, Treatment, ValueMatch, ValueTest,
+    WeightedBackend, WorkloadPlan,
 };
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::route::PortRoutes;
@@ -25,6 +25,10 @@ use crate::member::plan;
 
 /// Who may come in, and one that did.
 pub(crate) type Judged = (InboundAccess, ConnectionPermit);
+
+/// Who may come in, and who wants to: a peer, or a client of which is known where it comes from.
+pub(crate) type Coming = (InboundAccess, SpiffeId);
+pub(crate) type Visited = (InboundAccess, Origin);
 
 /// A request to a host outside the mesh, and that host.
 pub(crate) type Sent = (Asked, &'static str);
@@ -44,6 +48,16 @@ pub(crate) fn carrying(rules: usize) -> Asked {
 /// A request for what is below the place that the rule which decides is about.
 pub(crate) fn at_a_place(rules: usize) -> Asked {
     asked(&format!("/place-{}/7", deciding(rules)))
+}
+
+/// A request for what is below the place in the shop that the rule which decides is about.
+pub(crate) fn in_the_shop(rules: usize) -> Asked {
+    asked(&format!("/shop/place-{}/7", deciding(rules)))
+}
+
+/// The account that the rule which decides is about.
+pub(crate) fn caller(rules: usize) -> ServiceAccount {
+    numbered(deciding(rules))
 }
 
 /// The host that the rule which decides is about.
@@ -87,16 +101,32 @@ fn compiled(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoutes {
 
 /// Limits of one policy, each for one path.
 pub(crate) fn limits(rules: usize) -> Limits {
-    let rule = |number| RateRule {
+    limited(rules, |number| (vec![at(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new()))
+}
+
+/// Limits of one policy, each for what is below one place in a shop.
+pub(crate) fn limits_below(rules: usize) -> Limits {
+    limited(rules, |number| {
+        (vec![at(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
+    })
+}
+
+/// Limits of one policy, each for one account.
+pub(crate) fn limits_of_callers(rules: usize) -> Limits {
+    limited(rules, |number| (Vec::new(), vec![only(&numbered(number))]))
+}
+
+fn limited(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>)) -> Limits {
+    let rule = |number, (requests, peers)| RateRule {
         name: format!("rules[{number}]"),
-        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
-        peers: Vec::new(),
+        requests,
+        peers,
         each: Each::Nothing,
         rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
         is_last: false,
         answer: FixedAnswer::default(),
     };
-    let rules = (0..rules).map(rule).collect();
+    let rules = (0..rules).map(|number| rule(number, about(number))).collect();
     let limits = RateLimits { rules, ..RateLimits::default() };
     let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
     Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
@@ -130,19 +160,42 @@ pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
 
 /// Rules of an access policy that allow one account one path each, or deny it.
 pub(crate) fn policies(rules: usize, action: PolicyAction) -> Judged {
-    let name = |text| NamePattern::new(text).expect("a pattern");
     let rule = |number| PolicyRule {
+        action,
+        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        ..allowing(&account(), number)
+    };
+    judged(guarded((0..rules).map(rule).collect()))
+}
+
+/// Rules of an access policy that allow one account each everything.
+pub(crate) fn policies_of_peers(rules: usize) -> Coming {
+    let rule = |number| allowing(&numbered(number), number);
+    let plan = guarded((0..rules).map(rule).collect());
+    let access = InboundAccess::of(&plan).expect("the rules are valid");
+    (access, SpiffeId { trust_domain: plan.trust_domain, account: caller(rules) })
+}
+
+fn allowing(account: &ServiceAccount, number: usize) -> PolicyRule {
+    PolicyRule {
         policy: PolicyName::new("shop", "guard").expect("a name"),
         name: format!("rules[{number}]"),
-        action,
-        peers: vec![PeerMatch { namespace: name("shop"), account: name("web") }],
-        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        action: PolicyAction::Allow,
+        peers: vec![only(account)],
+        requests: Vec::new(),
         claims: Vec::new(),
         ports: PortSet::All,
-    };
-    let rules = (0..rules).map(rule).collect();
+    }
+}
+
+fn guarded(rules: Vec<PolicyRule>) -> WorkloadPlan {
     let inbound = InboundPolicy { is_audited: false, rules };
-    judged(WorkloadPlan { inbound, ..plan(Access::Strict(Vec::new())) })
+    WorkloadPlan { inbound, ..plan(Access::Strict(Vec::new())) }
+}
+
+fn only(account: &ServiceAccount) -> PeerMatch {
+    let ServiceAccount { namespace, name } = account;
+    PeerMatch { namespace: NamePattern::from(namespace), account: NamePattern::from(name) }
 }
 
 /// Policies that allow what is below one place each to one account.
@@ -158,21 +211,34 @@ pub(crate) fn targets(rules: usize) -> Judged {
 
 /// What opens a port to clients in clear text, each for one path.
 pub(crate) fn openings(rules: usize) -> Judged {
-    let opening = |number| Opening {
-        policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
-        port: PORT,
-        entry: Entry::Http,
-        ranges: None,
-        accounts: Vec::new(),
-        guests: Vec::new(),
-        requests: Some(vec![at(PathMatch::Exact(format!("/place-{number}/7")))]),
-    };
-    let openings = (0..rules).map(opening).collect();
-    let plan = WorkloadPlan { openings, ..plan(Access::Strict(Vec::new())) };
-    let access = InboundAccess::of(&plan).expect("the rules are valid");
+    let requests = |number| vec![at(PathMatch::Exact(format!("/place-{number}/7")))];
+    let access = open(rules, |number| (None, Some(requests(number))));
     let origin = Origin { address: OUTSIDE.ip(), carrier: Carrier::Clear };
     let permit = access.visit((None, PORT), Some(origin)).expect("it is open");
     (access, permit)
+}
+
+/// What opens a port to clients in clear text, each to one address.
+pub(crate) fn openings_by_address(rules: usize) -> Visited {
+    let access = open(rules, |number| (Some(vec![IpRange::from(address(number))]), None));
+    (access, Origin { address: address(deciding(rules)), carrier: Carrier::Clear })
+}
+
+type OpenTo = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
+
+fn open(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
+    let opening = |number, (ranges, requests)| Opening {
+        policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
+        port: PORT,
+        entry: Entry::Http,
+        ranges,
+        accounts: Vec::new(),
+        guests: Vec::new(),
+        requests,
+    };
+    let openings = (0..rules).map(|number| opening(number, to(number))).collect();
+    let plan = WorkloadPlan { openings, ..plan(Access::Strict(Vec::new())) };
+    InboundAccess::of(&plan).expect("the rules are valid")
 }
 
 /// Lanes, each for one value of a header.
@@ -247,6 +313,15 @@ pub(crate) fn account() -> ServiceAccount {
     ServiceAccount::new("shop", "web").expect("a name")
 }
 
+fn numbered(number: usize) -> ServiceAccount {
+    ServiceAccount::new("shop", &format!("web-{number}")).expect("a name")
+}
+
+fn address(number: usize) -> IpAddr {
+    let bits = u32::try_from(number).expect("a place");
+    Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + bits).into()
+}
+
 fn user(number: usize) -> String {
     format!("u-{number}")
 }
@@ -262,4 +337,4 @@ fn pattern(number: usize) -> HostPattern {
 pub(crate) const PORT: u16 = 9080;
 /// An address of which nothing is known.
 pub(crate) const OUTSIDE: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 443);
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);

@@ -44,8 +44,8 @@ use self::measure::measured;
 
 // A TagRoute of so many rules, each for one value of a header; the last but two decides.
 #[library_benchmark]
-#[bench::of_10(args = (tag_rules(10), carries("v-7")), config = measured(1_003))]
-#[bench::of_10000(args = (tag_rules(10_000), carries("v-9997")), config = measured(996))]
+#[bench::of_10(args = (tag_rules(10), carries("v-7")), config = measured(1_037))]
+#[bench::of_10000(args = (tag_rules(10_000), carries("v-9997")), config = measured(1_030))]
 fn tag_route(plan: TagPlan, asked: Asked) -> (TagPlan, Asked) {
     let decision = plan.choose(&asked.view(), &mut || black_box(DRAW));
     assert!(black_box(decision).endpoints.is_some());
@@ -177,7 +177,7 @@ fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) 
 
 // A JwtValidation wants a token of a request; what it says is verified elsewhere.
 #[library_benchmark]
-#[bench::required(args = (guards(), asking()), config = measured(440))]
+#[bench::required(args = (guards(), asking()), config = measured(408))]
 fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
     let at = guards.at(PORT).expect("guards");
     assert!(at.tokens().iter().any(|it| it.is_required(&asking.0.view())));
@@ -186,7 +186,7 @@ fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
 
 // An ExternalAuthorization is about a request.
 #[library_benchmark]
-#[bench::asked(args = (guards(), asking()), config = measured(427))]
+#[bench::asked(args = (guards(), asking()), config = measured(395))]
 fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
     let at = guards.at(PORT).expect("guards");
     assert!(at.authorizations(&asking.0.view()).next().is_some());
@@ -195,7 +195,7 @@ fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
 
 // The global part of a RateLimit describes a request.
 #[library_benchmark]
-#[bench::described(args = (guards(), asking()), config = measured(1_466))]
+#[bench::described(args = (guards(), asking()), config = measured(1_434))]
 fn global_rate_limit(guards: Guards, asking: Asking) -> (Guards, Asking) {
     let (asked, account) = &asking;
     let at = guards.at(PORT).expect("guards");

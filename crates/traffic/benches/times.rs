@@ -220,7 +220,7 @@ fn route_by_regex(bencher: Bencher<'_, '_>, rules: usize) {
     bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
 }
 
-#[divan::bench(sample_size = 10, args = [10, 10_000])]
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
     let (limits, asked) = (many::limits(rules), many::at_a_place(rules));
     // So much later each time that there is always room.
@@ -231,7 +231,40 @@ fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
     });
 }
 
-#[divan::bench(sample_size = 10, args = [10, 10_000])]
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn rate_limit_by_prefix(bencher: Bencher<'_, '_>, rules: usize) {
+    let (limits, asked) = (many::limits_below(rules), many::in_the_shop(rules));
+    let mut now = Duration::from_secs(7);
+    bencher.bench_local(|| {
+        now += Duration::from_millis(10);
+        limits.admit(many::PORT, (&asked.view(), None), now).is_ok()
+    });
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn rate_limit_by_caller(bencher: Bencher<'_, '_>, rules: usize) {
+    let (limits, asked) = (many::limits_of_callers(rules), many::at_a_place(rules));
+    let (caller, mut now) = (many::caller(rules), Duration::from_secs(7));
+    bencher.bench_local(|| {
+        now += Duration::from_millis(10);
+        limits.admit(many::PORT, (&asked.view(), Some(&caller)), now).is_ok()
+    });
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn peer(bencher: Bencher<'_, '_>, rules: usize) {
+    let (access, peer) = many::policies_of_peers(rules);
+    bencher.bench_local(|| access.connection(Some(black_box(&peer)), many::PORT).is_ok());
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn visitor(bencher: Bencher<'_, '_>, rules: usize) {
+    let (access, origin) = many::openings_by_address(rules);
+    bencher
+        .bench_local(|| access.visit((None, many::PORT), Some(black_box(origin.clone()))).is_ok());
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn fault_injection_by_path(bencher: Bencher<'_, '_>, rules: usize) {
     let (faults, asked) = (many::faults(rules), many::at_a_place(rules));
     let caller = many::account();
@@ -245,12 +278,12 @@ fn access_policy(bencher: Bencher<'_, '_>, rules: usize) {
     judge(bencher, many::policies(rules, PolicyAction::Allow), rules);
 }
 
-#[divan::bench(sample_size = 10, args = [10, 10_000])]
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn denying_policy(bencher: Bencher<'_, '_>, rules: usize) {
     judge(bencher, many::policies(rules, PolicyAction::Deny), rules);
 }
 
-#[divan::bench(sample_size = 10, args = [10, 10_000])]
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn opening(bencher: Bencher<'_, '_>, rules: usize) {
     judge(bencher, many::openings(rules), rules);
 }

@@ -14,7 +14,8 @@ use leno_model::{
     TrustDomain, WorkloadPlan,
 };
 
-use crate::many::Many;
+use crate::lookup::Sought;
+use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -196,7 +197,7 @@ impl InboundAccess {
         };
         let own = match &peers_rules.many {
             None => strict.first(&peers_rules.rules, allows),
-            Some(many) => many.first(request, allows_at),
+            Some(many) => many.first(Sought::sent(request), allows_at),
         };
         if let Some(index) = own {
             return Ok(By::Target(index));
@@ -205,7 +206,7 @@ impl InboundAccess {
         // up, too: who is denied must not make us try what all others may.
         let others = match &strict.many {
             None => strict.rules.iter().position(allows),
-            Some(many) => many.first(request, allows_at),
+            Some(many) => many.first(Sought::sent(request), allows_at),
         };
         match others {
             Some(index) => Err((Reason::Denied, By::Target(index))),
@@ -289,7 +290,7 @@ impl InboundAccess {
     ) -> Result<Rights, Denial> {
         let openings = || match origin {
             Some(origin) => self.openings.of(peer, port, origin),
-            None => Box::default(),
+            None => Part::default(),
         };
         let Some(peer) = peer else {
             return self.rights_of_nobody(port, openings());
@@ -304,20 +305,24 @@ impl InboundAccess {
         let account = &peer.account;
         Ok(Rights {
             targets: strict.and_then(|strict| strict.by_source.get(account)).cloned(),
-            policies: self.policies.as_ref().map(|rules| rules.of_peer(Some(account), port)),
+            policies: self.peer_rules(Some(account), port),
             openings: openings(),
             opened_only: false,
         })
     }
 
     /// No rule names a peer that proved nothing; those that deny everybody are about it too.
-    fn rights_of_nobody(&self, port: u16, openings: Box<[usize]>) -> Result<Rights, Denial> {
+    fn rights_of_nobody(&self, port: u16, openings: Part) -> Result<Rights, Denial> {
         let opened_only = self.plaintext == Plaintext::Refuse;
         if opened_only && openings.is_empty() {
             return Err(Denial::unnamed(Reason::PlaintextRefused));
         }
-        let policies = self.policies.as_ref().map(|rules| rules.of_peer(None, port));
+        let policies = self.peer_rules(None, port);
         Ok(Rights { targets: None, policies, openings, opened_only })
+    }
+
+    fn peer_rules(&self, peer: Option<&ServiceAccount>, port: u16) -> Option<Box<PeerRules>> {
+        self.policies.as_ref().map(|rules| Box::new(rules.of_peer(peer, port)))
     }
 }
 
@@ -349,10 +354,10 @@ struct Standing {
 struct Rights {
     /// Those of `TrafficTarget`s that name it, if any does.
     targets: Option<Arc<Named>>,
-    /// Those of access policies, where there are some.
-    policies: Option<PeerRules>,
+    /// Those of access policies, where there are some; in a box, because rights are moved.
+    policies: Option<Box<PeerRules>>,
     /// Those of what is open that let it in.
-    openings: Box<[usize]>,
+    openings: Part,
     /// Whether nothing else lets it in.
     opened_only: bool,
 }
@@ -470,6 +475,7 @@ impl CompiledAccess {
     }
 }
 
+#[inline]
 pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
     (path == PathKind::Plain || !matcher.constrains_path()) && matcher.matches(request)
 }

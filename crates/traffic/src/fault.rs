@@ -6,6 +6,8 @@ use std::time::Duration;
 use leno_model::{FaultRule, Faults, FixedAnswer, ObjectKey, ServiceAccount, ServicePolicyName};
 
 use crate::hits::HitSlot;
+use crate::lookup::Sought;
+use crate::many::Many;
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -14,7 +16,10 @@ use crate::request::RequestView;
 #[derive(Debug)]
 pub struct FaultPlan {
     policy: ServicePolicyName,
-    rules: Box<[CompiledRule]>,
+    /// Rules that are asked one after the other,
+    few: Box<[CompiledRule]>,
+    /// or that are looked up instead.
+    many: Option<(Many, Box<[CompiledRule]>)>,
 }
 
 #[derive(Debug)]
@@ -58,7 +63,12 @@ impl FaultPlan {
         let rules = faults.rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
         let within = |bad: BadPattern| bad.within(ObjectKey::ServicePolicy(policy.clone()));
-        Ok(Self { rules: rules.map_err(within)?, policy })
+        let rules: Box<[CompiledRule]> = rules.map_err(within)?;
+        let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
+        Ok(match Many::naming(about) {
+            None => Self { policy, few: rules, many: None },
+            Some(many) => Self { policy, few: Box::default(), many: Some((many, rules)) },
+        })
     }
 
     /// The policy.
@@ -103,7 +113,24 @@ impl FaultPlan {
                 rule.requests.is_empty() || rule.requests.iter().any(|m| m.matches(request));
             asked && rule.rule.names(caller)
         };
-        self.rules.iter().find(fits)
+        self.few.iter().find(fits).or_else(|| self.looked_up(request, caller))
+    }
+
+    /// Apart, so that a few do not pay for it.
+    #[inline(never)]
+    fn looked_up(
+        &self,
+        request: &RequestView<'_>,
+        caller: &ServiceAccount,
+    ) -> Option<&CompiledRule> {
+        let (many, rules) = self.many.as_ref()?;
+        let fits = |rule: usize, place: usize| {
+            rules.get(rule).is_some_and(|rule| {
+                let asked = rule.requests.get(place).is_none_or(|m| m.matches(request));
+                asked && rule.rule.names(caller)
+            })
+        };
+        rules.get(many.first(Sought::sent(request).by(Some(caller)), fits)?)
     }
 }
 
@@ -134,7 +161,10 @@ mod tests {
         Abort, Delay, NamePattern, PathMatch, PeerMatch, RequestMatch, ServicePolicyKind,
     };
 
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::many::tests::{any_match, any_request};
 
     fn plan(rules: Vec<FaultRule>) -> FaultPlan {
         let policy = ServicePolicyName::new(ServicePolicyKind::FaultInjection, "shop", "f");
@@ -207,6 +237,37 @@ mod tests {
             (500_000, (1 << 63) - 1, true),
         ] {
             assert_eq!(is_drawn(share_ppm, draw), expected, "{share_ppm} {draw}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_looked_up_is_what_asking_in_order_finds(
+            rules in prop::collection::vec(
+                (prop::collection::vec(any_match(), 0..3), any::<bool>()),
+                0..16,
+            ),
+            made in any_request(),
+        ) {
+            let pattern = |text| NamePattern::new(text).unwrap();
+            let peer = || PeerMatch { namespace: pattern("shop"), account: pattern("web") };
+            let rules = rules.into_iter().enumerate().map(|(n, (requests, named))| FaultRule {
+                requests,
+                peers: named.then(peer).into_iter().collect(),
+                ..rule(&format!("r{n}"), "")
+            });
+            let rules: Vec<FaultRule> = rules.collect();
+            let request = made.view();
+            let plan = plan(rules.clone());
+            for caller in ["web", "app"] {
+                let caller = ServiceAccount::new("shop", caller).unwrap();
+                let matches = |it| RequestMatcher::compile(it).unwrap().matches(&request);
+                let in_order = rules.iter().find(|rule| {
+                    let fits = rule.requests.is_empty() || rule.requests.iter().any(matches);
+                    fits && rule.names(&caller)
+                });
+                prop_assert_eq!(plan.rule(&request, &caller), in_order);
+            }
         }
     }
 }

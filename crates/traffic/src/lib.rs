@@ -36,6 +36,7 @@ mod lookup;
 mod many;
 mod pattern;
 mod query;
+mod ranges;
 mod spelling;
 
 pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};

@@ -15,6 +15,8 @@ use leno_model::{
 };
 
 use crate::hits::HitSlot;
+use crate::lookup::Sought;
+use crate::many::{Many, Rules};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -36,7 +38,10 @@ struct PolicyLimits {
     connections: Option<(Pace, Bucket)>,
     /// Where connections that are turned away are counted.
     hits: Arc<HitSlot>,
-    rules: Box<[CompiledRule]>,
+    /// Rules that are asked one after the other,
+    few: Box<[CompiledRule]>,
+    /// or that are looked up instead.
+    many: Option<(Many, Box<[CompiledRule]>)>,
     concurrency: Option<Bounded>,
 }
 
@@ -319,7 +324,9 @@ impl Limits {
         let path = PathKind::of(request.path);
         let spelling = Spelling::of(request.path, path);
         for policy in self.of(port) {
-            let named = policy.rules.iter().filter(|rule| rule.rule.names(caller));
+            let mut candidates = policy.rules(Sought::meant(request, &spelling).by(caller));
+            // Borrowed, for they are large to move.
+            let named = candidates.by_ref().filter(|rule| rule.rule.names(caller));
             for rule in named.filter(|rule| rule.may_count(request, &spelling)) {
                 if let Some(found) = found(policy, rule) {
                     return Some(found);
@@ -333,10 +340,41 @@ impl Limits {
     }
 }
 
+/// The rules of a policy that may count a request, and perhaps others.
+struct Candidates<'a> {
+    few: std::slice::Iter<'a, CompiledRule>,
+    many: Option<(Rules<'a>, &'a [CompiledRule])>,
+}
+
+impl<'a> Iterator for Candidates<'a> {
+    type Item = &'a CompiledRule;
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a CompiledRule> {
+        self.few.next().or_else(|| self.looked_up())
+    }
+}
+
+impl<'a> Candidates<'a> {
+    /// Apart, so that a few, which are asked one after the other, do not pay for it.
+    #[inline(never)]
+    fn looked_up(&mut self) -> Option<&'a CompiledRule> {
+        let (places, rules) = self.many.as_mut()?;
+        rules.get(places.next()?)
+    }
+}
+
 impl PolicyLimits {
     fn compile(said: &PortLimits) -> Result<Self, BadPattern> {
         let rules = said.limits.rules.iter().map(CompiledRule::compile);
-        let rules = rules.collect::<Result<_, _>>();
+        let rules: Box<[CompiledRule]> = rules
+            .collect::<Result<_, _>>()
+            .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?;
+        let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
+        let (few, many) = match Many::naming(about) {
+            None => (rules, None),
+            Some(many) => (Box::default(), Some((many, rules))),
+        };
         let connections = said.limits.connections;
         let concurrency = said.limits.concurrency.as_ref().map(|rule| Bounded {
             places: Places::new(rule),
@@ -346,11 +384,18 @@ impl PolicyLimits {
         Ok(Self {
             concurrency,
             connections: connections.map(|rate| (Pace::of(rate), Bucket::default())),
-            rules: rules
-                .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?,
+            few,
+            many,
             hits: Arc::default(),
             said: said.clone(),
         })
+    }
+
+    /// The rules that may count a request, in order, and perhaps others.
+    #[inline]
+    fn rules(&self, sought: Sought<'_>) -> Candidates<'_> {
+        let many = self.many.as_ref().map(|(many, rules)| (many.all(sought), &**rules));
+        Candidates { few: self.few.iter(), many }
     }
 }
 

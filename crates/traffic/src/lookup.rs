@@ -1,28 +1,78 @@
 //! Looking a rule up among many: by what it demands exactly, instead of asking one after another.
 
+mod beginnings;
+mod places;
+
 use std::borrow::Cow;
 
-use leno_model::Repeated;
+use leno_model::{Repeated, ServiceAccount};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::query::{decoded_text, parameter};
 use crate::request::{RequestView, header};
+use crate::spelling::{Spelling, hosts, values};
+
+pub(crate) use beginnings::{Beginnings, whole_elements};
+pub(crate) use places::Places;
 
 /// Which rules could be the first to fit, by their place in order.
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
     columns: Box<[Column]>,
+    /// What the column of beginnings holds.
+    beginnings: Beginnings<Vec<usize>>,
     /// Those that no column holds, in order.
     rest: Box<[usize]>,
+    /// How many there are.
+    rules: usize,
+}
+
+/// What rules are looked up for.
+#[derive(Clone, Copy)]
+pub(crate) struct Sought<'a> {
+    pub(crate) request: &'a RequestView<'a>,
+    /// The spelling of its path, where it counts what the request may mean to an application, and not only
+    /// what was sent.
+    meaning: Option<&'a Spelling>,
+    /// Who makes it, where rules name callers.
+    caller: Option<&'a ServiceAccount>,
+}
+
+impl<'a> Sought<'a> {
+    /// The rules that a request fits as it was sent.
+    #[inline]
+    pub(crate) fn sent(request: &'a RequestView<'a>) -> Self {
+        Self { request, meaning: None, caller: None }
+    }
+
+    /// The rules that a request fits by what it may mean to an application.
+    #[inline]
+    pub(crate) fn meant(request: &'a RequestView<'a>, spelling: &'a Spelling) -> Self {
+        Self { request, meaning: Some(spelling), caller: None }
+    }
+
+    /// The same, of rules that name callers as well: this one, if it has proved who it is.
+    #[inline]
+    pub(crate) fn by(self, caller: Option<&'a ServiceAccount>) -> Self {
+        Self { caller, ..self }
+    }
+
+    /// Whether the request fits every rule about paths.
+    fn climbs(self) -> bool {
+        self.meaning.is_some_and(Spelling::climbs)
+    }
 }
 
 /// One thing of a request that rules compare with texts.
 #[derive(Debug, Clone)]
 struct Column {
     key: Key,
-    /// By text, in order. Texts are an operator's: no request can make them meet in one place.
-    rules: FxHashMap<Box<str>, Vec<usize>>,
+    rules: Texts,
 }
+
+/// The rules that compare with each text, in order. Texts are an operator's: no request can make them
+/// meet in one place.
+type Texts = FxHashMap<Box<str>, Vec<usize>>;
 
 /// What of a request is compared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,11 +83,15 @@ pub(crate) enum Key {
         folded: bool,
     },
     Path,
-    /// What is between the first and the second slash of the path.
-    FirstElement,
+    /// Elements that the path begins with.
+    Beginning,
     /// The first value of a query parameter, decoded.
     Query(Box<str>),
     Method,
+    /// The namespace of the caller's account.
+    Namespace,
+    /// The name of the caller's account.
+    Account,
 }
 
 /// Something that a rule demands of every request that fits it: one of these texts.
@@ -48,8 +102,7 @@ impl Lookup {
     /// which the rules differ most.
     pub(crate) fn of(rules: &[Vec<Demand>]) -> Self {
         let chosen = chosen(rules);
-        let empty = |key: &&Key| Column { key: (*key).clone(), rules: FxHashMap::default() };
-        let mut columns: Vec<Column> = chosen.iter().map(empty).collect();
+        let mut columns: Vec<Texts> = chosen.iter().map(|_| Texts::default()).collect();
         let mut rest = Vec::new();
         for (index, demands) in rules.iter().enumerate() {
             let held_by = |key: &Key| demands.iter().find(|(demanded, _)| demanded == key);
@@ -60,14 +113,21 @@ impl Lookup {
                 continue;
             };
             for text in texts {
-                let held = column.rules.entry(text.clone()).or_default();
+                let held = column.entry(text.clone()).or_default();
                 // A text that is demanded twice is one.
                 if held.last() != Some(&index) {
                     held.push(index);
                 }
             }
         }
-        Self { columns: columns.into(), rest: rest.into() }
+        let mut beginnings = Beginnings::default();
+        let columns = chosen.into_iter().zip(columns).map(|(key, mut rules)| {
+            if *key == Key::Beginning {
+                beginnings = Beginnings::of(std::mem::take(&mut rules).into_iter());
+            }
+            Column { key: key.clone(), rules }
+        });
+        Self { columns: columns.collect(), beginnings, rest: rest.into(), rules: rules.len() }
     }
 
     /// The same, where they are so many that it is worth it: a few are sooner asked one after the other.
@@ -78,23 +138,67 @@ impl Lookup {
         are_many(rules).then(|| Box::new(Self::of(&demands())))
     }
 
-    /// The first rule in order that `fits`.
+    /// The first rule in order that `fits` a request as it was sent, whoever makes it. This is `first_sought`
+    /// for what is looked up most, and costs no call.
     pub(crate) fn first(
         &self,
         request: &RequestView<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        self.search(request, |best, places| first_before(best, places, &fits))
+        let mut best = usize::MAX;
+        for column in &self.columns {
+            match &column.key {
+                Key::Beginning => self.beginnings.each(request.path, |held| {
+                    best = first_before(best, held, &fits);
+                }),
+                _ => best = first_before(best, column.held(request), &fits),
+            }
+        }
+        best = first_before(best, &self.rest, &fits);
+        (best != usize::MAX).then_some(best)
     }
 
-    /// The same among some of the rules only: `part`, in order.
+    /// The first rule in order that `fits`.
+    pub(crate) fn first_sought(
+        &self,
+        sought: Sought<'_>,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        if sought.climbs() {
+            return (0..self.rules).find(|place| fits(*place));
+        }
+        self.search(sought, |best, places| first_before(best, places, &fits))
+    }
+
+    /// All rules in order that may fit, and perhaps others.
+    pub(crate) fn all(&self, sought: Sought<'_>) -> Places<'_> {
+        if sought.climbs() {
+            return Places::all(self.rules);
+        }
+        let mut places = Places::none();
+        self.each(sought, |held| places.add(held));
+        places
+    }
+
+    /// The same for a caller, of rules that demand nothing else.
+    pub(crate) fn all_naming(&self, caller: Option<&ServiceAccount>) -> Places<'_> {
+        let mut places = Places::none();
+        self.columns.iter().for_each(|column| places.add(column.held_by_caller(caller)));
+        places.add(&self.rest);
+        places
+    }
+
+    /// The first that `fits` of some of the rules: `part`, in order.
     pub(crate) fn first_of(
         &self,
         part: &[usize],
-        request: &RequestView<'_>,
+        sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        self.search(request, |best, places| {
+        if sought.climbs() {
+            return part.iter().copied().find(|place| fits(*place));
+        }
+        self.search(sought, |best, places| {
             // The shorter one is gone through and the longer one searched: many rules may demand the same
             // of others' requests, and a part may be most of them.
             let (few, many) =
@@ -110,15 +214,71 @@ impl Lookup {
     #[inline]
     fn search(
         &self,
-        request: &RequestView<'_>,
+        sought: Sought<'_>,
         first_before: impl Fn(usize, &[usize]) -> usize,
     ) -> Option<usize> {
         let mut best = usize::MAX;
-        for column in &self.columns {
-            best = first_before(best, column.held(request));
-        }
-        best = first_before(best, &self.rest);
+        self.each(sought, |places| best = first_before(best, places));
         (best != usize::MAX).then_some(best)
+    }
+
+    /// Each list of rules that may fit a request, the path of which does not climb where it counts what it
+    /// may mean. The lists are in order.
+    #[inline]
+    fn each<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
+        match sought.meaning {
+            None => {
+                for column in &self.columns {
+                    match &column.key {
+                        Key::Beginning => {
+                            self.beginnings.each(sought.request.path, |held| take(held));
+                        }
+                        Key::Namespace | Key::Account => take(column.held_by_caller(sought.caller)),
+                        _ => take(column.held(sought.request)),
+                    }
+                }
+            }
+            Some(spelling) => {
+                for column in &self.columns {
+                    self.each_meant(column, (sought, spelling), &mut take);
+                }
+            }
+        }
+        take(&self.rest);
+    }
+
+    /// Each list of a column by what the request may mean. Only what asks for the values of a header joined,
+    /// and in their case, is asked so.
+    #[inline(never)]
+    fn each_meant<'a>(
+        &'a self,
+        column: &'a Column,
+        (sought, spelling): (Sought<'_>, &Spelling),
+        take: &mut dyn FnMut(&'a [usize]),
+    ) {
+        let request = sought.request;
+        match &column.key {
+            Key::Path => spelling.paths(request.path).for_each(|path| take(column.of(path))),
+            Key::Beginning => {
+                let paths = spelling.paths(request.path);
+                paths.for_each(|path| self.beginnings.each(path, |held| take(held)));
+            }
+            Key::Header { name, .. } if **name == *":authority" => {
+                hosts(request.authority).for_each(|host| take(column.of(&host)));
+            }
+            Key::Header { name, .. } => {
+                let joined = request.fields.find(name);
+                let values = joined.iter().flat_map(|joined| values(joined));
+                values.for_each(|value| take(column.of(value)));
+            }
+            Key::Method => {
+                let meant = |text: &str| text.eq_ignore_ascii_case(request.method);
+                let held = column.rules.iter().filter(|(text, _)| meant(text));
+                held.for_each(|(_, places)| take(places));
+            }
+            Key::Query(_) => take(column.held(request)),
+            Key::Namespace | Key::Account => take(column.held_by_caller(sought.caller)),
+        }
     }
 }
 
@@ -169,9 +329,9 @@ impl Column {
     #[inline(never)]
     fn held_beside_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
         match &self.key {
-            Key::Header { .. } => None,
+            // The latter are held elsewhere, or asked by the caller.
+            Key::Header { .. } | Key::Beginning | Key::Namespace | Key::Account => None,
             Key::Path => self.rules.get(request.path),
-            Key::FirstElement => self.rules.get(first_element(request.path)?),
             Key::Method => self.rules.get(request.method),
             Key::Query(name) => {
                 let value = parameter(request.query?, name)?;
@@ -179,16 +339,21 @@ impl Column {
             }
         }
     }
-}
 
-/// What is between the first slash, with which it begins, and the second or the end.
-fn first_element(path: &str) -> Option<&str> {
-    path.strip_prefix('/')?.split('/').next()
-}
+    /// The rules that compare with a text.
+    #[inline]
+    fn of(&self, text: &str) -> &[usize] {
+        self.rules.get(text).map_or(&[], Vec::as_slice)
+    }
 
-/// The first element of all paths that begin so, if the beginning has all of it.
-pub(crate) fn whole_first_element(beginning: &str) -> Option<&str> {
-    beginning.strip_prefix('/')?.split_once('/').map(|(element, _)| element)
+    /// The rules that name the caller.
+    fn held_by_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
+        let rules = caller.map(|caller| match self.key {
+            Key::Namespace => self.of(caller.namespace.as_str()),
+            _ => self.of(caller.name.as_str()),
+        });
+        rules.unwrap_or_default()
+    }
 }
 
 /// The value in lower case; nothing is allocated when it is already.
@@ -245,7 +410,7 @@ mod tests {
                     0 => vec![header_is("x-all", "1"), header_is("x-user", &texts(n))],
                     1 => vec![(Key::Query("user".into()), vec![texts(n).into()])],
                     2 => vec![(Key::Path, vec![format!("/{}", texts(n)).into()])],
-                    _ => vec![(Key::FirstElement, vec![texts(n).into()])],
+                    _ => vec![(Key::Beginning, vec![format!("/{}", texts(n)).into()])],
                 };
                 let lookup = Lookup::of(&(0..rules).map(demand).collect::<Vec<_>>());
                 let fields = [("x-all", "1"), ("x-user", "u-7")];

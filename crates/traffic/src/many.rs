@@ -1,8 +1,9 @@
 //! The matches of many rules, looked up instead of asked one after the other.
 
-use crate::lookup::{Lookup, are_many};
+use leno_model::{NamePattern, PeerMatch};
+
+use crate::lookup::{Demand, Key, Lookup, Places, Sought, are_many};
 use crate::matcher::RequestMatcher;
-use crate::request::RequestView;
 
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
@@ -12,54 +13,156 @@ pub(crate) struct Many {
     lookup: Box<Lookup>,
 }
 
+/// Some of the rules, in order.
+#[derive(Debug, Clone)]
+pub(crate) enum Part {
+    /// These are asked one after the other.
+    Few(Box<[usize]>),
+    /// These are looked up: the places of their matches among those of all.
+    Many(Box<[usize]>),
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self::Few(Box::default())
+    }
+}
+
+impl Part {
+    /// These of the rules that `many` has, if they are many.
+    pub(crate) fn of(many: Option<&Many>, rules: Box<[usize]>) -> Self {
+        let places = many.and_then(|many| many.part(&rules));
+        places.map_or(Self::Few(rules), Self::Many)
+    }
+
+    /// Whether it has no rule.
+    pub(crate) fn is_empty(&self) -> bool {
+        let (Self::Few(it) | Self::Many(it)) = self;
+        it.is_empty()
+    }
+
+    /// Its rules, as often as they have matches.
+    pub(crate) fn rules<'a>(&'a self, many: Option<&'a Many>) -> impl Iterator<Item = usize> + 'a {
+        let (few, places) = match self {
+            Self::Few(rules) => (&**rules, &[][..]),
+            Self::Many(places) => (&[][..], &**places),
+        };
+        let rule = move |place: &usize| many?.matches.get(*place).map(|(rule, _)| *rule);
+        few.iter().copied().chain(places.iter().filter_map(rule))
+    }
+}
+
+/// Rules in order, each once, that may fit.
+#[derive(Debug)]
+pub(crate) struct Rules<'a> {
+    matches: &'a [(usize, usize)],
+    places: Places<'a>,
+    last: Option<usize>,
+}
+
+impl Iterator for Rules<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let Self { matches, places, last } = self;
+        let mut rules = places.filter_map(|at| matches.get(at).map(|(rule, _)| *rule));
+        rules.find(|rule| last.replace(*rule) != Some(*rule))
+    }
+}
+
 impl Many {
     /// Of these rules, in order; `None` where they are few. A rule without matches has one that
     /// demands nothing, in the first place.
     pub(crate) fn of<'a>(
         rules: impl Iterator<Item = (usize, &'a [RequestMatcher])> + Clone,
     ) -> Option<Self> {
+        Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
+    }
+
+    /// The same of rules that name callers as well, all of a policy: of each its matches and callers.
+    pub(crate) fn naming<'a>(
+        rules: impl Iterator<Item = (&'a [RequestMatcher], &'a [PeerMatch])> + Clone,
+    ) -> Option<Self> {
+        Self::compile(
+            rules.enumerate().map(|(rule, (matchers, callers))| (rule, matchers, callers)),
+        )
+    }
+
+    fn compile<'a>(
+        rules: impl Iterator<Item = (usize, &'a [RequestMatcher], &'a [PeerMatch])> + Clone,
+    ) -> Option<Self> {
         let all = || {
-            rules.clone().flat_map(|(rule, matchers)| {
+            rules.clone().flat_map(|(rule, matchers, callers)| {
                 let places = 0..matchers.len().max(1);
-                places.map(move |place| (rule, place, matchers.get(place)))
+                places.map(move |place| (rule, place, matchers.get(place), callers))
             })
         };
+        let demands = |matcher: Option<&RequestMatcher>, callers: &[PeerMatch]| {
+            let mut demands = matcher.map(RequestMatcher::demands).unwrap_or_default();
+            demands.extend(demands_of_callers(callers));
+            demands
+        };
         let lookup = Lookup::of_many(all().count(), || {
-            all()
-                .map(|(_, _, matcher)| matcher.map(RequestMatcher::demands).unwrap_or_default())
-                .collect()
+            all().map(|(_, _, matcher, callers)| demands(matcher, callers)).collect()
         })?;
-        Some(Self { matches: all().map(|(rule, place, _)| (rule, place)).collect(), lookup })
+        Some(Self { matches: all().map(|(rule, place, ..)| (rule, place)).collect(), lookup })
     }
 
     /// The matches of some of the rules, which are in order; `None` where they are few.
-    pub(crate) fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
-        let matches = self.matches.iter().enumerate();
-        let part = matches.filter(|(_, (rule, _))| rules.binary_search(rule).is_ok());
-        let part: Box<[usize]> = part.map(|(at, _)| at).collect();
+    fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
+        let matches = |rule: &usize| {
+            let first = self.matches.partition_point(|(it, _)| it < rule);
+            let after = self.matches.get(first..).unwrap_or_default();
+            let count = after.iter().take_while(|(it, _)| it == rule).count();
+            first..first.saturating_add(count)
+        };
+        let part: Box<[usize]> = rules.iter().flat_map(matches).collect();
         are_many(part.len()).then_some(part)
     }
 
-    /// The first rule with a match that fits: asked by rule, and the match's place in it.
+    /// The first rule with a match that fits: asked by rule, and the match's place in it. Apart, so that
+    /// a few, which are asked one after the other, do not pay for it; so is the next.
+    #[inline(never)]
     pub(crate) fn first(
         &self,
-        request: &RequestView<'_>,
+        sought: Sought<'_>,
         fits: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
         let fits =
             |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
-        self.matches.get(self.lookup.first(request, fits)?).map(|(rule, _)| *rule)
+        self.matches.get(self.lookup.first_sought(sought, fits)?).map(|(rule, _)| *rule)
     }
 
-    /// The same among a part of the matches.
+    /// All rules in order, each once, with a match that may fit, and perhaps others.
+    #[inline(never)]
+    pub(crate) fn all(&self, sought: Sought<'_>) -> Rules<'_> {
+        Rules { matches: &self.matches, places: self.lookup.all(sought), last: None }
+    }
+
+    /// The first rule with a match that fits among a part of these.
+    #[inline(never)]
     pub(crate) fn first_of(
         &self,
         part: &[usize],
-        request: &RequestView<'_>,
+        sought: Sought<'_>,
         fits: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
         let fits =
             |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
-        self.matches.get(self.lookup.first_of(part, request, fits)?).map(|(rule, _)| *rule)
+        self.matches.get(self.lookup.first_of(part, sought, fits)?).map(|(rule, _)| *rule)
     }
 }
+
+/// What rules about these callers demand, who are any of them; of anybody when there are none.
+pub(crate) fn demands_of_callers(callers: &[PeerMatch]) -> Vec<Demand> {
+    let names = |name: fn(&PeerMatch) -> &NamePattern| {
+        let are_exact = !callers.is_empty() && callers.iter().all(|it| name(it).is_exact());
+        are_exact.then(|| callers.iter().map(|it| name(it).as_str().into()).collect())
+    };
+    let namespaces = names(|it| &it.namespace).map(|names| (Key::Namespace, names));
+    let accounts = names(|it| &it.account).map(|names| (Key::Account, names));
+    accounts.into_iter().chain(namespaces).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

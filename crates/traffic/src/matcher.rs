@@ -4,7 +4,7 @@ mod denial;
 
 use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 
-use crate::lookup::{Demand, Key, whole_first_element};
+use crate::lookup::{Demand, Key, whole_elements};
 use crate::pattern::{BadPattern, Pattern, PatternField};
 use crate::query::{decoded_text, parameter};
 use crate::request::RequestView;
@@ -156,19 +156,18 @@ impl PathMatcher {
         })
     }
 
-    /// What it demands exactly: the path, or at least its first element.
+    /// What it demands exactly: the path, or at least the elements that it begins with.
     pub(crate) fn demand(&self) -> Option<Demand> {
-        let beginning: &str = match self {
-            Self::Exact(path) | Self::Pattern(Pattern::Literal(path)) => {
-                return Some((Key::Path, vec![path.clone()]));
-            }
+        Some(match self {
             Self::Any => return None,
-            // Whoever has a prefix of elements has its first as a whole.
-            Self::Prefix(prefix) => &format!("{prefix}/"),
-            Self::Pattern(Pattern::Beginning(text) | Pattern::Regex(text, _)) => text,
-        };
-        let element = whole_first_element(beginning)?;
-        Some((Key::FirstElement, vec![element.into()]))
+            Self::Exact(path) | Self::Pattern(Pattern::Literal(path)) => {
+                (Key::Path, vec![path.clone()])
+            }
+            Self::Prefix(prefix) => (Key::Beginning, vec![prefix.clone()]),
+            Self::Pattern(Pattern::Beginning(text) | Pattern::Regex(text, _)) => {
+                (Key::Beginning, vec![whole_elements(text)?.into()])
+            }
+        })
     }
 
     pub(crate) fn matches(&self, path: &str) -> bool {

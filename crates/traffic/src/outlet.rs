@@ -11,6 +11,7 @@ use self::hosts::Hosts;
 use crate::authorize::fits as allows;
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
+use crate::ranges::Ranges;
 use crate::request::RequestView;
 use crate::spelling::PathKind;
 
@@ -25,7 +26,7 @@ struct PortOutlets {
     /// What tells where a connection goes, for those that lead to any address.
     anywhere: Vec<ToldBy>,
     /// Those that lead to some addresses only.
-    ranged: Vec<usize>,
+    ranged: Ranges,
     /// Those by the name that a client of TLS asks for,
     names: Hosts,
     /// and by the host of a request.
@@ -109,16 +110,15 @@ impl PortOutlets {
         match compiled.outlet.ranges.is_empty() {
             true if self.anywhere.contains(&told_by) => {}
             true => self.anywhere.push(told_by),
-            false => self.ranged.push(place),
+            false => self.ranged.add(place, Some(&compiled.outlet.ranges)),
         }
         self.outlets.push(compiled);
     }
 
     /// Whether something that this tells leads to the address.
     fn leads_to(&self, address: IpAddr, told_by: ToldBy) -> bool {
-        let mut ranged = self.ranged.iter().filter_map(|place| self.outlets.get(*place));
-        self.anywhere.contains(&told_by)
-            || ranged.any(|it| it.told_by() == told_by && it.leads_to(address))
+        let ranged = || self.ranged.of(address).filter_map(|place| self.outlets.get(place));
+        self.anywhere.contains(&told_by) || ranged().any(|it| it.told_by() == told_by)
     }
 
     /// The policy of the first outlet for a host that fits beside that.

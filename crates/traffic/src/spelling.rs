@@ -51,14 +51,24 @@ pub(crate) struct Spelling {
 
 impl Spelling {
     pub(crate) fn of(path: &str, kind: PathKind) -> Self {
-        let is_plain = !path.contains(['%', '\\', ';']) && !path.contains("//");
-        let decoded = (!is_plain).then(|| decoded(path));
+        let mut before = 0;
+        let is_odd = path.bytes().any(|byte| {
+            let is_second_slash = byte == b'/' && before == b'/';
+            before = byte;
+            is_second_slash || matches!(byte, b'%' | b'\\' | b';')
+        });
+        let decoded = is_odd.then(|| decoded(path));
         Self { kind, decoded }
     }
 
     /// Whether it may be any path at all.
     pub(crate) fn climbs(&self) -> bool {
         self.kind == PathKind::Climbing
+    }
+
+    /// The path as it was sent, and decoded where that differs.
+    pub(crate) fn paths<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
+        std::iter::once(sent).chain(self.decoded())
     }
 
     /// The path decoded, where that differs.

@@ -4,11 +4,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{Entry, Name, ObjectKey, Opening, Proof, Protocol, SpiffeId};
+use rustc_hash::FxHashMap;
 
 use super::fits;
 use super::ruling::Ruling;
+use crate::lookup::Sought;
+use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
+use crate::ranges::Ranges;
 use crate::request::RequestView;
 use crate::spelling::PathKind;
 
@@ -37,7 +41,13 @@ pub enum Carrier {
 
 /// All openings of a workload, compiled.
 #[derive(Debug, Default)]
-pub(super) struct Openings(Box<[CompiledOpening]>);
+pub(super) struct Openings {
+    all: Box<[CompiledOpening]>,
+    /// The requests that they let in, where these are many.
+    many: Option<Many>,
+    /// Which are at a port, by where clients come from.
+    ports: FxHashMap<u16, Ranges>,
+}
 
 #[derive(Debug)]
 struct CompiledOpening {
@@ -48,14 +58,22 @@ struct CompiledOpening {
 
 impl Openings {
     pub(super) fn compile(openings: &[Opening]) -> Result<Self, BadPattern> {
-        Ok(Self(openings.iter().map(CompiledOpening::compile).collect::<Result<_, _>>()?))
+        let compiled = openings.iter().map(CompiledOpening::compile);
+        let all: Box<[CompiledOpening]> = compiled.collect::<Result<_, _>>()?;
+        let requests = all.iter().map(|it| it.requests.as_deref().unwrap_or_default());
+        let many = Many::of(requests.enumerate());
+        let mut ports: FxHashMap<u16, Ranges> = FxHashMap::default();
+        for (index, Opening { port, ranges, .. }) in openings.iter().enumerate() {
+            ports.entry(*port).or_default().add(index, ranges.as_deref());
+        }
+        Ok(Self { all, many, ports })
     }
 
     /// Those that let this client in at a port: looked up once for a connection.
-    pub(super) fn of(&self, peer: Option<&SpiffeId>, port: u16, origin: &Origin) -> Box<[usize]> {
-        let all = self.0.iter().enumerate();
-        let fitting = all.filter(|(_, it)| it.opening.port == port && it.opens_to(peer, origin));
-        fitting.map(|(index, _)| index).collect()
+    pub(super) fn of(&self, peer: Option<&SpiffeId>, port: u16, origin: &Origin) -> Part {
+        let fitting =
+            self.open(port, origin.address).filter(|(_, it)| it.opens_to(peer, &origin.carrier));
+        Part::of(self.many.as_ref(), fitting.map(|(index, _)| index).collect())
     }
 
     /// What clients in clear text from this address may speak at a port where an application
@@ -65,12 +83,8 @@ impl Openings {
         (port, spoken): (u16, Protocol),
         address: IpAddr,
     ) -> Option<Protocol> {
-        let mut open = self
-            .0
-            .iter()
-            .map(|it| &it.opening)
-            .filter(|it| it.port == port && it.entry.is_clear() && is_from(it, address));
-        let first = open.next()?;
+        let mut open = self.open(port, address).map(|(_, it)| &it.opening);
+        let first = open.find(|it| it.entry.is_clear())?;
         Some(match (&first.entry, spoken) {
             (Entry::Tcp, _) => Protocol::Tcp,
             (Entry::Grpc, _) => Protocol::Grpc,
@@ -81,44 +95,65 @@ impl Openings {
 
     /// Whether clients from this address need no certificate at a port.
     pub(super) fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
-        self.0.iter().map(|it| &it.opening).any(|it| {
-            it.port == port
-                && matches!(it.entry, Entry::Https { proof: Proof::Skipped, .. })
-                && is_from(it, address)
-        })
+        let skips = |it: &CompiledOpening| {
+            matches!(it.opening.entry, Entry::Https { proof: Proof::Skipped, .. })
+        };
+        self.open(port, address).any(|(_, it)| skips(it))
     }
 
     /// Whether a guest is named that may come to a port from this address.
     pub(super) fn takes_guests(&self, port: u16, address: IpAddr) -> bool {
-        self.0.iter().map(|it| &it.opening).any(|it| {
-            it.port == port && !it.guests.is_empty() && !it.entry.is_clear() && is_from(it, address)
-        })
+        let mut open = self.open(port, address).map(|(_, it)| &it.opening);
+        open.any(|it| !it.guests.is_empty() && !it.entry.is_clear())
     }
 
     /// The first of these that lets a request in.
     pub(super) fn for_request(
         &self,
+        among: &Part,
+        request: &RequestView<'_>,
+        path: PathKind,
+    ) -> Option<usize> {
+        let lets = |index: &usize| self.all.get(*index).is_some_and(|it| it.lets(request, path));
+        match among {
+            Part::Few(openings) => openings.iter().copied().find(lets),
+            Part::Many(places) => self.looked_up(places, request, path),
+        }
+    }
+
+    /// The same where these are many.
+    fn looked_up(
+        &self,
         among: &[usize],
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        self.first(among, |it| match &it.requests {
-            None => true,
-            Some(requests) => requests.iter().any(|matcher| fits(matcher, request, path)),
+        self.many.as_ref()?.first_of(among, Sought::sent(request), |index, place| {
+            let requests = self.all.get(index).map(|it| &it.requests);
+            requests.is_some_and(|requests| match requests {
+                None => true,
+                // One that lets no request in has no match, but counts as if it had one.
+                Some(requests) => requests.get(place).is_some_and(|it| fits(it, request, path)),
+            })
         })
     }
 
     /// The first of these that lets bytes in.
-    pub(super) fn for_bytes(&self, among: &[usize]) -> Option<usize> {
-        self.first(among, |it| it.opening.entry == Entry::Tcp && it.requests.is_none())
+    pub(super) fn for_bytes(&self, among: &Part) -> Option<usize> {
+        let mut among = among.rules(self.many.as_ref());
+        let takes = |it: &CompiledOpening| it.opening.entry == Entry::Tcp && it.requests.is_none();
+        among.find(|index| self.all.get(*index).is_some_and(takes))
     }
 
     pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
-        self.0.get(index).map(|it| &it.ruling)
+        self.all.get(index).map(|it| &it.ruling)
     }
 
-    fn first(&self, among: &[usize], lets: impl Fn(&CompiledOpening) -> bool) -> Option<usize> {
-        among.iter().copied().find(|index| self.0.get(*index).is_some_and(&lets))
+    /// Those at a port for clients from an address, in order.
+    fn open(&self, port: u16, address: IpAddr) -> impl Iterator<Item = (usize, &CompiledOpening)> {
+        let places = self.ports.get(&port).map(|ranges| ranges.of(address));
+        let opening = |index| Some((index, self.all.get(index)?));
+        places.into_iter().flatten().filter_map(opening)
     }
 }
 
@@ -135,9 +170,19 @@ impl CompiledOpening {
         })
     }
 
-    fn opens_to(&self, peer: Option<&SpiffeId>, origin: &Origin) -> bool {
+    /// Whether it lets a request in of those whom it lets in.
+    #[inline]
+    fn lets(&self, request: &RequestView<'_>, path: PathKind) -> bool {
+        match &self.requests {
+            None => true,
+            Some(requests) => requests.iter().any(|matcher| fits(matcher, request, path)),
+        }
+    }
+
+    /// Whether it lets this client in, that comes from where it is open to.
+    fn opens_to(&self, peer: Option<&SpiffeId>, carrier: &Carrier) -> bool {
         let opening = &self.opening;
-        let fits = match (&opening.entry, &origin.carrier) {
+        match (&opening.entry, carrier) {
             (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Clear) => true,
             (Entry::Https { proof, server_names }, Carrier::Tls { asked, guest }) => {
                 let is_meant = server_names.is_empty()
@@ -150,14 +195,9 @@ impl CompiledOpening {
             }
             (Entry::Http | Entry::Grpc | Entry::Tcp, Carrier::Tls { .. })
             | (Entry::Https { .. }, Carrier::Clear) => false,
-        };
-        fits && is_from(opening, origin.address)
+        }
     }
 }
 
-fn is_from(opening: &Opening, address: IpAddr) -> bool {
-    match &opening.ranges {
-        None => true,
-        Some(ranges) => ranges.iter().any(|range| range.contains(address)),
-    }
-}
+#[cfg(test)]
+mod tests;

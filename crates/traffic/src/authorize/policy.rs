@@ -8,7 +8,8 @@ use leno_model::{
 
 use super::ruling::Ruling;
 use super::{By, Judgement, fits};
-use crate::many::Many;
+use crate::lookup::{Lookup, Places, Sought};
+use crate::many::{Many, Part, demands_of_callers};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -18,8 +19,12 @@ use crate::spelling::{PathKind, Spelling};
 #[derive(Debug)]
 pub(super) struct PolicyRules {
     rules: Box<[CompiledRule]>,
+    /// The peers that they name, where they are many.
+    peers: Option<Box<Lookup>>,
+    /// The requests that rules deny, where these are many.
+    denying: Option<Many>,
     /// The requests that rules allow, where these are many.
-    many: Option<Many>,
+    allowing: Option<Many>,
     /// The ports where nobody speaks HTTP: rules about requests have no say there.
     opaque: BTreeSet<u16>,
 }
@@ -38,22 +43,13 @@ pub(super) struct PeerRules {
     /// The first that denies everything.
     denied: Option<usize>,
     /// Those that deny some requests.
-    deny: Box<[usize]>,
+    deny: Part,
     /// The first that allows everything.
     allowed: Option<usize>,
     /// Those that allow some requests.
-    allow: Allowing,
+    allow: Part,
     /// Whether requests may hide in opaque bytes.
     may_hide: bool,
-}
-
-/// Rules that allow a peer some requests, in order.
-#[derive(Debug, Clone)]
-enum Allowing {
-    /// These are asked one after the other.
-    Few(Box<[usize]>),
-    /// These are looked up: their places among the matches of all that allow.
-    Many(Box<[usize]>),
 }
 
 impl PolicyRules {
@@ -68,14 +64,19 @@ impl PolicyRules {
         let opaque = ports.iter().filter(|port| port.protocol == Protocol::Tcp);
         let rules: Box<[CompiledRule]> =
             rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?;
-        let allowing = || {
-            let allows = |it: &CompiledRule| {
-                it.rule.action == PolicyAction::Allow && it.rule.is_about_requests()
+        let many = |action| {
+            let about_requests = move |(_, it): &(usize, &CompiledRule)| {
+                it.rule.action == action && it.rule.is_about_requests()
             };
-            rules.iter().enumerate().filter(move |(_, it)| allows(it))
+            let all = rules.iter().enumerate().filter(about_requests);
+            Many::of(all.map(|(index, it)| (index, &*it.requests)))
         };
         Ok(Some(Self {
-            many: Many::of(allowing().map(|(index, it)| (index, &*it.requests))),
+            peers: Lookup::of_many(rules.len(), || {
+                rules.iter().map(|it| demands_of_callers(&it.rule.peers)).collect()
+            }),
+            denying: many(PolicyAction::Deny),
+            allowing: many(PolicyAction::Allow),
             rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
@@ -83,23 +84,29 @@ impl PolicyRules {
 
     /// What concerns this peer, who may have proved no identity, at this port.
     pub(super) fn of_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
-        let concerning = |action: PolicyAction, about_requests: bool| {
-            let all = self.rules.iter().enumerate();
-            let concerning = all.filter(move |(_, it)| {
-                it.rule.action == action
-                    && it.rule.is_about_requests() == about_requests
-                    && it.rule.ports.contains(port)
-                    && it.rule.names(peer)
-            });
-            concerning.map(|(index, _)| index)
+        let (mut denied, mut allowed) = (None, None);
+        let (mut deny, mut allow) = (Vec::new(), Vec::new());
+        let naming = match &self.peers {
+            None => Places::all(self.rules.len()),
+            Some(peers) => peers.all_naming(peer),
         };
-        let allow: Box<[usize]> = concerning(PolicyAction::Allow, true).collect();
-        let part = self.many.as_ref().and_then(|many| many.part(&allow));
+        for (index, rule) in naming.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
+        {
+            if !rule.ports.contains(port) || !rule.names(peer) {
+                continue;
+            }
+            match (rule.action, rule.is_about_requests()) {
+                (PolicyAction::Deny, true) => deny.push(index),
+                (PolicyAction::Allow, true) => allow.push(index),
+                (PolicyAction::Deny, false) => denied = denied.or(Some(index)),
+                (PolicyAction::Allow, false) => allowed = allowed.or(Some(index)),
+            }
+        }
         PeerRules {
-            denied: concerning(PolicyAction::Deny, false).next(),
-            deny: concerning(PolicyAction::Deny, true).collect(),
-            allowed: concerning(PolicyAction::Allow, false).next(),
-            allow: part.map_or(Allowing::Few(allow), Allowing::Many),
+            denied,
+            deny: Part::of(self.denying.as_ref(), deny.into()),
+            allowed,
+            allow: Part::of(self.allowing.as_ref(), allow.into()),
             may_hide: !self.opaque.contains(&port),
         }
     }
@@ -117,19 +124,23 @@ impl PolicyRules {
         if !peer.deny.is_empty() {
             let spelling = Spelling::of(request.path, path);
             let denies = |m: &RequestMatcher| m.may_mean(request, &spelling);
-            if let Some(index) = self.first(&peer.deny, request, denies) {
+            let rules = (&peer.deny, self.denying.as_ref());
+            if let Some(index) = self.first_in(rules, Sought::meant(request, &spelling), denies) {
                 return Some(denied(index));
             }
         }
-        let allowed = peer.allowed.or_else(|| self.allowing(peer, request, path));
+        let allowed = peer.allowed.or_else(|| {
+            let allows = |m: &RequestMatcher| fits(m, request, path);
+            self.first_in((&peer.allow, self.allowing.as_ref()), Sought::sent(request), allows)
+        });
         allowed.map(|index| Ok(By::Policy(index)))
     }
 
     /// What the rules say to opaque bytes. Where HTTP may be spoken a rule that denies some
     /// requests denies all bytes: nobody sees whether such a request is among them.
     pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<Judgement> {
-        let hidden = peer.deny.first().filter(|_| peer.may_hide);
-        if let Some(index) = peer.denied.or(hidden.copied()) {
+        let hidden = || peer.deny.rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
+        if let Some(index) = peer.denied.or_else(hidden) {
             return Some(denied(index));
         }
         peer.allowed.map(|index| Ok(By::Policy(index)))
@@ -140,22 +151,21 @@ impl PolicyRules {
         self.rules.get(index).map(|rule| &rule.ruling)
     }
 
-    /// The first rule that allows a request to this peer.
-    fn allowing(
+    /// The first rule of a part that fits a request.
+    fn first_in(
         &self,
-        peer: &PeerRules,
-        request: &RequestView<'_>,
-        path: PathKind,
+        (part, many): (&Part, Option<&Many>),
+        sought: Sought<'_>,
+        fits: impl Fn(&RequestMatcher) -> bool,
     ) -> Option<usize> {
-        let allows = |m: &RequestMatcher| fits(m, request, path);
-        let part = match &peer.allow {
-            Allowing::Few(rules) => return self.first(rules, request, allows),
-            Allowing::Many(part) => part,
+        let part = match part {
+            Part::Few(rules) => return self.first(rules, sought.request, fits),
+            Part::Many(part) => part,
         };
-        self.many.as_ref()?.first_of(part, request, |index, place| {
+        many?.first_of(part, sought, |index, place| {
             self.rules.get(index).is_some_and(|rule| {
-                rule.requests.get(place).is_none_or(allows)
-                    && rule.rule.claims.iter().all(|claim| shows(request, claim))
+                rule.requests.get(place).is_none_or(&fits)
+                    && rule.rule.claims.iter().all(|claim| shows(sought.request, claim))
             })
         })
     }

@@ -4,8 +4,10 @@ use leno_model::{
     Concurrency, NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch,
     ServicePolicyKind,
 };
+use proptest::prelude::*;
 
 use super::*;
+use crate::many::tests::{any_match, any_request};
 
 const PORT: u16 = 9080;
 
@@ -185,4 +187,62 @@ fn requests_under_way_are_known_to_limits_that_say_the_same() {
     assert!(same.unwrap().enter(PORT, true, Duration::ZERO).is_err());
     let more = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
     assert!(more.unwrap().enter(PORT, true, Duration::ZERO).is_ok());
+}
+
+/// A rule about some requests, of somebody or anybody, after which the others may not be asked.
+fn any_rule() -> impl Strategy<Value = RateRule> {
+    let requests = prop::collection::vec(any_match(), 0..3);
+    let caller = prop::option::of(prop::sample::select(vec!["web", "app", "w*"]));
+    (requests, caller, prop::bool::weighted(0.2)).prop_map(|(requests, caller, is_last)| {
+        let pattern = |text| NamePattern::new(text).unwrap();
+        let peer = |name| PeerMatch { namespace: pattern("shop"), account: pattern(name) };
+        let peers = caller.map(peer).into_iter().collect();
+        RateRule { requests, peers, is_last, ..rule(3, None) }
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_rules_that_are_looked_up_are_those_that_asking_in_order_finds(
+        policies in prop::collection::vec(prop::collection::vec(any_rule(), 0..12), 0..3),
+        made in any_request(),
+        caller in prop::option::of(prop::sample::select(vec!["web", "api"])),
+    ) {
+        let named = |(n, rule): (usize, RateRule)| RateRule { name: format!("r{n}"), ..rule };
+        let policies: Vec<PortLimits> = policies
+            .into_iter()
+            .map(|rules| policy("a", rules.into_iter().enumerate().map(named).collect()))
+            .collect();
+        let (request, caller) = (made.view(), caller.map(account));
+        let kind = PathKind::of(request.path);
+        let spelling = Spelling::of(request.path, kind);
+        let mut expected = Vec::new();
+        for policy in &policies {
+            for rule in policy.limits.rules.iter().filter(|rule| rule.names(caller.as_ref())) {
+                let fits = |fits: &dyn Fn(&RequestMatcher) -> bool| {
+                    let fits = |it| fits(&RequestMatcher::compile(it).unwrap());
+                    rule.requests.is_empty() || rule.requests.iter().any(fits)
+                };
+                if fits(&|it| it.may_mean(&request, &spelling)) {
+                    expected.push(rule.name.clone());
+                    if rule.is_last && kind == PathKind::Plain && fits(&|it| it.matches(&request)) {
+                        break;
+                    }
+                }
+            }
+        }
+        let limits = limits(policies);
+        let counting = limits.counting(PORT, &request, caller.as_ref());
+        let counting: Vec<String> = counting.iter().map(|(_, rule)| rule.name.clone()).collect();
+        prop_assert_eq!(&counting, &expected);
+
+        // Each of them has three tokens, and none is lost to those that have none left.
+        let now = Duration::from_secs(7);
+        let admitted = || limits.admit(PORT, (&request, caller.as_ref()), now).is_ok();
+        if !expected.is_empty() {
+            prop_assert_eq!((0..5).filter(|_| admitted()).count(), 3);
+            limits.give_back(PORT, (&request, caller.as_ref()));
+            prop_assert_eq!((0..5).filter(|_| admitted()).count(), 1);
+        }
+    }
 }

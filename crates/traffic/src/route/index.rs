@@ -4,7 +4,7 @@ use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
 
 use super::{CompiledMatch, PathRank, rank};
-use crate::lookup::Lookup;
+use crate::lookup::{Beginnings, Lookup};
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 
@@ -13,9 +13,7 @@ use crate::request::RequestView;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
     exact: FxHashMap<Box<str>, Group>,
-    prefixes: FxHashMap<Box<[u8]>, Group>,
-    /// Which lengths prefixes have, the greatest first.
-    lengths: Box<[usize]>,
+    prefixes: Beginnings<Group>,
     /// Those by a regular expression, and then those by any path.
     rest: Group,
 }
@@ -36,24 +34,21 @@ impl Index {
         // A stable sort: equals stay in the order they had.
         ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
-        let mut prefixes: FxHashMap<Box<[u8]>, Vec<_>> = FxHashMap::default();
+        let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut rest = Vec::new();
         for (request, rank, compiled) in ranked {
             let place = place(request);
             let group = match rank.path {
                 PathRank::Exact => exact.entry(place.into()).or_default(),
-                PathRank::Prefix(_) => prefixes.entry(place.as_bytes().into()).or_default(),
+                PathRank::Prefix(_) => prefixes.entry(place.into()).or_default(),
                 PathRank::Regex | PathRank::Any => &mut rest,
             };
             group.push(compiled);
         }
-        let mut lengths: Vec<usize> = prefixes.keys().map(|prefix| prefix.len()).collect();
-        lengths.sort_unstable_by(|a, b| b.cmp(a));
-        lengths.dedup();
+        let group = |(place, matches)| (place, Group::of(matches));
         Self {
-            exact: exact.into_iter().map(|(path, group)| (path, Group::of(group))).collect(),
-            prefixes: prefixes.into_iter().map(|(it, group)| (it, Group::of(group))).collect(),
-            lengths: lengths.into(),
+            exact: exact.into_iter().map(group).collect(),
+            prefixes: Beginnings::of(prefixes.into_iter().map(group)),
             rest: Group::of(rest),
         }
     }
@@ -77,18 +72,7 @@ impl Index {
 
     /// Tries the beginnings of the path that end with an element, the longest first.
     fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        let path = request.path.as_bytes();
-        for length in &self.lengths {
-            let Some((beginning, rest)) = path.split_at_checked(*length) else { continue };
-            if !matches!(rest, [] | [b'/', ..]) {
-                continue;
-            }
-            let group = self.prefixes.get(beginning);
-            if let Some(found) = group.and_then(|group| group.first_beside_path(request)) {
-                return Some(found);
-            }
-        }
-        None
+        self.prefixes.find(request.path, |group| group.first_beside_path(request))
     }
 }
 

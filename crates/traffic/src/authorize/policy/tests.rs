@@ -438,8 +438,8 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
     }
 }
 
-/// Rules about few peers, requests, claims and ports, so that several often fit.
-fn any_rule() -> impl Strategy<Value = PolicyRule> {
+/// Rules about few peers, requests, claims and ports, so that several often fit; of six so many deny.
+fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
     let path = prop_oneof![
         Just(PathMatch::Any),
         prop::sample::select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
@@ -459,7 +459,8 @@ fn any_rule() -> impl Strategy<Value = PolicyRule> {
         values: values.into_iter().map(str::to_owned).collect(),
     });
     let peer = prop::sample::select(vec!["shop/*", "else/*", "shop/web", "*/*"]);
-    let action = prop_oneof![5 => Just(PolicyAction::Allow), 1 => Just(PolicyAction::Deny)];
+    let action =
+        prop_oneof![6 - denials => Just(PolicyAction::Allow), denials => Just(PolicyAction::Deny)];
     (
         (action, prop::option::of(peer), any::<bool>()),
         prop::collection::vec(request, 0..3),
@@ -475,11 +476,13 @@ fn any_rule() -> impl Strategy<Value = PolicyRule> {
 proptest! {
     #[test]
     fn what_is_looked_up_is_what_asking_all_of_them_says(
-        rules in prop::collection::vec(any_rule(), 0..24),
+        rules in (1..6_u32).prop_flat_map(|denials| prop::collection::vec(any_rule(denials), 0..24)),
         peer in prop::sample::select(vec!["shop/web", "shop/api", "else/web", "away/web"]),
         port in prop::sample::select(vec![80, 90]),
-        path in prop::sample::select(vec!["/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "/a/../b"]),
-        method in prop::sample::select(vec!["GET", "PUT"]),
+        path in prop::sample::select(vec![
+            "/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "//b", "/%61/b", "/a/../b",
+        ]),
+        method in prop::sample::select(vec!["GET", "PUT", "put"]),
         group in prop::sample::select(vec!["readers", "writers", "others"]),
     ) {
         let named = |(n, rule): (usize, PolicyRule)| PolicyRule { name: format!("r{n}"), ..rule };
@@ -514,5 +517,20 @@ proptest! {
             (None, None) => "denied".to_owned(),
         };
         prop_assert_eq!(told(&access, access.request(&permit, &request)), expected);
+
+        let concerning = |action| {
+            let rules = rules.iter().filter(move |rule| {
+                rule.action == action && rule.ports.contains(port) && rule.names(Some(account))
+            });
+            rules.map(|rule| (rule.is_about_requests(), &rule.name))
+        };
+        let whole = |action| concerning(action).find(|(some, _)| !some);
+        let hidden = || concerning(PolicyAction::Deny).next();
+        let expected = match (whole(PolicyAction::Deny).or_else(hidden), whole(PolicyAction::Allow)) {
+            (Some((_, deny)), _) => format!("denied-by-policy {deny}"),
+            (None, Some((_, allow))) => format!("ok {allow}"),
+            (None, None) => "denied".to_owned(),
+        };
+        prop_assert_eq!(told(&access, access.tcp(&permit)), expected);
     }
 }

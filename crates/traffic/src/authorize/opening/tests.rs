@@ -1,0 +1,108 @@
+//! What is open is looked up as if everything were asked in order.
+
+use leno_model::{IpRange, RequestMatch, ServiceAccount, TrustDomain};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::*;
+use crate::many::tests::{any_match, any_request};
+
+/// Two ports, two accounts, few addresses and names, so that several often let the same client in.
+fn any_opening() -> impl Strategy<Value = Opening> {
+    let named = prop::collection::vec(select(vec!["shop.test", "web.test"]), 0..2);
+    let entry =
+        (select(vec![Proof::Required, Proof::Skipped]), named).prop_map(|(proof, names)| {
+            Entry::Https { proof, server_names: names.into_iter().map(str::to_owned).collect() }
+        });
+    let clear = select(vec![Entry::Http, Entry::Grpc, Entry::Tcp]);
+    let entry = prop_oneof![2 => clear, 1 => entry];
+    let range = select(vec!["10.0.0.0/8", "10.1.0.0/16", "10.1.0.1/32", "0.0.0.0/0", "::/0"]);
+    let ranges = prop::option::of(prop::collection::vec(range, 0..3));
+    let requests: BoxedStrategy<Option<Vec<RequestMatch>>> =
+        prop::option::of(prop::collection::vec(any_match(), 0..3)).boxed();
+    let account = select(vec!["web", "app"]);
+    (select(vec![80, 90]), entry, ranges, account, any_guest(), requests).prop_map(
+        |(port, entry, ranges, account, guests, requests)| Opening {
+            policy: "IngressBackend shop/open".parse().unwrap(),
+            port,
+            entry,
+            ranges: ranges.map(|it| it.iter().map(|it| it.parse::<IpRange>().unwrap()).collect()),
+            accounts: vec![ServiceAccount::new("edge", account).unwrap()],
+            guests,
+            requests,
+        },
+    )
+}
+
+/// What a guest is called, if there is one.
+fn any_guest() -> impl Strategy<Value = Vec<Name>> {
+    let name = select(vec!["batch.test", "edge.test"]);
+    prop::collection::vec(name.prop_map(|name| Name::new(name).unwrap()), 0..2)
+}
+
+fn any_origin() -> impl Strategy<Value = Origin> {
+    let name = prop::option::of(select(vec!["shop.test", "web.test"]));
+    let tls = (name, any_guest()).prop_map(|(name, guest)| Carrier::Tls {
+        asked: name.map(Into::into),
+        guest: guest.into(),
+    });
+    let carrier = prop_oneof![2 => Just(Carrier::Clear), 1 => tls];
+    let address = select(vec!["10.1.0.1", "::ffff:10.1.0.1", "10.2.0.1", "192.0.2.1", "fd00::1"]);
+    (address, carrier)
+        .prop_map(|(address, carrier)| Origin { address: address.parse().unwrap(), carrier })
+}
+
+proptest! {
+    #[test]
+    fn what_is_looked_up_is_what_asking_in_order_finds(
+        said in prop::collection::vec(any_opening(), 0..24),
+        origin in any_origin(),
+        peer in prop::option::of(select(vec!["web", "api"])),
+        made in any_request(),
+    ) {
+        let openings = Openings::compile(&said).unwrap();
+        let peer = peer.map(|name| SpiffeId {
+            trust_domain: TrustDomain::new("cluster.local").unwrap(),
+            account: ServiceAccount::new("edge", name).unwrap(),
+        });
+        let request = made.view();
+        let path = PathKind::of(request.path);
+        let is_from = |opening: &Opening| match &opening.ranges {
+            None => true,
+            Some(ranges) => ranges.iter().any(|range| range.contains(origin.address)),
+        };
+        let open: Vec<(usize, CompiledOpening)> = said
+            .iter()
+            .map(|it| CompiledOpening::compile(it).unwrap())
+            .enumerate()
+            .filter(|(_, it)| it.opening.port == 80 && is_from(&it.opening))
+            .filter(|(_, it)| it.opens_to(peer.as_ref(), &origin.carrier))
+            .collect();
+        let part = openings.of(peer.as_ref(), 80, &origin);
+        prop_assert_eq!(part.is_empty(), open.is_empty());
+        let at_port = || said.iter().filter(|it| it.port == 80 && is_from(it));
+        let spoken = openings.in_clear((80, Protocol::Detect), origin.address);
+        let first = at_port().find(|it| it.entry.is_clear()).map(|it| match it.entry {
+            Entry::Tcp => Protocol::Tcp,
+            Entry::Grpc => Protocol::Grpc,
+            Entry::Http | Entry::Https { .. } => Protocol::Http,
+        });
+        prop_assert_eq!(spoken, first);
+        let skips = |it: &Opening| matches!(it.entry, Entry::Https { proof: Proof::Skipped, .. });
+        prop_assert_eq!(openings.skips_proof(80, origin.address), at_port().any(skips));
+
+        let takes = |it: &Opening| !it.guests.is_empty() && !it.entry.is_clear();
+        prop_assert_eq!(openings.takes_guests(80, origin.address), at_port().any(takes));
+
+        let lets = |it: &CompiledOpening| {
+            let mut requests = it.requests.iter().flatten();
+            it.requests.is_none() || requests.any(|matcher| fits(matcher, &request, path))
+        };
+        let first = open.iter().find(|(_, it)| lets(it)).map(|(index, _)| *index);
+        prop_assert_eq!(openings.for_request(&part, &request, path), first);
+
+        let takes_bytes = |it: &CompiledOpening| it.opening.entry == Entry::Tcp && it.requests.is_none();
+        let first = open.iter().find(|(_, it)| takes_bytes(it)).map(|(index, _)| *index);
+        prop_assert_eq!(openings.for_bytes(&part), first);
+    }
+}

@@ -1,0 +1,106 @@
+//! Beginnings of paths, whole elements of them: which of many a path has.
+
+use rustc_hash::FxHashMap;
+
+/// What is held by beginnings of paths that end where an element does.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginnings<T> {
+    held: FxHashMap<Box<[u8]>, T>,
+    /// Which lengths they have, the greatest first.
+    lengths: Box<[usize]>,
+}
+
+impl<T> Beginnings<T> {
+    /// Of beginnings that differ.
+    pub(crate) fn of(held: impl Iterator<Item = (Box<str>, T)>) -> Self {
+        let held: FxHashMap<Box<[u8]>, T> =
+            held.map(|(beginning, it)| (beginning.into_boxed_bytes(), it)).collect();
+        let mut lengths: Vec<usize> = held.keys().map(|beginning| beginning.len()).collect();
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        lengths.dedup();
+        Self { held, lengths: lengths.into() }
+    }
+
+    /// The first that `found` makes of what is held by those that a path has, the longest first.
+    #[inline]
+    pub(crate) fn find<'a, R>(
+        &'a self,
+        path: &str,
+        mut found: impl FnMut(&'a T) -> Option<R>,
+    ) -> Option<R> {
+        let path = path.as_bytes();
+        for length in &self.lengths {
+            let Some((beginning, rest)) = path.split_at_checked(*length) else { continue };
+            if !matches!(rest, [] | [b'/', ..]) {
+                continue;
+            }
+            let held = self.held.get(beginning);
+            if let Some(found) = held.and_then(&mut found) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// All that is held by those.
+    #[inline]
+    pub(crate) fn each<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
+        self.find(path, |held| {
+            take(held);
+            None::<()>
+        });
+    }
+}
+
+impl<T> Default for Beginnings<T> {
+    fn default() -> Self {
+        Self { held: FxHashMap::default(), lengths: Box::default() }
+    }
+}
+
+/// The elements that all paths have as a whole which begin with a text, if there are some.
+pub(crate) fn whole_elements(text: &str) -> Option<&str> {
+    let (elements, _) = text.rsplit_once('/')?;
+    (!elements.is_empty()).then_some(elements)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn path() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[abä]{0,2}", 0..5).prop_map(|elements| elements.join("/"))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_is_what_the_path_has(
+            held in proptest::collection::btree_set(path(), 0..8),
+            path in path(),
+        ) {
+            let beginnings = Beginnings::of(held.iter().map(|it| (it.as_str().into(), it)));
+            let has = |beginning: &&String| {
+                let rest = path.strip_prefix(beginning.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            };
+            let mut expected: Vec<&String> = held.iter().filter(has).collect();
+            expected.sort_by_key(|it| std::cmp::Reverse(it.len()));
+            let mut found = Vec::new();
+            beginnings.each(&path, |it| found.push(*it));
+            prop_assert_eq!(&found, &expected);
+            let first = beginnings.find(&path, |it| it.contains('a').then_some(*it));
+            prop_assert_eq!(first, expected.into_iter().find(|it| it.contains('a')));
+        }
+
+        #[test]
+        fn who_begins_with_a_text_has_its_whole_elements(text in path(), rest in path()) {
+            if let Some(elements) = whole_elements(&text) {
+                let beginnings = Beginnings::of(std::iter::once((elements.into(), ())));
+                let path = [text.as_str(), &rest].concat();
+                prop_assert!(beginnings.find(&path, Some).is_some());
+            }
+        }
+    }
+}

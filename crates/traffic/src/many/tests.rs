@@ -1,0 +1,145 @@
+//! What is looked up is what asking one after the other finds, for everything that matches may demand.
+
+use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::*;
+use crate::request::RequestView;
+use crate::spelling::{PathKind, Spelling};
+
+/// A request as the tests make them up.
+#[derive(Debug, Clone)]
+pub(crate) struct Made {
+    method: &'static str,
+    path: &'static str,
+    query: Option<&'static str>,
+    authority: &'static str,
+    fields: Vec<(String, String)>,
+}
+
+impl Made {
+    pub(crate) fn view(&self) -> RequestView<'_> {
+        let Self { method, path, query, authority, fields } = self;
+        RequestView { method, path, query: *query, authority, fields }
+    }
+
+    pub(crate) fn spelling(&self) -> Spelling {
+        Spelling::of(self.path, PathKind::of(self.path))
+    }
+}
+
+/// Few paths, methods and values, so that several matches often fit, each in several spellings.
+pub(crate) fn any_request() -> impl Strategy<Value = Made> {
+    let paths = vec![
+        "/a",
+        "/a/b",
+        "/a/b/c",
+        "/b",
+        "/",
+        "/ab",
+        "/%61",
+        "/a/%62",
+        "//a",
+        "/a;v=1/b",
+        r"\a\b",
+        "/b/../a",
+        "/a/%2e%2e/b",
+    ];
+    let users = vec!["ann", "bob", "ann, bob", "bob,ann", "ANN", " ann"];
+    let queries = vec![None, Some("user=ann"), Some("user=%61nn&user=bob"), Some("user")];
+    let users = prop::collection::vec(select(users), 0..3);
+    let authority = select(vec!["shop", "SHOP:80", "shop.", "else"]);
+    (select(vec!["GET", "get", "PUT"]), select(paths), select(queries), authority, users).prop_map(
+        |(method, path, query, authority, users)| {
+            let field = |user: &str| ("x-user".to_owned(), user.to_owned());
+            let fields = users.into_iter().map(field).collect();
+            Made { method, path, query, authority, fields }
+        },
+    )
+}
+
+/// A match of every kind, about the same few things.
+pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
+    let path = prop_oneof![
+        Just(PathMatch::Any),
+        select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
+        select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        select(vec!["/a/.*", "/a/b", "/[ab]", "/a/b.?", "/a.*", ".*"])
+            .prop_map(|it| PathMatch::Regex(it.into())),
+    ];
+    let value = prop_oneof![
+        select(vec!["ann", "bob", "ann, bob"]).prop_map(|it| ValueMatch::Exact(it.into())),
+        Just(ValueMatch::Regex("b.*".to_owned())),
+    ];
+    let user = |name: &'static str| move |value| FieldMatch { name: name.to_owned(), value };
+    let host = FieldMatch { name: "host".to_owned(), value: ValueMatch::Exact("shop".to_owned()) };
+    let header = prop_oneof![2 => value.clone().prop_map(user("X-User")), 1 => Just(host)];
+    let methods = prop::collection::vec(select(vec!["GET", "PUT"]), 0..2);
+    let headers = prop::collection::vec(header, 0..2);
+    let query = prop::collection::vec(value.prop_map(user("user")), 0..2);
+    (path, methods, headers, query).prop_map(|(path, methods, headers, query)| RequestMatch {
+        path,
+        methods: methods.into_iter().map(str::to_owned).collect(),
+        headers,
+        query,
+    })
+}
+
+fn compiled(rules: &[Vec<RequestMatch>]) -> Vec<Vec<RequestMatcher>> {
+    let matcher = |it| RequestMatcher::compile(it).unwrap();
+    rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
+}
+
+proptest! {
+    #[test]
+    fn what_is_looked_up_is_what_asking_in_order_finds(
+        rules in prop::collection::vec(
+            (prop::collection::vec(any_match(), 0..3), any::<bool>()),
+            0..16,
+        ),
+        request in any_request(),
+    ) {
+        let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
+        let rules = compiled(&rules);
+        let part: Vec<usize> = (0..rules.len()).filter(|rule| chosen[*rule]).collect();
+        let (request, spelling) = (request.view(), request.spelling());
+        let sent = |it: &RequestMatcher| it.matches(&request);
+        let meant = |it: &RequestMatcher| it.may_mean(&request, &spelling);
+        let fits = |rule: usize, fits: &dyn Fn(&RequestMatcher) -> bool| {
+            rules[rule].is_empty() || rules[rule].iter().any(fits)
+        };
+        let at = |rule: usize, place: usize, fits: &dyn Fn(&RequestMatcher) -> bool| {
+            rules[rule].get(place).is_none_or(fits)
+        };
+        let Some(many) = Many::of(rules.iter().enumerate().map(|(at, it)| (at, &**it))) else {
+            return Ok(());
+        };
+
+        let first = (0..rules.len()).find(|rule| fits(*rule, &sent));
+        prop_assert_eq!(many.first(Sought::sent(&request), |rule, place| at(rule, place, &sent)), first);
+
+        let first = (0..rules.len()).find(|rule| fits(*rule, &meant));
+        let sought = Sought::meant(&request, &spelling);
+        prop_assert_eq!(many.first(sought, |rule, place| at(rule, place, &meant)), first);
+
+        let asked: Vec<usize> = many.all(Sought::meant(&request, &spelling)).collect();
+        prop_assert!(asked.is_sorted_by(|a, b| a < b), "{asked:?}");
+        let found: Vec<usize> = asked.into_iter().filter(|rule| fits(*rule, &meant)).collect();
+        let all: Vec<usize> = (0..rules.len()).filter(|rule| fits(*rule, &meant)).collect();
+        prop_assert_eq!(found, all);
+
+        let places = Part::of(Some(&many), part.clone().into());
+        let mut listed: Vec<usize> = places.rules(Some(&many)).collect();
+        listed.dedup();
+        prop_assert_eq!(&listed, &part);
+        if let Part::Many(places) = places {
+            let first = part.iter().copied().find(|rule| fits(*rule, &sent));
+            let found = many.first_of(&places, Sought::sent(&request), |rule, place| at(rule, place, &sent));
+            prop_assert_eq!(found, first);
+            let first = part.iter().copied().find(|rule| fits(*rule, &meant));
+            let found = many.first_of(&places, sought, |rule, place| at(rule, place, &meant));
+            prop_assert_eq!(found, first);
+        }
+    }
+}

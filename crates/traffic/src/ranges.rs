@@ -1,0 +1,93 @@
+//! Ranges of addresses, each with places of rules: which of them an address is in.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use leno_model::IpRange;
+use rustc_hash::FxHashMap;
+
+use crate::lookup::Places;
+
+/// Places of rules, by the ranges that these are about.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    held: FxHashMap<IpRange, Vec<usize>>,
+    /// How many bits the addresses of a range have in common.
+    prefixes: BTreeSet<u8>,
+    /// Of rules about any address.
+    anywhere: Vec<usize>,
+}
+
+impl Ranges {
+    /// Adds a rule that stands behind all that were added before, about any address when it has no ranges.
+    pub(crate) fn add(&mut self, place: usize, ranges: Option<&[IpRange]>) {
+        let Some(ranges) = ranges else {
+            self.anywhere.push(place);
+            return;
+        };
+        for range in ranges {
+            self.prefixes.insert(range.prefix());
+            let places = self.held.entry(*range).or_default();
+            // A range that is named twice is one.
+            if places.last() != Some(&place) {
+                places.push(place);
+            }
+        }
+    }
+
+    /// The places of all rules about an address, in order.
+    pub(crate) fn of(&self, address: IpAddr) -> Places<'_> {
+        let around = |prefix: &u8| IpRange::around(address, *prefix);
+        let ranges = self.prefixes.iter().filter_map(around);
+        let mut places = Places::none();
+        ranges.filter_map(|range| self.held.get(&range)).for_each(|held| places.add(held));
+        places.add(&self.anywhere);
+        places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    use super::*;
+
+    fn range() -> impl Strategy<Value = IpRange> {
+        let texts = vec![
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "10.1.0.0/16",
+            "10.1.0.1/32",
+            "10.1.0.0/31",
+            "::/0",
+            "fd00::/8",
+            "fd00::1/128",
+            "fd00::/32",
+        ];
+        select(texts).prop_map(|text| text.parse().unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_looked_up_is_what_asking_in_order_finds(
+            rules in proptest::collection::vec(
+                prop::option::of(proptest::collection::vec(range(), 0..4)),
+                0..8,
+            ),
+            address in select(vec!["10.1.0.1", "10.2.0.1", "::ffff:10.1.0.1", "fd00::1", "::1"]),
+        ) {
+            let address: IpAddr = address.parse().unwrap();
+            let mut looked_up = Ranges::default();
+            for (place, ranges) in rules.iter().enumerate() {
+                looked_up.add(place, ranges.as_deref());
+            }
+            let is_about = |ranges: &Option<Vec<IpRange>>| {
+                ranges.as_ref().is_none_or(|ranges| ranges.iter().any(|it| it.contains(address)))
+            };
+            let in_order = rules.iter().enumerate().filter(|(_, ranges)| is_about(ranges));
+            let in_order: Vec<usize> = in_order.map(|(place, _)| place).collect();
+            prop_assert_eq!(looked_up.of(address).collect::<Vec<_>>(), in_order);
+        }
+    }
+}
