@@ -35,7 +35,7 @@ use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
 use crate::push::Push;
-use crate::server::{Gauges, Guests, Server, accept};
+use crate::server::{Gauges, Server, Visitors, accept};
 use crate::serving::{Serving, ServingError};
 use crate::status::Status;
 use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
@@ -315,9 +315,9 @@ impl Ground {
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
         let (last, asked_last) = oneshot::channel();
-        let (guests, gauges) = (Arc::<Guests>::default(), Arc::<Gauges>::default());
+        let (visitors, gauges) = (Arc::<Visitors>::default(), Arc::<Gauges>::default());
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.owner(first, Arc::clone(&guests), Arc::clone(&gauges));
+        let owner = self.owner(first, Arc::clone(&visitors), Arc::clone(&gauges));
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
         let status = owner.told.status.subscribe();
@@ -327,7 +327,7 @@ impl Ground {
             limits: self.config.limits,
             configs: self.serving.configs(),
             events,
-            guests,
+            visitors,
             gauges,
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
@@ -442,7 +442,7 @@ impl Ground {
     fn owner(
         &self,
         first: (Update, Vec<KeyNews>),
-        guests: Arc<Guests>,
+        visitors: Arc<Visitors>,
         gauges: Arc<Gauges>,
     ) -> Owner {
         let now = Instant::now();
@@ -466,7 +466,7 @@ impl Ground {
             applicants: Vec::new(),
             remarks: Remarks::default(),
             keys: KeyReadings::default(),
-            guests,
+            visitors,
             gauges,
             told: Told::default(),
             peers: Peers::default(),

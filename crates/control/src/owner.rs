@@ -30,7 +30,7 @@ use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Cause, Contact};
-use crate::server::{Gauges, Guests};
+use crate::server::{Gauges, Visitors};
 use crate::status::Status;
 use crate::watch::Remarks;
 use wishes::Wishes;
@@ -52,7 +52,7 @@ pub(crate) struct Owner {
     pub(crate) applicants: Vec<Applicant>,
     pub(crate) remarks: Remarks,
     pub(crate) keys: KeyReadings,
-    pub(crate) guests: Arc<Guests>,
+    pub(crate) visitors: Arc<Visitors>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) told: Told,
     pub(crate) peers: Peers,
@@ -418,7 +418,7 @@ impl Owner {
         let workload = connected.hello.workload.clone();
         let wishes = Wishes::of(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
-        let Some(peer) = self.guests.peer(connection) else {
+        let Some(peer) = self.visitors.peer(connection) else {
             tracing::debug!(%workload, %connection, "its connection has ended already");
             return;
         };

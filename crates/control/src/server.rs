@@ -34,7 +34,7 @@ pub(crate) struct Server {
     pub(crate) limits: Limits,
     pub(crate) configs: watch::Receiver<Arc<ServerConfig>>,
     pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) guests: Arc<Guests>,
+    pub(crate) visitors: Arc<Visitors>,
     pub(crate) gauges: Arc<Gauges>,
     /// Who is connected here, for other control planes.
     pub(crate) registered: watch::Sender<Arc<Registered>>,
@@ -120,7 +120,7 @@ async fn serve_one(
         }
         Purpose::Follow(peer) => {
             drop(stranger);
-            let _guest = server.guests.admit(connection, peer);
+            let _visitor = server.visitors.admit(connection, peer);
             let taps = server.taps.clone();
             Ok(Box::pin(serve(stream, connection, events, server.report_every, taps)).await?)
         }
@@ -174,16 +174,16 @@ fn purpose(
 
 /// Who is at the other end of each stream, as its certificate says.
 #[derive(Debug, Default)]
-pub(crate) struct Guests(Mutex<BTreeMap<ConnectionId, Peer>>);
+pub(crate) struct Visitors(Mutex<BTreeMap<ConnectionId, Peer>>);
 
-impl Guests {
+impl Visitors {
     pub(crate) fn peer(&self, connection: ConnectionId) -> Option<Peer> {
         self.lock().get(&connection).cloned()
     }
 
-    fn admit(self: &Arc<Self>, connection: ConnectionId, peer: Peer) -> Guest {
+    fn admit(self: &Arc<Self>, connection: ConnectionId, peer: Peer) -> Visitor {
         self.lock().insert(connection, peer);
-        Guest { guests: Arc::clone(self), connection }
+        Visitor { visitors: Arc::clone(self), connection }
     }
 
     /// A thread that died while it held the lock left nothing half done.
@@ -193,14 +193,14 @@ impl Guests {
 }
 
 /// A stream while it lasts.
-struct Guest {
-    guests: Arc<Guests>,
+struct Visitor {
+    visitors: Arc<Visitors>,
     connection: ConnectionId,
 }
 
-impl Drop for Guest {
+impl Drop for Visitor {
     fn drop(&mut self) {
-        self.guests.lock().remove(&self.connection);
+        self.visitors.lock().remove(&self.connection);
     }
 }
 
