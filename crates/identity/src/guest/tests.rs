@@ -1,3 +1,5 @@
+//! Guests meet the doors of the mesh, and what is kept of their certificates.
+
 use std::time::Duration;
 
 use leno_model::{SecretName, SpiffeId, TrustDomain};
