@@ -6,4 +6,4 @@ mod wish;
 
 pub use keep::keep_guests;
 pub(crate) use wish::{ACCESS_CERT, Judged, Owner, judge};
-pub use wish::{Grants, GuestWish, Outcomes};
+pub use wish::{Grants, GuestWish, GuestWishes, Outcomes};

@@ -105,10 +105,14 @@ fn gateway_class() -> Value {
     })
 }
 
-/// Whether an object is of a kind that a cluster need not have: then it is left out.
-fn is_optional(manifest: &Value) -> bool {
+/// What is said of an object that is left out because a cluster need not have its kind, or its namespace.
+fn left_out(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
-    kind == "GatewayClass" || refusals::is_kind(kind)
+    if kind == "GatewayClass" || refusals::is_kind(kind) {
+        return Some("left out: the cluster does not have its kind");
+    }
+    let is_right_there = manifest["metadata"]["name"] == access::ACCESS_CERTS;
+    is_right_there.then_some("left out: the cluster does not have its namespace")
 }
 
 /// Whether it defines a kind that is not ours, and that another mesh may have brought.

@@ -26,7 +26,7 @@ pub(crate) use self::news::Id;
 use self::news::News;
 pub use self::progress::Progress;
 use crate::gateway::{EDGE_KINDS, Wish};
-use crate::guests::{Grants, GuestWish, Outcomes};
+use crate::guests::{Grants, GuestWishes, Outcomes};
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 use crate::status::Statement;
@@ -44,7 +44,7 @@ pub struct Source {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
-    guests: watch::Sender<Arc<Vec<GuestWish>>>,
+    guests: watch::Sender<Arc<GuestWishes>>,
     grants: Grants,
     outcomes: watch::Receiver<Arc<Outcomes>>,
     exclusions: watch::Sender<Exclusions>,
@@ -137,7 +137,7 @@ impl Source {
 
     /// The certificates that clients outside the mesh are to have, for [`keep_guests`](crate::guests::keep_guests).
     #[must_use]
-    pub fn guests(&self) -> watch::Receiver<Arc<Vec<GuestWish>>> {
+    pub fn guests(&self) -> watch::Receiver<Arc<GuestWishes>> {
         self.guests.subscribe()
     }
 
@@ -200,7 +200,7 @@ struct Out {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
     wishes: watch::Sender<Arc<Vec<Wish>>>,
-    guests: watch::Sender<Arc<Vec<GuestWish>>>,
+    guests: watch::Sender<Arc<GuestWishes>>,
     exclusions: watch::Sender<Exclusions>,
     /// The stream of secrets, of those that gateways refer to.
     secrets: watch::Sender<Arc<BTreeSet<Id>>>,
@@ -287,9 +287,9 @@ impl Joined {
         });
         let guests = self.ledger.guests();
         self.out.guests.send_if_modified(|known| {
-            let news = known.as_slice() != guests;
+            let news = **known != *guests;
             if news {
-                *known = Arc::new(guests.to_vec());
+                *known = Arc::new(guests.clone());
             }
             news
         });

@@ -67,10 +67,12 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     };
     let spoken = scene.in_clear(port, peer.ip());
     let access = &scene.plans.access;
-    let clients = match access.takes_guests(port, peer.ip()) {
-        _ if access.skips_proof(port, peer.ip()) => Clients::Anyone,
-        true => Clients::Guests,
-        false => Clients::Members,
+    let clients = if access.skips_proof(port, peer.ip()) {
+        Clients::Anyone
+    } else if access.takes_guests(port, peer.ip()) {
+        Clients::Guests
+    } else {
+        Clients::Members
     };
     drop(scene);
     if let Some(spoken) = spoken

@@ -73,17 +73,10 @@ impl ClusterArgs {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
     }
 
-    /// Where it may write Secrets.
-    ///
-    /// # Errors
-    /// When its own namespace is among them.
-    fn grants(&self) -> anyhow::Result<Grants> {
-        let own = Name::new(&self.pod_namespace).ok();
-        let namespaces: BTreeSet<Name> = self.access_certs.iter().cloned().collect();
-        if let Some(own) = own.as_ref().filter(|own| namespaces.contains(own)) {
-            bail!("--access-certs {own}: that namespace has the authority of the mesh; use others");
-        }
-        Ok(Grants { namespaces, own })
+    /// Where it may write Secrets; what is wished for in its own namespace is refused, also where that is listed.
+    fn grants(&self) -> Grants {
+        let namespaces = self.access_certs.iter().cloned().collect();
+        Grants { namespaces, own: Name::new(&self.pod_namespace).ok() }
     }
 }
 
@@ -130,7 +123,7 @@ pub(super) async fn start(
     let (outcomes, became) = watch::channel(Arc::default());
     let source = Source::new(client.clone(), options(args))
         .assuming(args.trust_domain.clone())
-        .granting(args.grants()?, became);
+        .granting(args.grants(), became);
     let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
         let writer = Writer { namespace: namespace.clone(), name: name.clone() };

@@ -128,7 +128,12 @@ fn scheduled(text: &str, manifest: &Value) -> String {
 fn for_each_namespace(text: &str) -> String {
     assert_eq!(text.matches(ACCESS_CERT).count(), 1, "{text}");
     let text = text.replace(ACCESS_CERT, "{{ . | quote }}").replace("{{ .Release", "{{ $.Release");
-    format!("{{{{- range .Values.accessCerts }}}}\n{text}{{{{- end }}}}\n")
+    let refusal =
+        "accessCerts: the namespace of the release has the authority of the mesh; use others";
+    format!(
+        "{{{{- range .Values.accessCerts }}}}\n{{{{- if eq . $.Release.Namespace }}}}\n\
+         {{{{- fail \"{refusal}\" }}}}\n{{{{- end }}}}\n{text}{{{{- end }}}}\n"
+    )
 }
 
 /// A kind that another mesh may have brought: then it stays as it is.

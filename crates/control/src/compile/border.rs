@@ -2,7 +2,8 @@
 
 use leno_model::{
     Egress, EgressPolicy, Entry, IngressBackend, IngressName, IngressPolicy, IngressSource,
-    IpRange, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceName, ToldBy, Workload,
+    IpRange, MeshConfig, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceName, ToldBy,
+    Workload,
 };
 
 use leno_registry::NODE_NETWORK_LABEL;
@@ -57,9 +58,13 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
     ranges.dedup();
     // Where certificates say who comes, it need not matter from where.
     let anywhere = !names_places && !backend.entry.is_clear();
-    let own = &mesh.config().trust_domain;
-    let accounts = policy.sources.iter().filter_map(|it| it.account(own));
-    let guests = policy.sources.iter().filter_map(|it| match it {
+    let MeshConfig { trust_domain, revoked, .. } = mesh.config();
+    let accounts = policy.sources.iter().filter_map(|it| it.account(trust_domain));
+    // Who keeps an account out means whoever is called so.
+    let stands = |it: &&IngressSource| {
+        it.account(trust_domain).is_none_or(|account| !revoked.contains(&account))
+    };
+    let guests = policy.sources.iter().filter(stands).filter_map(|it| match it {
         IngressSource::Named(name) => Some(name.clone()),
         IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
     });

@@ -10,10 +10,10 @@ use kube::{Api, Client};
 use leno_identity::Authority;
 use leno_model::SecretName;
 use tokio::sync::watch;
-use tokio::time::{Instant, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::secret::{Finding, Terms, filled, is_of, judge};
-use super::wish::{GuestWish, Outcomes};
+use super::wish::{GuestWish, GuestWishes, Outcomes};
 use crate::failure::{in_words, with_causes};
 
 /// Makes a Secret with a key and a certificate for each guest that is wished for, while this control plane leads;
@@ -25,7 +25,7 @@ pub async fn keep_guests(
     client: Client,
     lifetime: Duration,
     authority: watch::Receiver<Arc<Authority>>,
-    (wishes, leading): (watch::Receiver<Arc<Vec<GuestWish>>>, watch::Receiver<bool>),
+    (wishes, leading): (watch::Receiver<Arc<GuestWishes>>, watch::Receiver<bool>),
     outcomes: watch::Sender<Arc<Outcomes>>,
 ) {
     let keeper = Keeper { client, lifetime, kept: BTreeMap::new(), outcomes };
@@ -47,6 +47,8 @@ struct Kept {
     is_wanted: bool,
     /// What was good when it was looked at last.
     good: Option<Good>,
+    /// When its certificate is to be made anew, if there ever was a good one.
+    due: Option<SystemTime>,
     /// When it is looked at next.
     next: Instant,
     /// How many times in a row something went wrong.
@@ -75,10 +77,11 @@ impl Keeper {
     async fn run(
         mut self,
         mut authority: watch::Receiver<Arc<Authority>>,
-        mut wishes: watch::Receiver<Arc<Vec<GuestWish>>>,
+        mut wishes: watch::Receiver<Arc<GuestWishes>>,
         mut leading: watch::Receiver<bool>,
     ) {
         let mut clock = interval(TICK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 Ok(()) = wishes.changed() => {}
@@ -89,6 +92,7 @@ impl Keeper {
             self.want(&wishes.borrow_and_update().clone());
             if !*leading.borrow_and_update() {
                 self.forget();
+                self.tell();
                 continue;
             }
             let authority = Arc::clone(&authority.borrow_and_update());
@@ -102,12 +106,13 @@ impl Keeper {
         }
     }
 
-    /// Takes in what is wanted now. What is not any more is to be taken away.
-    fn want(&mut self, wishes: &[GuestWish]) {
+    /// Takes in what is wanted now. What is not any more is to be taken away, unless who wanted it wants
+    /// something that cannot be.
+    fn want(&mut self, wishes: &GuestWishes) {
         for kept in self.kept.values_mut() {
             kept.is_wanted = false;
         }
-        for wish in wishes {
+        for wish in &wishes.wanted {
             let known = self.kept.get_mut(&wish.id.secret);
             match known.filter(|known| known.wish == *wish) {
                 Some(known) => known.is_wanted = true,
@@ -117,6 +122,7 @@ impl Keeper {
                 }
             }
         }
+        self.kept.retain(|_, kept| kept.is_wanted || !wishes.left.contains(&kept.wish.owner.uid));
         for kept in self.kept.values_mut().filter(|kept| !kept.is_wanted && kept.outcome.is_some())
         {
             // At once.
@@ -155,29 +161,37 @@ impl Keeper {
         match looked.unwrap_or_else(|_| Err(late())) {
             Ok(good) => {
                 let Some(kept) = self.kept.get_mut(name) else { return };
+                let left = good.until.duration_since(terms.now).unwrap_or_default();
+                kept.next = Instant::now() + left.min(LOOK_EVERY);
+                kept.due = Some(good.until);
                 (kept.good, kept.failures, kept.outcome) = (Some(good), 0, Some(Ok(())));
-                kept.next = Instant::now() + LOOK_EVERY;
             }
             Err(trouble) => self.put_off(name, trouble),
         }
     }
 
-    /// Tries again later, and later still each time. What passes does not make a good certificate a bad one.
+    /// Tries again later, and later still each time. What passes is told when it has not passed, and makes no good
+    /// certificate a bad one before its time.
     fn put_off(&mut self, name: &SecretName, trouble: Trouble) {
         let Some(kept) = self.kept.get_mut(name) else { return };
         kept.next =
             Instant::now() + AGAIN_AFTER.saturating_mul(1 << kept.failures.min(6)).min(AGAIN_MAX);
         kept.failures = kept.failures.saturating_add(1);
-        let (why, is_passing) = match trouble {
-            Trouble::Told(why) => (why, false),
-            Trouble::Passing(why) => (why, true),
+        // It is looked at as a whole, and is not of another authority again and again.
+        kept.good = None;
+        let (why, is_told) = match trouble {
+            Trouble::Told(why) => (why, true),
+            Trouble::Passing(why) => {
+                let is_due = kept.due.is_none_or(|due| due <= SystemTime::now());
+                (why, is_due && kept.failures > PASSING_MAX)
+            }
         };
-        let outcome = Err(why.clone());
+        let outcome = Err(format!("{}: {why}", kept.wish.field("secret")));
         if kept.outcome.as_ref() == Some(&outcome) {
             return;
         }
         tracing::warn!(secret = %name, of = %kept.wish.owner, why, "the Secret of a guest is not seen to");
-        if kept.is_wanted && !(is_passing && kept.outcome == Some(Ok(()))) {
+        if kept.is_wanted && is_told {
             kept.outcome = Some(outcome);
         }
     }
@@ -202,7 +216,7 @@ impl Keeper {
 impl Kept {
     fn new(wish: GuestWish) -> Self {
         let next = Instant::now();
-        Self { wish, is_wanted: true, good: None, next, failures: 0, outcome: None }
+        Self { wish, is_wanted: true, good: None, due: None, next, failures: 0, outcome: None }
     }
 
     /// Whether another authority would make its certificate now.
@@ -216,7 +230,8 @@ async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, 
     let (wish, name) = (&kept.wish, kept.wish.id.secret.name.as_str());
     let edition = terms.authority.edition();
     if let Some(good) = &kept.good
-        && (good.edition, good.until > terms.now) == (edition, true)
+        && good.edition == edition
+        && good.until > terms.now
     {
         let there = api.get_metadata_opt(name).await.map_err(|error| trouble(&error))?;
         let version = there.and_then(|there| there.metadata.resource_version);
@@ -243,7 +258,13 @@ async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, 
         true => api.create(&parameters, &secret).await,
         false => api.replace(name, &parameters, &secret).await,
     };
-    let written = written.map_err(|error| trouble(&error))?;
+    let written = written.map_err(|error| match &error {
+        // Somebody removed it meanwhile.
+        kube::Error::Api(status) if !is_new && status.code == NOT_FOUND => {
+            Trouble::Passing(in_words(&error))
+        }
+        _ => trouble(&error),
+    })?;
     tracing::info!(secret = %wish.id.secret, of = %wish.owner, "the certificate of a guest is made");
     match judge(&written, wish, terms) {
         Finding::Good(until) => {
@@ -251,7 +272,7 @@ async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, 
         }
         // Whoever admits objects has made something else of it.
         Finding::Due | Finding::Foreign => Err(Trouble::Told(
-            "spec.secret: the API server keeps something else; see what changes Secrets".to_owned(),
+            "the API server keeps something else; see what changes Secrets".to_owned(),
         )),
     }
 }
@@ -280,11 +301,12 @@ async fn remove(api: &Api<Secret>, wish: &GuestWish) -> Result<(), Trouble> {
 fn trouble(error: &kube::Error) -> Trouble {
     let said = in_words(error);
     match error {
-        // Somebody else was faster.
-        kube::Error::Api(status) if status.code == CONFLICT || status.code >= SERVER_ERROR => {
+        kube::Error::Api(status)
+            if PASSING.contains(&status.code) || status.code >= SERVER_ERROR =>
+        {
             Trouble::Passing(said)
         }
-        kube::Error::Api(_) => Trouble::Told(format!("spec.secret: {said}")),
+        kube::Error::Api(_) => Trouble::Told(said),
         _ => Trouble::Passing(said),
     }
 }
@@ -292,14 +314,17 @@ fn trouble(error: &kube::Error) -> Trouble {
 fn foreign(wish: &GuestWish) -> String {
     let (secret, owner) = (&wish.id.secret, &wish.owner);
     format!(
-        "spec.secret: {secret} is there already and was not made for the {owner}; delete that Secret, or \
+        "{secret} is there already and was not made for the {owner}; delete that Secret, or \
          name another"
     )
 }
 
 const NOT_FOUND: u16 = 404;
-const CONFLICT: u16 = 409;
+/// A token that is being renewed, a slow answer, somebody who was faster, and too many questions.
+const PASSING: [u16; 4] = [401, 408, 409, 429];
 const SERVER_ERROR: u16 = 500;
+/// So many times in a row something may pass before it is told.
+const PASSING_MAX: u32 = 2;
 /// How often it is looked what is due.
 const TICK: Duration = Duration::from_secs(5);
 /// How often the metadata of each Secret is looked at.

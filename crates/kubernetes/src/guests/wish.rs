@@ -53,7 +53,7 @@ impl GuestWish {
     }
 
     /// The fields, as the object has them.
-    fn field(&self, of_cert: &str) -> String {
+    pub(super) fn field(&self, of_cert: &str) -> String {
         match self.owner.kind {
             ACCESS_CERT => format!("spec.{of_cert}"),
             _ => format!("spec.certificate.ingressGateway.{of_cert}"),
@@ -74,40 +74,62 @@ pub struct Grants {
 }
 
 /// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GuestWishes {
+    /// These certificates are to be there.
+    pub(crate) wanted: Vec<GuestWish>,
+    /// These objects, by their uid, want what cannot be, or what nobody can read: what they have stays as it is.
+    pub(crate) left: BTreeSet<String>,
+}
+
+/// What comes of all that is wanted.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
-    /// These certificates.
-    pub(crate) wishes: Vec<GuestWish>,
-    /// Nothing, and why, by the uid of the object.
+    pub(crate) wishes: GuestWishes,
+    /// Why nothing is made, by the uid of the object.
     pub(crate) refused: BTreeMap<String, String>,
 }
 
-/// Judges what is wanted all together: the oldest of several that want the same has it, so that every control plane
-/// gives it to the same one.
+/// Judges what is wanted all together, so that every control plane does the same: of several that want the same
+/// Secret the oldest has it, and a name that several namespaces want is given to none of them.
 pub(crate) fn judge(
     mut all: Vec<GuestWish>,
     grants: &Grants,
     trust_domain: &TrustDomain,
 ) -> Judged {
     all.sort_by(|one, two| one.order().cmp(&two.order()));
-    let mut taken = Taken::default();
     let mut judged = Judged::default();
+    let mut able = Vec::new();
     for wish in all {
-        let refusal = match judged.wishes.len() {
-            GUESTS_MAX => {
-                Some(format!("spec: there are {GUESTS_MAX} of them already; remove some"))
-            }
-            _ => refusal(&wish, grants, trust_domain).or_else(|| taken.refusal(&wish)),
+        match refusal(&wish, grants, trust_domain) {
+            Some(why) => judged.refuse(wish, why),
+            None => able.push(wish),
+        }
+    }
+    let claims = claims(&able, trust_domain);
+    let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
+    for wish in able {
+        let refusal = if judged.wishes.wanted.len() == GUESTS_MAX {
+            Some(format!("spec: there are {GUESTS_MAX} of them already; remove some"))
+        } else {
+            taken(&wish, &secrets).or_else(|| contested(&wish, &claims))
         };
         match refusal {
-            Some(why) => drop(judged.refused.insert(wish.owner.uid, why)),
+            Some(why) => judged.refuse(wish, why),
             None => {
-                taken.put(&wish, trust_domain);
-                judged.wishes.push(wish);
+                secrets.insert(wish.id.secret.clone(), wish.owner.to_string());
+                judged.wishes.wanted.push(wish);
             }
         }
     }
     judged
+}
+
+impl Judged {
+    fn refuse(&mut self, wish: GuestWish, why: String) {
+        self.wishes.left.insert(wish.owner.uid.clone());
+        self.refused.insert(wish.owner.uid, why);
+    }
 }
 
 /// Why a certificate cannot be, whoever else wants one.
@@ -133,42 +155,41 @@ fn refusal(wish: &GuestWish, grants: &Grants, trust_domain: &TrustDomain) -> Opt
     })
 }
 
-/// What older objects have.
-#[derive(Default)]
-struct Taken {
-    secrets: BTreeMap<SecretName, String>,
-    /// The names that are nobody's by themselves, each with the namespace that has it.
-    names: BTreeMap<Name, (Name, String)>,
+/// The names that belong to nobody by themselves, each with the namespaces that want it. One below the trust domain
+/// belongs to its namespace, and to whoever settles things for the mesh.
+fn claims(all: &[GuestWish], trust_domain: &TrustDomain) -> BTreeMap<Name, BTreeSet<Name>> {
+    let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    for wish in all {
+        for name in wish.names.iter().filter(|name| below(name, trust_domain).is_none()) {
+            let namespaces = claims.entry(name.clone()).or_default();
+            namespaces.insert(wish.id.secret.namespace.clone());
+        }
+    }
+    claims
 }
 
-impl Taken {
-    fn put(&mut self, wish: &GuestWish, trust_domain: &TrustDomain) {
-        self.secrets.insert(wish.id.secret.clone(), wish.owner.to_string());
-        for name in &wish.names {
-            // A name below the trust domain belongs to its namespace, and to whoever settles things for the mesh.
-            if below(name, trust_domain).is_none() {
-                let holder = (wish.id.secret.namespace.clone(), wish.owner.to_string());
-                self.names.entry(name.clone()).or_insert(holder);
-            }
-        }
-    }
+/// Why a wish is refused for the Secret, which an older object has.
+fn taken(wish: &GuestWish, secrets: &BTreeMap<SecretName, String>) -> Option<String> {
+    let secret = &wish.id.secret;
+    let other = secrets.get(secret)?;
+    let field = wish.field("secret");
+    Some(format!("{field}: {other} is older, and has {secret}; name another Secret"))
+}
 
-    fn refusal(&self, wish: &GuestWish) -> Option<String> {
-        let secret = &wish.id.secret;
-        if let Some(other) = self.secrets.get(secret) {
-            let field = wish.field("secret");
-            return Some(format!(
-                "{field}: {other} is older, and has {secret}; name another Secret"
-            ));
-        }
-        wish.names.iter().enumerate().find_map(|(index, name)| {
-            let (namespace, other) = self.names.get(name)?;
-            let field = wish.field(&format!("subjectAltNames[{index}]"));
-            (*namespace != secret.namespace).then(|| {
-                format!("{field}: {other} is older, and {name} is its guest; use another name")
-            })
+/// Why a wish is refused for a name. By age it would be given to whoever edits an old object, and let in for
+/// somebody else.
+fn contested(wish: &GuestWish, claims: &BTreeMap<Name, BTreeSet<Name>>) -> Option<String> {
+    wish.names.iter().enumerate().find_map(|(index, name)| {
+        let others = claims.get(name)?.iter().filter(|it| **it != wish.id.secret.namespace);
+        let others: Vec<&str> = others.map(Name::as_str).collect();
+        let field = wish.field(&format!("subjectAltNames[{index}]"));
+        (!others.is_empty()).then(|| {
+            let others = others.join(", ");
+            format!(
+                "{field}: {name} is wanted in {others} too, and given to nobody; use another name"
+            )
         })
-    }
+    })
 }
 
 pub(crate) const ACCESS_CERT: &str = "AccessCert";
@@ -211,7 +232,7 @@ mod tests {
     /// What is refused, a line each; the others are wished for.
     fn refusals(wishes: Vec<GuestWish>) -> Vec<String> {
         let judged = judge(wishes.clone(), &grants(), &domain());
-        assert_eq!(judged.wishes.len() + judged.refused.len(), wishes.len());
+        assert_eq!(judged.wishes.wanted.len() + judged.refused.len(), wishes.len());
         judged.refused.into_values().collect()
     }
 
@@ -244,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_has_a_secret_and_its_namespace_has_a_name() {
+    fn the_oldest_has_a_secret_and_a_name_is_for_one_namespace() {
         let both = vec![
             wish(ACCESS_CERT, "shop/a", &["a.example"], 2),
             wish(ACCESS_CERT, "shop/a", &["b.example"], 1),
@@ -256,12 +277,22 @@ mod tests {
         let both = vec![
             wish(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
             wish(ACCESS_CERT, "shop/a", &["a.example"], 1),
-            wish(ACCESS_CERT, "shop/c", &["a.example"], 3),
+            wish(ACCESS_CERT, "shop/c", &["c.example"], 3),
+            // What cannot be is in nobody's way.
+            wish(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
+        let judged = judge(both, &grants(), &domain());
+        let left: Vec<&str> = judged.wishes.left.iter().map(String::as_str).collect();
+        assert_eq!(left, ["u-1", "u-2", "u-4"]);
         assert_eq!(
-            refusals(both),
-            ["spec.subjectAltNames[1]: AccessCert shop/a-1 is older, and a.example is its guest; \
-              use another name"]
+            judged.refused["u-2"],
+            "spec.subjectAltNames[1]: a.example is wanted in shop too, and given to nobody; use another name"
         );
+        assert_eq!(judged.wishes.wanted[0].owner.uid, "u-3");
+        let own = vec![
+            wish(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            wish(ACCESS_CERT, "shop/b", &["a.example"], 2),
+        ];
+        assert_eq!(refusals(own), [""; 0]);
     }
 }

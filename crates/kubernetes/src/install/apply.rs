@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{PART_OF, PART_OF_LABEL, is_borrowed_kind, is_optional};
+use super::{PART_OF, PART_OF_LABEL, is_borrowed_kind, left_out};
 use crate::failure::in_words;
 use crate::webhook::{INJECTOR, TrustState, trust_state};
 use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
@@ -98,9 +98,9 @@ pub async fn apply(
         let applied = api.patch(name, &parameters, &Patch::Apply(manifest)).await;
         if let Err(kube::Error::Api(status)) = &applied
             && status.code == NOT_FOUND
-            && is_optional(manifest)
+            && let Some(done) = left_out(manifest)
         {
-            told(Step { object, done: "left out: the cluster does not have its kind" });
+            told(Step { object, done });
             continue;
         }
         applied.map_err(|error| InstallError::of("apply", &object, error))?;

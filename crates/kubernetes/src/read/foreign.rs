@@ -89,7 +89,7 @@ pub(crate) struct Foreign {
     /// What no pod sends through its sidecar.
     pub(crate) exclusions: Exclusions,
     /// The certificate that an ingress controller is to have, if one.
-    pub(crate) ingress_gateway: Option<IngressGateway>,
+    pub(crate) ingress_gateway: Option<Result<IngressGateway, Unread>>,
     /// When it was made, in seconds.
     pub(crate) created: i64,
     /// What it says and nobody heeds.
@@ -138,6 +138,10 @@ impl Foreign {
     }
 }
 
+/// What is written cannot be meant: a warning says of which part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unread;
+
 /// The certificate that another mesh's settings want for an ingress controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IngressGateway {
@@ -183,7 +187,7 @@ impl Reading<'_> {
     }
 
     /// All of it or nothing: what is wrong with it is told.
-    fn ingress_gateway(&mut self) -> Option<IngressGateway> {
+    fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, Unread>> {
         let wanted = self.object.data.pointer("/spec/certificate/ingressGateway");
         let wanted = wanted.filter(|wanted| asks_for_something(wanted))?;
         let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str);
@@ -204,14 +208,17 @@ impl Reading<'_> {
                 "subjectAltNames",
                 "name the ingress controller, by 1 to 16 names of the DNS",
             ),
-            (lifetime.is_some(), "validityDuration", "use 1s to 2160h, such as 24h"),
+            (lifetime.is_some(), "validityDuration", "use 10m to 2160h, such as 24h"),
             (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
         ] {
             if !is_good {
                 self.warn(&format!("spec.certificate.ingressGateway.{field}"), remedy);
             }
         }
-        Some(IngressGateway { names: names?, lifetime: lifetime?, secret: secret? })
+        let (Some(names), Some(lifetime), Some(secret)) = (names, lifetime, secret) else {
+            return Some(Err(Unread));
+        };
+        Some(Ok(IngressGateway { names, lifetime, secret }))
     }
 
     fn ports(&mut self, key: &str) -> BTreeSet<u16> {
@@ -245,7 +252,7 @@ fn lifetime(text: &str) -> Option<Duration> {
         all = all.checked_add(unit.checked_mul(number)?)?;
         rest = next;
     }
-    (Duration::from_secs(1)..=LEAF_LIFETIME_MAX).contains(&all).then_some(all)
+    (INGRESS_LIFETIME_MIN..=LEAF_LIFETIME_MAX).contains(&all).then_some(all)
 }
 
 /// Whether a field of another mesh's settings says more than that something is off.
@@ -261,6 +268,8 @@ pub fn asks_for_something(value: &Value) -> bool {
     }
 }
 
+/// Kubelets show a new Secret to pods after a minute or two, and a third of its life has to be left then.
+const INGRESS_LIFETIME_MIN: Duration = Duration::from_secs(600);
 /// The most names of one certificate.
 const INGRESS_NAMES_MAX: usize = 16;
 /// The names by which those meshes know their settings.
@@ -333,7 +342,7 @@ mod tests {
             read("osm-mesh-config", &spec).unwrap()
         };
         let foreign = read_gateway(&good);
-        let wanted = foreign.ingress_gateway.unwrap();
+        let wanted = foreign.ingress_gateway.unwrap().unwrap();
         assert_eq!(wanted.lifetime, Duration::from_secs(5400));
         assert_eq!(wanted.secret.to_string(), "osm-system/osm-nginx-client-cert");
         assert_eq!(foreign.warnings, []);
@@ -343,13 +352,14 @@ mod tests {
             ("subjectAltNames", json!(["*.example"])),
             ("validityDuration", json!("1d")),
             ("validityDuration", json!("3000h")),
+            ("validityDuration", json!("9m59s")),
             ("validityDuration", json!("")),
             ("secret", json!({"name": "a"})),
         ] {
             let mut spoilt = good.clone();
             spoilt[field] = bad;
             let foreign = read_gateway(&spoilt);
-            assert_eq!(foreign.ingress_gateway, None, "{spoilt}");
+            assert_eq!(foreign.ingress_gateway, Some(Err(Unread)), "{spoilt}");
             let told = foreign.warnings[0].to_string();
             assert!(told.contains(&format!("ingressGateway.{field}: ")), "{told}");
         }

@@ -55,7 +55,13 @@ impl Led {
 
     /// One round of a leader, after any pause.
     async fn round(&mut self, wishes: &[GuestWish], authority: &Authority) {
-        self.keeper.want(wishes);
+        self.round_leaving(wishes, &[], authority).await;
+    }
+
+    /// The same where these objects want what cannot be.
+    async fn round_leaving(&mut self, wishes: &[GuestWish], left: &[&str], authority: &Authority) {
+        let left = left.iter().map(|uid| (*uid).to_owned()).collect();
+        self.keeper.want(&GuestWishes { wanted: wishes.to_vec(), left });
         for kept in self.keeper.kept.values_mut() {
             kept.next = Instant::now();
         }
@@ -123,6 +129,45 @@ async fn what_somebody_else_made_is_neither_written_nor_removed() {
 }
 
 #[tokio::test]
+async fn who_wants_what_cannot_be_keeps_what_there_is() {
+    let (server, (authority, _dir)) = (Server::open().await, authority());
+    let mut led = Led::new(&server);
+    led.round(&[wish("batch-tls")], &authority).await;
+    asked(&server);
+    led.round_leaving(&[], &["u-1"], &authority).await;
+    assert!(held(&server).is_some() && led.keeper.kept.is_empty() && asked(&server).is_empty());
+}
+
+#[tokio::test]
+async fn what_passes_is_told_when_it_has_not_passed() {
+    let (server, (first, _dir)) = (Server::open().await, authority());
+    let mut led = Led::new(&server);
+    led.keeper.want(&GuestWishes { wanted: vec![wish("batch-tls")], ..GuestWishes::default() });
+    let name = SecretName::new("shop", "batch-tls").unwrap();
+    for (times, told) in [(2, None), (1, Some(Err("spec.secret: late".to_owned())))] {
+        for _ in 0..times {
+            led.keeper.put_off(&name, Trouble::Passing("late".to_owned()));
+        }
+        led.keeper.tell();
+        assert_eq!(led.outcome(), told);
+    }
+    // What another authority cannot make is not tried at every look.
+    led.round(&[wish("batch-tls")], &first).await;
+    let (second, _other) = authority();
+    assert_eq!(led.keeper.due(&second).len(), 1);
+    led.keeper.put_off(&name, Trouble::Told("no".to_owned()));
+    assert_eq!(led.keeper.due(&second).len(), 0);
+    // A certificate that is due is good no longer.
+    led.round(&[wish("batch-tls")], &first).await;
+    led.keeper.kept.get_mut(&name).unwrap().due = Some(SystemTime::now());
+    for _ in 0..3 {
+        led.keeper.put_off(&name, Trouble::Passing("late".to_owned()));
+    }
+    led.keeper.tell();
+    assert_eq!(led.outcome(), Some(Err("spec.secret: late".to_owned())));
+}
+
+#[tokio::test]
 async fn what_is_damaged_or_of_another_signer_is_made_anew() {
     let (server, (first, _dir)) = (Server::open().await, authority());
     let mut led = Led::new(&server);
@@ -172,7 +217,7 @@ async fn whoever_does_not_lead_asks_nothing_and_tells_nothing() {
     let (server, (authority, _dir)) = (Server::open().await, authority());
     let mut led = Led::new(&server);
     led.round(&[wish("batch-tls")], &authority).await;
-    led.keeper.want(&[wish("batch-tls")]);
+    led.keeper.want(&GuestWishes { wanted: vec![wish("batch-tls")], ..GuestWishes::default() });
     led.keeper.forget();
     led.keeper.tell();
     assert_eq!(led.outcome(), None);

@@ -6,7 +6,7 @@ use leno_model::{GuestId, MeshConfig, Object, SecretName, TrustDomain};
 use leno_registry::Warning;
 
 use super::{Ledger, Origin};
-use crate::guests::{Grants, GuestWish, Judged, Outcomes, Owner, judge};
+use crate::guests::{Grants, GuestWish, GuestWishes, Judged, Outcomes, Owner, judge};
 use crate::source::record::Record;
 
 /// What is wanted of certificates for clients outside the mesh, and what came of it.
@@ -44,8 +44,8 @@ impl Ledger {
         self.unjudged = true;
     }
 
-    /// The certificates that are wished for and may be.
-    pub(crate) fn guests(&self) -> &[GuestWish] {
+    /// The certificates that are wished for, and whose are left alone.
+    pub(crate) fn guests(&self) -> &GuestWishes {
         &self.guests.judged.wishes
     }
 
@@ -58,7 +58,9 @@ impl Ledger {
         let domain =
             config.map_or_else(|| MeshConfig::default().trust_domain, |it| it.trust_domain);
         let all = self.wished_by_certs(&domain).chain(self.wished_by_settings(&domain)).collect();
-        let judged = judge(all, &self.guests.grants, &domain);
+        let mut judged = judge(all, &self.guests.grants, &domain);
+        let unread = self.unread_gateways().filter_map(|origin| self.records.get(origin));
+        judged.wishes.left.extend(unread.map(|record| record.target.uid.clone()));
         self.unjudged |= judged != self.guests.judged;
         self.guests.judged = judged;
     }

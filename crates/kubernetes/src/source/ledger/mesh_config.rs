@@ -104,8 +104,16 @@ impl Ledger {
     /// made, in seconds.
     pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
         self.settings.heeded().filter_map(|(origin, foreign)| {
-            Some((origin, foreign.ingress_gateway.as_ref()?, foreign.created))
+            let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
+            Some((origin, wanted, foreign.created))
         })
+    }
+
+    /// Who wants such a certificate and does not say it so that it can be made.
+    pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &Origin> {
+        let is_unread = |foreign: &Foreign| matches!(foreign.ingress_gateway, Some(Err(_)));
+        let heeded = self.settings.heeded();
+        heeded.filter(move |(_, foreign)| is_unread(foreign)).map(|(origin, _)| origin)
     }
 
     /// What other meshes say: of two, the stricter counts.

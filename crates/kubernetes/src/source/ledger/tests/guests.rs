@@ -34,7 +34,7 @@ fn nothing_is_said_before_something_has_come_of_it() {
     let kind = index("AccessCert", FSM);
     ledger.take(kind, custom(kind, "a", THEN, cert("shop", &["batch.corp.example"])));
     assert_eq!(said(&mut ledger), None);
-    let wish = ledger.guests()[0].clone();
+    let wish = ledger.guests().wanted[0].clone();
     assert_eq!(wish.id.to_string(), "leno://cluster.local/guest/shop/batch-tls");
     let told = |outcome: Result<(), String>| Arc::new([(wish.owner.uid.clone(), outcome)].into());
     ledger.take_outcomes(told(Err("spec.secret: no".to_owned())));
@@ -43,7 +43,7 @@ fn nothing_is_said_before_something_has_come_of_it() {
     assert_eq!(said(&mut ledger), Some(Ok(())));
     ledger.take(kind, gone("shop", "a"));
     ledger.settle_guests();
-    assert_eq!(ledger.guests(), []);
+    assert_eq!(ledger.guests().wanted, []);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn what_may_not_be_is_not_wished_for_and_says_why() {
         ledger.take(kind, custom(kind, "a", THEN, spec));
         let why = said(&mut ledger).unwrap().unwrap_err();
         assert!(why.contains(expected), "{why}");
-        assert_eq!(ledger.guests(), []);
+        assert_eq!(ledger.guests().wanted, []);
     }
     // Without a grant, and of another trust domain.
     let mut ledger = settled();
@@ -68,7 +68,7 @@ fn what_may_not_be_is_not_wished_for_and_says_why() {
     let mut ledger = granted();
     ledger.take(kind, custom(kind, "a", THEN, cert("shop", &["a.shop.prod.example"])));
     ledger.settle_guests();
-    assert_eq!(ledger.guests().len(), 1);
+    assert_eq!(ledger.guests().wanted.len(), 1);
     ledger.assume(TrustDomain::new("shop.prod.example").unwrap());
     assert!(said(&mut ledger).unwrap().is_err());
 }
@@ -99,11 +99,14 @@ fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
     };
     ledger.take(osm, gateway("shop"));
     ledger.settle_guests();
-    assert_eq!(ledger.guests()[0].owner.to_string(), "MeshConfig osm-system/osm-mesh-config");
+    assert_eq!(
+        ledger.guests().wanted[0].owner.to_string(),
+        "MeshConfig osm-system/osm-mesh-config"
+    );
     assert!(ledger.flush().unwrap().warnings.is_empty());
     ledger.take(osm, gateway("osm-system"));
     ledger.settle_guests();
-    assert_eq!(ledger.guests(), []);
+    assert_eq!(ledger.guests().wanted, []);
     let told: Vec<String> =
         ledger.flush().unwrap().warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
