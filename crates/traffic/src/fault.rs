@@ -244,16 +244,19 @@ mod tests {
         #[test]
         fn what_is_looked_up_is_what_asking_in_order_finds(
             rules in prop::collection::vec(
-                (prop::collection::vec(any_match(), 0..3), any::<bool>()),
+                (
+                    prop::collection::vec(any_match(), 0..3),
+                    prop::collection::vec(prop::sample::select(vec!["web", "api", "w*"]), 0..3),
+                ),
                 0..16,
             ),
             made in any_request(),
         ) {
             let pattern = |text| NamePattern::new(text).unwrap();
-            let peer = || PeerMatch { namespace: pattern("shop"), account: pattern("web") };
+            let peer = |name| PeerMatch { namespace: pattern("shop"), account: pattern(name) };
             let rules = rules.into_iter().enumerate().map(|(n, (requests, named))| FaultRule {
                 requests,
-                peers: named.then(peer).into_iter().collect(),
+                peers: named.into_iter().map(peer).collect(),
                 ..rule(&format!("r{n}"), "")
             });
             let rules: Vec<FaultRule> = rules.collect();

@@ -151,7 +151,10 @@ impl Lookup {
                 Key::Beginning => self.beginnings.each(request.path, |held| {
                     best = first_before(best, held, &fits);
                 }),
-                _ => best = first_before(best, column.held(request), &fits),
+                key => {
+                    debug_assert!(!matches!(key, Key::Namespace | Key::Account), "nobody is named");
+                    best = first_before(best, column.held(request), &fits);
+                }
             }
         }
         best = first_before(best, &self.rest, &fits);
@@ -266,10 +269,14 @@ impl Lookup {
             Key::Header { name, .. } if **name == *":authority" => {
                 hosts(request.authority).for_each(|host| take(column.of(&host)));
             }
-            Key::Header { name, .. } => {
+            Key::Header { name, repeated, folded } => {
+                debug_assert!(*repeated == Repeated::Joined && !folded, "{name} is compared so");
                 let joined = request.fields.find(name);
                 let values = joined.iter().flat_map(|joined| values(joined));
-                values.for_each(|value| take(column.of(value)));
+                let held = values.map(|value| column.of(value)).filter(|held| !held.is_empty());
+                // A client may say the same thousands of times: it is asked once.
+                let mut taken = FxHashSet::default();
+                held.filter(|held| taken.insert(held.as_ptr())).for_each(take);
             }
             Key::Method => {
                 let meant = |text: &str| text.eq_ignore_ascii_case(request.method);

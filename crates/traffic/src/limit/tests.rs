@@ -192,11 +192,15 @@ fn requests_under_way_are_known_to_limits_that_say_the_same() {
 /// A rule about some requests, of somebody or anybody, after which the others may not be asked.
 fn any_rule() -> impl Strategy<Value = RateRule> {
     let requests = prop::collection::vec(any_match(), 0..3);
-    let caller = prop::option::of(prop::sample::select(vec!["web", "app", "w*"]));
-    (requests, caller, prop::bool::weighted(0.2)).prop_map(|(requests, caller, is_last)| {
-        let pattern = |text| NamePattern::new(text).unwrap();
-        let peer = |name| PeerMatch { namespace: pattern("shop"), account: pattern(name) };
-        let peers = caller.map(peer).into_iter().collect();
+    let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
+    let callers = prop::collection::vec(caller, 0..3);
+    (requests, callers, prop::bool::weighted(0.2)).prop_map(|(requests, callers, is_last)| {
+        let pattern = |text: &str| NamePattern::new(text).unwrap();
+        let peer = |caller: &str| {
+            let (namespace, account) = caller.split_once('/').unwrap();
+            PeerMatch { namespace: pattern(namespace), account: pattern(account) }
+        };
+        let peers = callers.into_iter().map(peer).collect();
         RateRule { requests, peers, is_last, ..rule(3, None) }
     })
 }

@@ -25,6 +25,9 @@ impl<'a> Places<'a> {
 
     /// Adds those of a list.
     pub(crate) fn add(&mut self, list: &'a [usize]) {
+        if list.is_empty() {
+            return;
+        }
         match self.few.iter_mut().find(|left| left.is_empty()) {
             Some(left) => *left = list,
             None => self.more.push(list),

@@ -45,6 +45,10 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
         r"\a\b",
         "/b/../a",
         "/a/%2e%2e/b",
+        "/a/",
+        "/a%2fb",
+        "/a%ff",
+        "/a%3bv/b",
     ];
     let users = vec!["ann", "bob", "ann, bob", "bob,ann", "ANN", " ann"];
     let queries = vec![None, Some("user=ann"), Some("user=%61nn&user=bob"), Some("user")];
@@ -65,8 +69,11 @@ pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
         Just(PathMatch::Any),
         select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
         select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
-        select(vec!["/a/.*", "/a/b", "/[ab]", "/a/b.?", "/a.*", ".*"])
-            .prop_map(|it| PathMatch::Regex(it.into())),
+        select(vec![
+            "/a/.*", "/a/b", "/[ab]", "/a/b.?", "/a.*", ".*", "(?i)/a/B", "/a/b|/b", "(/a)?/b",
+            "/a/b/?",
+        ])
+        .prop_map(|it| PathMatch::Regex(it.into())),
     ];
     let value = prop_oneof![
         select(vec!["ann", "bob", "ann, bob"]).prop_map(|it| ValueMatch::Exact(it.into())),

@@ -438,6 +438,26 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
     }
 }
 
+#[test]
+fn what_a_client_says_a_thousand_times_is_asked_once() {
+    let by_user = |n: usize| {
+        let header = |name: &str, value: String| FieldMatch {
+            name: name.to_owned(),
+            value: ValueMatch::Exact(value),
+        };
+        let headers = vec![header("x-user", format!("u-{n}")), header("x-other", "o".to_owned())];
+        let request = RequestMatch { headers, ..RequestMatch::default() };
+        PolicyRule { requests: vec![request], ..deny(&format!("r{n}")) }
+    };
+    let access = strict((0..100).map(by_user).collect());
+    let permit = connect(&access, "shop/web", 80);
+    let fields = Counted { user: "u-7,".repeat(1000), asked: Cell::new(0) };
+    let (method, path) = ("GET", "/");
+    let view = RequestView { method, path, query: None, authority: "", fields: &fields };
+    assert_eq!(told(&access, access.request(&permit, &view)), "denied");
+    assert!(fields.asked.get() <= 4, "{}", fields.asked.get());
+}
+
 /// Rules about few peers, requests, claims and ports, so that several often fit; of six so many deny.
 fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
     let path = prop_oneof![
@@ -462,18 +482,50 @@ fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
     let action =
         prop_oneof![6 - denials => Just(PolicyAction::Allow), denials => Just(PolicyAction::Deny)];
     (
-        (action, prop::option::of(peer), any::<bool>()),
+        (action, prop::collection::vec(peer, 0..3), any::<bool>()),
         prop::collection::vec(request, 0..3),
         prop::collection::vec(claim, 0..2),
     )
-        .prop_map(|((action, peer, everywhere), requests, claims)| {
-            let rule = PolicyRule { requests, claims, ..rule(action, "") };
-            let rule = if everywhere { rule } else { at(&[80], rule) };
-            peer.into_iter().fold(rule, |rule, peer| from(peer, rule))
+        .prop_map(|((action, peers, everywhere), requests, claims)| {
+            let named = |peer| from(peer, rule(action, "")).peers;
+            let peers = peers.into_iter().flat_map(named).collect();
+            let rule = PolicyRule { peers, requests, claims, ..rule(action, "") };
+            if everywhere { rule } else { at(&[80], rule) }
         })
 }
 
 proptest! {
+    #[test]
+    fn whom_rules_name_is_looked_up_also_where_nobody_is_known(
+        rules in prop::collection::vec(any_rule(3), 1..24),
+        peer in prop::option::of(prop::sample::select(vec!["shop/web", "shop/api", "else/web"])),
+    ) {
+        let compiled = PolicyRules::compile(&rules, &[]).unwrap().unwrap();
+        let peer = peer.map(|peer| {
+            let (namespace, name) = peer.split_once('/').unwrap();
+            ServiceAccount::new(namespace, name).unwrap()
+        });
+        let found = compiled.of_peer(peer.as_ref(), 80);
+        let about = |action, requests| {
+            let all = rules.iter().enumerate().filter(|(_, rule)| {
+                rule.names(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
+            });
+            let all = all.filter(|(_, rule)| rule.is_about_requests() == requests);
+            all.map(|(index, _)| index).collect::<Vec<_>>()
+        };
+        let (deny, allow) = (PolicyAction::Deny, PolicyAction::Allow);
+        prop_assert_eq!(found.denied, about(deny, false).first().copied());
+        prop_assert_eq!(found.allowed, about(allow, false).first().copied());
+        for (part, many, action) in [
+            (&found.deny, &compiled.denying, deny),
+            (&found.allow, &compiled.allowing, allow),
+        ] {
+            let mut listed: Vec<usize> = part.rules(many.as_ref()).collect();
+            listed.dedup();
+            prop_assert_eq!(listed, about(action, true));
+        }
+    }
+
     #[test]
     fn what_is_looked_up_is_what_asking_all_of_them_says(
         rules in (1..6_u32).prop_flat_map(|denials| prop::collection::vec(any_rule(denials), 0..24)),
