@@ -310,40 +310,15 @@ fn parents(
             side.carried.push(Carried { listener: index, names, rules: led.rules.clone() });
         }
     }
-    let outcome = |parent: &Value| -> Option<&Result<Vec<Attached>, Reason>> {
-        outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome)
-    };
-    let accepted = |parent: &Value| -> Condition {
-        if let Some(refusal) = &route.refusal {
-            return Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted");
-        }
-        match outcome(parent) {
-            Some(Err(reason)) => reason.unmet("Accepted"),
-            Some(Ok(attached))
-                if !is_any(sides, &gateway_of(id, parent), attached, Judged::is_accepted) =>
-            {
-                let message = "neither its gateway nor any listener that it fits is accepted";
-                Reason::new("ListenersNotAccepted", message).unmet("Accepted")
-            }
-            _ => met("Accepted", "Accepted", "in force"),
-        }
-    };
-    let programmed = |parent: &Value, accepted: &Condition| match outcome(parent) {
-        Some(Ok(attached))
-            if !is_any(sides, &gateway_of(id, parent), attached, Judged::is_served) =>
-        {
-            Reason::new("Invalid", "no listener that it fits is served").unmet("Programmed")
-        }
-        _ => Condition::programmed(accepted, "it is served"),
-    };
     let ours = route.parents.iter().filter_map(|parent| {
         let side = sides.get(&gateway_of(id, parent))?;
         if side.is_pending {
             let mut said = before.parents.get(id).into_iter().flatten();
             return said.find(|said| said.parent == *parent).cloned();
         }
-        let accepted = accepted(parent);
-        let programmed = programmed(parent, &accepted);
+        let outcome = outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
+        let refusal = route.refusal.as_ref();
+        let [accepted, programmed] = judged(sides, &gateway_of(id, parent), refusal, outcome);
         Some(ParentSaid {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
@@ -352,6 +327,31 @@ fn parents(
         })
     });
     ours.collect()
+}
+
+/// Whether a route is accepted at a gateway, by what came of attaching it, and whether it is served there.
+fn judged(
+    sides: &BTreeMap<&Id, Side<'_>>,
+    gateway: &Id,
+    refusal: Option<&String>,
+    outcome: Option<&Result<Vec<Attached>, Reason>>,
+) -> [Condition; 2] {
+    let accepted = match (refusal, outcome) {
+        (Some(refusal), _) => Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted"),
+        (None, Some(Err(reason))) => reason.unmet("Accepted"),
+        (None, Some(Ok(attached))) if !is_any(sides, gateway, attached, Judged::is_accepted) => {
+            let message = "neither its gateway nor any listener that it fits is accepted";
+            Reason::new("ListenersNotAccepted", message).unmet("Accepted")
+        }
+        (None, _) => met("Accepted", "Accepted", "in force"),
+    };
+    let programmed = match outcome {
+        Some(Ok(attached)) if !is_any(sides, gateway, attached, Judged::is_served) => {
+            Reason::new("Invalid", "no listener that it fits is served").unmet("Programmed")
+        }
+        _ => Condition::programmed(&accepted, "it is served"),
+    };
+    [accepted, programmed]
 }
 
 fn is_programmed(condition: &Condition) -> bool {

@@ -81,12 +81,10 @@ impl Ledger {
             }
             Form::Conditions => {
                 let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
-                let [accepted, resolved] = match refusal.as_deref() {
-                    Some(refusal) => refused(refusal, reason),
-                    None => self.attached(origin, others),
-                };
-                let programmed = Condition::programmed(&accepted, TOLD);
-                Said::Conditions(vec![accepted, resolved, programmed])
+                let refused = refusal.as_deref().map(|refusal| refused(refusal, reason));
+                Said::Conditions(with_programmed(
+                    refused.unwrap_or_else(|| self.attached(origin, others)),
+                ))
             }
             Form::Parents => {
                 let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
@@ -98,12 +96,11 @@ impl Ledger {
                             accepted(missing.as_deref(), "NoMatchingParent")
                         }
                     };
-                    let programmed = Condition::programmed(&accepted, TOLD);
                     ParentSaid {
                         parent: parent.clone(),
                         controller: CONTROLLER,
                         generation: record.generation,
-                        conditions: vec![accepted, resolved.clone(), programmed],
+                        conditions: with_programmed([accepted, resolved.clone()]),
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
@@ -236,6 +233,12 @@ impl Ledger {
         let port = port.filter(|port| !known.ports.iter().any(|known| known.port == *port))?;
         Some(format!("the Service {service} has no TCP port {port}"))
     }
+}
+
+/// Says as well whether what decides is told of it.
+fn with_programmed([accepted, resolved]: [Condition; 2]) -> Vec<Condition> {
+    let programmed = Condition::programmed(&accepted, TOLD);
+    vec![accepted, resolved, programmed]
 }
 
 fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
