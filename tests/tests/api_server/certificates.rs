@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::guests::{Grants, keep_guests};
 use leno_kubernetes::install::{Options as Installing, apply, manifests, withdraw};
@@ -135,6 +137,13 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
 
         // What is listed no more is a right no more.
         withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
+        // Who may what the API server learns a moment later.
+        let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
+        let deadline = Instant::now() + PATIENCE;
+        while secrets.get_opt("theirs").await.is_ok() {
+            assert!(Instant::now() < deadline, "the right is still there");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
         server
             .apply(CERTS, Some("shop"), "late", cert("late.corp.example", ("shop", "late-tls")))
             .await;

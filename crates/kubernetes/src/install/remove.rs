@@ -68,7 +68,12 @@ pub async fn remove(
     for manifest in removals {
         let (object, api) = api_of(client, manifest);
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
-        let done = match api.delete(name, &DeleteParams::foreground()).await {
+        // A right ends now, and not when somebody has looked for what it owns.
+        let parameters = match manifest["kind"].as_str() {
+            Some("Role" | "RoleBinding") => DeleteParams::background(),
+            _ => DeleteParams::foreground(),
+        };
+        let done = match api.delete(name, &parameters).await {
             Ok(_) if is_awaited(manifest) => {
                 let gone = until_gone(&api, name).await;
                 gone.map_err(|error| InstallError::of("get", &object, error))?
