@@ -60,7 +60,7 @@ fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
 
 // Access policies that allow one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(979))]
+#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(965))]
 #[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(890))]
 fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
@@ -113,7 +113,7 @@ fn visitor((access, origin): Visited) -> Visited {
 
 // Traffic targets that allow what is below one place each to the peer, by a regular expression.
 #[library_benchmark]
-#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_161))]
+#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_132))]
 #[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(724))]
 fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
@@ -155,7 +155,7 @@ fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
 
 // A FaultInjection whose rules are about one exact path each, and which spares the request.
 #[library_benchmark]
-#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(740))]
+#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(738))]
 #[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(504))]
 fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
     let (asked, caller) = &asking;
