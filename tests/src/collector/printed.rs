@@ -88,13 +88,19 @@ pub(super) fn records(printed: &str) -> Vec<CollectedRecord> {
 }
 
 /// What is printed of each resource of a signal, and nothing of the next one, whatever its signal.
+///
+/// Lines come one by one: a resource of which the end of its entry is not there yet is none.
 pub(super) fn resources<'a>(printed: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
-    printed.split(start).skip(1).map(|resource| {
+    let whole = printed.rsplit_once(END).map_or("", |(whole, _)| whole);
+    whole.split(start).skip(1).map(|resource| {
         let starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
         let end = starts.iter().filter_map(|start| resource.find(start)).min();
         end.and_then(|end| resource.get(..end)).unwrap_or(resource)
     })
 }
+
+/// What an entry of a collector's own log ends with: its fields.
+const END: &str = "\n\t{\"otelcol.";
 
 fn workload(resource: &str) -> String {
     let found = text(resource, "-> service.instance.id: Str(").unwrap_or_default();
@@ -116,4 +122,25 @@ fn labels(block: &str) -> String {
     });
     let labels: Vec<_> = labels.collect();
     if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_half_printed_is_not_there_yet() {
+        let record = "ResourceLog #0\n     -> service.instance.id: Str(shop/web-1)\n\
+                      LogRecord #0\nSeverityText: INFO\nBody: Str(all)\nTrace ID: 07\n\
+                      Attributes:\n     -> path: Str(/)\n\t{\"otelcol.component.id\": \"debug\"}\n";
+        let printed = [record, record].concat();
+        let mut seen = Vec::new();
+        for end in 0..=printed.len() {
+            let records = records(&printed[..end]);
+            assert!(records.iter().all(|it| it.attribute("path") == Some("Str(/)")), "{records:?}");
+            seen.push(records.len());
+        }
+        seen.dedup();
+        assert_eq!(seen, [0, 1, 2]);
+    }
 }
