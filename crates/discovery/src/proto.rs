@@ -587,6 +587,17 @@ pub struct Authorization {
     pub headers: ::core::option::Option<HeaderNames>,
     #[prost(message, repeated, tag = "4")]
     pub context: ::prost::alloc::vec::Vec<Told>,
+    #[prost(message, optional, tag = "5")]
+    pub body: ::core::option::Option<ShownBody>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShownBody {
+    #[prost(uint32, tag = "1")]
+    pub bytes_max: u32,
+    #[prost(bool, tag = "2")]
+    pub begun: bool,
+    #[prost(bool, tag = "3")]
+    pub as_bytes: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Told {

@@ -77,6 +77,35 @@ pub struct Authorization {
     pub headers: Option<Vec<String>>,
     /// What it is told beside, each name once.
     pub context: Vec<(String, String)>,
+    /// How much of bodies it is shown; nothing when absent.
+    pub body: Option<ShownBody>,
+}
+
+/// How much of the body of a request an authorization service is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ShownBody {
+    /// The most of it.
+    pub bytes_max: u32,
+    /// What becomes of a body that is longer.
+    pub longer: LongerBody,
+    /// Whether it is shown as bytes; else as text.
+    pub as_bytes: bool,
+}
+
+impl ShownBody {
+    /// The most of a body that is shown, unless a policy says otherwise.
+    pub const BYTES_DEFAULT: u32 = 64 << 10;
+    /// The most that a policy may say: it is kept in memory while the service decides.
+    pub const BYTES_MAX: u32 = 1 << 20;
+}
+
+/// What becomes of a request whose body is longer than what a service is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LongerBody {
+    /// It is refused, and nobody is asked.
+    Refused,
+    /// The service decides by the beginning, and is told that this is not all.
+    Begun,
 }
 
 /// What a rate limit service is asked about requests.

@@ -63,7 +63,7 @@ pub use collector::{Collector, CollectorProtocol, Signal};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use decider::{
     Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, PortGuard, Unanswered,
+    GlobalLimit, Guard, LongerBody, PortGuard, ShownBody, Unanswered,
 };
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};

@@ -237,6 +237,10 @@ reasons! {
     TokenInvalid "E1015" "token-invalid" 401 Downstream Never
         "Read `www-authenticate` of the answer, which says why; then see issuer, audience, keys and \
          clocks of the JwtValidation that the access log names.";
+    /// The request's body is longer than an authorization service may be shown.
+    BodyTooLarge "E1016" "body-too-large" 413 Downstream Never
+        "Send a smaller body, or raise `body.maxBytes`, or set `body.allowPartial`, in the \
+         ExternalAuthorization that `leno explain request` shows.";
     /// An authorization service denied it.
     DeniedByService "E3020" "denied-by-service" 403 Ours Never
         "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \
@@ -323,6 +327,7 @@ mod tests {
         ("E1013", "misdirected"),
         ("E1014", "token-missing"),
         ("E1015", "token-invalid"),
+        ("E1016", "body-too-large"),
         ("E3020", "denied-by-service"),
         ("E3021", "authorization-unavailable"),
         ("E3022", "rate-limit-unavailable"),

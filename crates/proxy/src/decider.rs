@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use self::outside::Connection;
+use crate::http::ahead::Taken;
 use crate::http::grpc::message::{self, NotOne};
 use crate::worker::Worker;
 
@@ -28,6 +29,8 @@ use crate::worker::Worker;
 pub(crate) struct Deciders {
     known: RefCell<FxHashMap<DeciderAddress, Rc<Contact>>>,
     sessions: Sessions,
+    /// What bodies take that were read ahead for them, and are here still.
+    pub(crate) ahead: Rc<Taken>,
 }
 
 /// One of them.
@@ -75,7 +78,7 @@ impl From<NotOne> for NoAnswer {
 
 impl Deciders {
     pub(crate) fn new(roots: Option<PathBuf>) -> Self {
-        Self { known: RefCell::default(), sessions: Sessions::new(roots) }
+        Self { known: RefCell::default(), sessions: Sessions::new(roots), ahead: Rc::default() }
     }
 
     fn contact(&self, at: &DeciderAddress) -> Rc<Contact> {
@@ -107,6 +110,8 @@ pub(crate) async fn ask<T>(
 ) -> Result<T, NoAnswer> {
     let contact = worker.deciders.contact(&decider.at);
     let question = Question { method, message: message::framed(&message), time: decider.timeout };
+    // It may show a body: twice is once too often.
+    drop(message);
     let asked = async {
         let place = contact.places.acquire().await;
         let _place = place.map_err(|_| NoAnswer::Late)?;

@@ -1,6 +1,7 @@
 //! HTTP/1.1 on sockets and on links: one road for both.
 
 pub(crate) mod again;
+pub(crate) mod ahead;
 pub(crate) mod answer;
 pub(crate) mod body;
 pub(crate) mod date;

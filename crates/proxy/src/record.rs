@@ -107,6 +107,7 @@ impl<'a> Record<'a> {
                     | Reason::Overloaded
                     | Reason::TokenMissing
                     | Reason::TokenInvalid
+                    | Reason::BodyTooLarge
                     | Reason::DeniedByService
                     | Reason::AuthorizationUnavailable
                     | Reason::RateLimitUnavailable

@@ -74,6 +74,7 @@ pub(crate) fn guards() -> Guards {
         requests: requests(),
         headers: None,
         context: Vec::new(),
+        body: None,
     };
     let tokens = JwtValidation { issuers: Vec::new(), required: Required::Of(requests()) };
     let guards = [

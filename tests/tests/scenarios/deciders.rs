@@ -90,6 +90,48 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     });
 }
 
+#[test]
+#[ignore = "takes programs of Go that ./test deciders builds"]
+fn an_authorization_service_sees_bodies() {
+    let stock = Application::start(|request| Answer::ok(request.body.clone()));
+    let (door, port) = (free_port(), free_port());
+    let at = format!("127.0.0.1:{port}");
+    let authorizer = Program::start("authorizer", Command::new(decider("authorizer")).arg(&at));
+    authorizer.wait_for_line("listening at", PATIENCE);
+    let by = format!("url: \"http://{at}\"");
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let post = |body: &str| {
+        let request = format!(
+            "POST /items HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-key: open sesame\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(loopback(door), &request).ok()
+    };
+    for (setting, seen) in [
+        ("body: {maxBytes: 20}", r#""abc def" "" 7 "false""#),
+        ("body: {maxBytes: 3, allowPartial: true, asBytes: true}", r#""" "abc" 7 "true""#),
+    ] {
+        mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  {setting}")));
+        eventually("the service sees the body", PATIENCE, || {
+            let answer = post("abc def")?;
+            (answer.body == b"abc def" && answer.header("x-seen") == Some(seen)).then_some(())
+        });
+    }
+    mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  body: {{maxBytes: 20}}")));
+    eventually("the service denies by the body", PATIENCE, || {
+        let answer = post("let me in, please")?;
+        (answer.reason() == Some("denied-by-service") && answer.body == b"no please").then_some(())
+    });
+    let answer = post("more than twenty bytes are in this").expect("the door answers");
+    assert_eq!((answer.status, answer.reason()), (413, Some("body-too-large")));
+}
+
 /// Limits of envoyproxy/ratelimit: three for each client in an hour.
 const LIMITS: &str = "domain: shop
 descriptors:

@@ -2,9 +2,9 @@
 
 use leno_model::{
     BalanceAlgorithm, CircuitBreaker, Concurrency, Decider, Each, FailureClasses, FaultRule,
-    GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing, OutlierRemoval, Rate,
-    RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName, TooMany, Treatment,
-    Trip, Unanswered,
+    GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing, LongerBody,
+    OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName,
+    ShownBody, TooMany, Treatment, Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 
@@ -148,7 +148,8 @@ pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Trea
 /// An authorization service that is asked.
 pub(super) fn asked(rule: &CompiledAuthorization) -> Treated {
     let decider = &rule.rule.decider;
-    let told = format!("asks {} whether it may come in; {}", decider.at, otherwise(decider));
+    let shown = rule.rule.body.map(shown).unwrap_or_default();
+    let told = format!("asks {} whether it may come in{shown}; {}", decider.at, otherwise(decider));
     Treated { policy: rule.policy.clone(), told }
 }
 
@@ -162,6 +163,14 @@ pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
         otherwise(decider)
     );
     Treated { policy: rule.policy.clone(), told }
+}
+
+fn shown(body: ShownBody) -> String {
+    let longer = match body.longer {
+        LongerBody::Begun => "of longer ones the beginning",
+        LongerBody::Refused => "longer ones are refused",
+    };
+    format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
 }
 
 fn otherwise(decider: &Decider) -> String {

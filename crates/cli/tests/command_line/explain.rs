@@ -233,6 +233,30 @@ spec:
 }
 
 #[test]
+fn a_service_that_is_asked_is_told_with_what_it_sees_of_bodies() {
+    let policy = "
+apiVersion: leno.dev/v1alpha1
+kind: ExternalAuthorization
+metadata: {name: ratings, namespace: shop}
+spec:
+  targetRefs: [{name: ratings}]
+  url: http://127.0.0.1:9000
+";
+    let url = "http://ratings.shop:9080/ratings/1";
+    let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
+    let told = |body: &str| {
+        let policy = format!("{policy}{body}");
+        let done = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", &policy)]).leno(&arguments);
+        let line = done.out.lines().find(|line| line.contains("ExternalAuthorization"));
+        line.unwrap_or_else(|| panic!("{done:?}")).trim().to_owned()
+    };
+    expect!["ExternalAuthorization shop/ratings: asks http://127.0.0.1:9000 whether it may come in; without an answer in 200ms it is denied"]
+        .assert_eq(&told(""));
+    expect!["ExternalAuthorization shop/ratings: asks http://127.0.0.1:9000 whether it may come in, with bodies of up to 65536 bytes (longer ones are refused); without an answer in 200ms it is denied"]
+        .assert_eq(&told("  body: {}\n"));
+}
+
+#[test]
 fn the_endpoint_that_a_client_keeps_to_is_told() {
     let more = r#"
 apiVersion: gateway.networking.k8s.io/v1

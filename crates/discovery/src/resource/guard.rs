@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, Decider, DeciderAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, PortGuard, Server, Unanswered,
+    GlobalLimit, Guard, LongerBody, PortGuard, Server, ShownBody, Unanswered,
 };
 
 use super::breaker::{answer_from_wire, answer_to_wire};
@@ -60,6 +60,11 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
         requests: rule.requests.iter().map(request::to_wire).collect(),
         headers,
         context: rule.context.iter().map(told).collect(),
+        body: rule.body.map(|body| proto::ShownBody {
+            bytes_max: body.bytes_max,
+            begun: body.longer == LongerBody::Begun,
+            as_bytes: body.as_bytes,
+        }),
     }
 }
 
@@ -74,7 +79,17 @@ fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, 
         requests: each("requests", wire.requests, request::from_wire)?,
         headers: headers.transpose().map_err(|invalid| invalid.under("headers"))?,
         context: wire.context.into_iter().map(|told| (told.name, told.text)).collect(),
+        body: wire.body.map(body_from_wire).transpose()?,
     })
+}
+
+fn body_from_wire(wire: proto::ShownBody) -> Result<ShownBody, Invalid> {
+    let proto::ShownBody { bytes_max, begun, as_bytes } = wire;
+    if !(1..=ShownBody::BYTES_MAX).contains(&bytes_max) {
+        return Err(Invalid::new("body.bytes_max", format!("{bytes_max} is out of range")));
+    }
+    let longer = if begun { LongerBody::Begun } else { LongerBody::Refused };
+    Ok(ShownBody { bytes_max, longer, as_bytes })
 }
 
 pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {

@@ -15,6 +15,7 @@ use super::protobuf::{
     Address, Asked, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
     HttpRequest, Okay, Pair, Peer, SocketAddress, Time,
 };
+use crate::http::ahead::Excerpt;
 use crate::http::request::Request;
 
 /// What it says.
@@ -40,11 +41,12 @@ pub(crate) struct Ends<'a> {
     pub(crate) service: Option<&'a ServiceName>,
 }
 
-/// The question about a request.
+/// The question about a request, of which this much of the body is shown.
 pub(crate) fn question(
     rule: &CompiledAuthorization,
     (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
     ends: &Ends<'_>,
+    excerpt: Option<Excerpt>,
 ) -> Vec<u8> {
     let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
         address: Some(Address {
@@ -66,15 +68,31 @@ pub(crate) fn question(
         None => view.path.to_owned(),
     };
     let first = |name: &str| view.fields.first(name).map(|it| it.into_owned());
+    let mut headers = told_headers(rule, (request, view, edits), &path);
+    let whole = excerpt.as_ref().filter(|it| !it.is_partial).map(|it| it.bytes.len());
+    if let Some(excerpt) = &excerpt {
+        let value = excerpt.is_partial.to_string();
+        headers.push(Pair { key: PARTIAL_BODY.to_owned(), value });
+    }
+    let declared = first("content-length").and_then(|length| length.parse().ok());
+    let whole = whole.and_then(|bytes| i64::try_from(bytes).ok());
+    let as_bytes = rule.rule.body.is_some_and(|body| body.as_bytes);
+    let (body, raw_body) = match excerpt {
+        Some(excerpt) if as_bytes => (String::new(), excerpt.bytes),
+        Some(excerpt) => (text(&excerpt), Bytes::new()),
+        None => Default::default(),
+    };
     let http = HttpRequest {
         id: first("x-request-id").unwrap_or_default(),
         method: view.method.to_owned(),
-        headers: told_headers(rule, (request, view, edits), &path),
+        headers,
         path,
         host: view.authority.to_owned(),
         scheme: SCHEME.to_owned(),
-        size: first("content-length").and_then(|length| length.parse().ok()).unwrap_or(-1),
+        size: declared.or(whole).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
+        body,
+        raw_body,
     };
     let destination = Peer {
         service: ends.service.map(ToString::to_string).unwrap_or_default(),
@@ -89,6 +107,18 @@ pub(crate) fn question(
         context_extensions: context.collect(),
     };
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
+}
+
+/// What a service is shown that takes text, which what it is sent must be. A character that the end of
+/// an excerpt cuts in two is left out.
+fn text(excerpt: &Excerpt) -> String {
+    let bytes = match std::str::from_utf8(&excerpt.bytes) {
+        Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
+            excerpt.bytes.slice(..cut.valid_up_to())
+        }
+        Ok(_) | Err(_) => excerpt.bytes.clone(),
+    };
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The headers that the rule tells, each once, in lower case; of several lines with one name the
@@ -119,8 +149,10 @@ fn told_headers(
         let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
         let value = String::from_utf8_lossy(field.value.of(&request.bytes));
         let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
+        // No client says how much of its body the service is shown.
         if field.hop_by_hop
             || is_changed
+            || name == PARTIAL_BODY
             || !is_told(if name == "host" { ":authority" } else { &name })
         {
             continue;
@@ -210,6 +242,8 @@ fn unusable(why: impl std::fmt::Display) -> NoAnswer {
 
 /// The method that is called.
 pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
+/// What tells a service whether it is shown less than all of a body.
+const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
 /// What the application is spoken to in.
 const SCHEME: &str = "http";
 

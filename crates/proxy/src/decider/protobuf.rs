@@ -3,6 +3,7 @@
 //! `envoy.service.auth.v3`, `envoy.service.ratelimit.v3` and what they need. What a message has
 //! beside is left out, and not looked at where it is received.
 
+use bytes::Bytes;
 use prost::Message;
 
 /// `google.protobuf.Timestamp`, and `Duration` alike.
@@ -136,6 +137,10 @@ pub(super) struct HttpRequest {
     pub(super) size: i64,
     #[prost(string, tag = "10")]
     pub(super) protocol: String,
+    #[prost(string, tag = "11")]
+    pub(super) body: String,
+    #[prost(bytes = "bytes", tag = "12")]
+    pub(super) raw_body: Bytes,
 }
 
 /// `envoy.service.auth.v3.CheckResponse`.

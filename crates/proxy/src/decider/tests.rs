@@ -1,5 +1,7 @@
 //! Requests that others decide about, between two sidecars and a service that is asked.
 
+mod bodies;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -59,7 +61,9 @@ impl Asked {
                         tokio::task::spawn_local(async move {
                             let mut message = Vec::new();
                             while let Some(chunk) = body.data().await {
-                                message.extend_from_slice(&chunk.unwrap());
+                                let chunk = chunk.unwrap();
+                                body.flow_control().release_capacity(chunk.len()).unwrap();
+                                message.extend_from_slice(&chunk);
                             }
                             let question = &message[5..];
                             let path = head.uri.path().to_owned();
@@ -103,7 +107,7 @@ fn at(address: SocketAddr, unanswered: Unanswered) -> Decider {
 }
 
 fn authorization(decider: Decider) -> Authorization {
-    Authorization { decider, requests: Vec::new(), headers: None, context: Vec::new() }
+    Authorization { decider, requests: Vec::new(), headers: None, context: Vec::new(), body: None }
 }
 
 fn guard(rule: Authorization) -> PortGuard {

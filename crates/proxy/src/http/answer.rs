@@ -118,6 +118,7 @@ fn phrase(status: u16) -> &'static str {
         404 => "Not Found",
         408 => "Request Timeout",
         409 => "Conflict",
+        413 => "Content Too Large",
         421 => "Misdirected Request",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",

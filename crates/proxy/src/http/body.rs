@@ -12,6 +12,7 @@ use leno_wire::http1::{
     BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, TRAILERS_FOLLOW, write_chunk_size,
 };
 
+use super::ahead::{Ahead, Beginning};
 use super::grpc::Call;
 use super::message::{ReadError, Reader, Writer};
 use super::replay::{Hold, Kept};
@@ -31,6 +32,8 @@ pub(crate) enum Source<'a> {
     Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
     /// Another one, of which the beginning is kept for another attempt.
     Kept(Box<Kept<'a>>),
+    /// Another one, of which the beginning was read ahead.
+    Ahead(Box<Ahead<'a>>),
 }
 
 /// Where a body goes.
@@ -99,16 +102,20 @@ impl<'a> Source<'a> {
             Self::Http2(received) => received.is_complete(),
             Self::Link { ended, .. } => *ended,
             Self::Kept(kept) => kept.is_complete(),
+            Self::Ahead(ahead) => ahead.is_complete(),
         }
     }
 
     /// Whether no piece follows those taken, and none is missing.
     pub(super) fn is_exhausted(&self) -> bool {
-        if let Self::Kept(kept) = self {
-            return kept.is_exhausted();
+        match self {
+            Self::Kept(kept) => kept.is_exhausted(),
+            Self::Ahead(ahead) => ahead.is_exhausted(),
+            Self::Link { owed: Some(1..), .. } => false,
+            Self::Empty | Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => {
+                self.is_complete()
+            }
         }
-        let is_owed = matches!(self, Self::Link { owed: Some(1..), .. });
-        self.is_complete() && !is_owed
     }
 
     /// Whether there never was any.
@@ -122,12 +129,18 @@ impl<'a> Source<'a> {
         *self = Self::Kept(Box::new(Kept::new(source, hold)));
     }
 
+    /// Begins with what was read ahead of it.
+    pub(crate) fn begin_with(&mut self, beginning: Beginning) {
+        let source = std::mem::replace(self, Self::Empty);
+        *self = Self::Ahead(Box::new(beginning.followed_by(source)));
+    }
+
     /// All of it, where it has come to its end and was kept whole; nothing is what there never was.
     pub(crate) fn kept(&self) -> Option<Vec<Piece>> {
         match self {
             Self::Empty => Some(Vec::new()),
             Self::Kept(kept) => kept.whole(),
-            Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => None,
+            Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } | Self::Ahead(_) => None,
         }
     }
 
@@ -158,6 +171,7 @@ impl<'a> Source<'a> {
             Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
             Self::Http2(received) => received.poll_next(cx),
             Self::Kept(kept) => kept.poll_next(cx),
+            Self::Ahead(ahead) => ahead.poll_next(cx),
             Self::Link { stream, ended, owed } => {
                 let next = ready!(poll_link(stream, ended, cx))?;
                 Poll::Ready(settle(owed, next))

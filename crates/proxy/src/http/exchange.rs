@@ -1,6 +1,7 @@
 //! The corridor: one request, station by station, in one version of the world.
 
 mod aside;
+mod begun;
 mod guarded;
 mod hedged;
 mod shown;

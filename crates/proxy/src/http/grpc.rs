@@ -49,7 +49,7 @@ impl Call<'_> {
 pub(crate) fn status(reason: Reason) -> GrpcStatus {
     match (reason, reason.status()) {
         (Reason::RequestTimeout | Reason::AttemptTimeout, _) => GrpcStatus::DeadlineExceeded,
-        (Reason::RateLimited, _) => GrpcStatus::ResourceExhausted,
+        (Reason::RateLimited | Reason::BodyTooLarge, _) => GrpcStatus::ResourceExhausted,
         (_, 431) => GrpcStatus::Internal,
         (_, 501) => GrpcStatus::Unimplemented,
         (_, status) => GrpcStatus::of_http(status),

@@ -75,10 +75,14 @@ fn is_told_to_call(failure: &Failure, responder: &Responder<'_>, is_call: bool) 
     match responder {
         // Over HTTP/2 a call looks for its own status.
         Responder::Http2 { grpc, .. } => *grpc,
-        // What clients make of a bare 429, or of what a policy has instead, is another status
+        // What clients make of a bare 429 or 413, or of what a policy has instead, is another status
         // (grpc/doc/http-grpc-status-mapping.md).
         Responder::Link { .. } => {
-            is_call && matches!(failure.reason, Reason::RateLimited | Reason::Overloaded)
+            is_call
+                && matches!(
+                    failure.reason,
+                    Reason::RateLimited | Reason::Overloaded | Reason::BodyTooLarge
+                )
         }
         Responder::Http1 { .. } => false,
     }

@@ -31,6 +31,9 @@ pub(crate) enum Responder<'a> {
     Http2 { reply: Reply, patience: Duration, grpc: bool },
 }
 
+/// The head that asks for a body.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
 /// The client is gone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientGone;
@@ -76,6 +79,21 @@ impl Responder<'_> {
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
             }
+        }
+    }
+
+    /// Tells the client to send the body that it keeps back (RFC 9110 §10.1.1).
+    pub(crate) async fn go_on(&mut self) -> Result<(), ClientGone> {
+        match self {
+            Self::Http1 { version: Version::Http10, .. } => Ok(()),
+            Self::Http1 { writer, .. } => {
+                writer.room().extend_from_slice(CONTINUE);
+                writer.flush().await.map_err(|_| ClientGone)
+            }
+            Self::Http2 { reply, .. } => reply.go_on(),
+            Self::Link { stream, .. } => stream
+                .send_head(true, false, |out| out.extend_from_slice(CONTINUE))
+                .map_err(|_| ClientGone),
         }
     }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
 use leno_wire::http1::ResponseHead;
 
@@ -153,7 +153,17 @@ impl Reply {
 
     /// Passes an interim (1xx) head on.
     pub(crate) fn interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
-        let response = head::response_to(bytes, head).ok_or(ClientGone)?;
+        self.inform(head::response_to(bytes, head).ok_or(ClientGone)?)
+    }
+
+    /// `100 Continue`.
+    pub(crate) fn go_on(&self) -> Result<(), ClientGone> {
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::CONTINUE;
+        self.inform(response)
+    }
+
+    fn inform(&self, response: Response<()>) -> Result<(), ClientGone> {
         match &mut *self.0.borrow_mut() {
             State::Unanswered(respond) => {
                 respond.send_informational(response).map_err(|_| ClientGone)

@@ -21,7 +21,7 @@ use crate::drain::Phase;
 use crate::tls::ALPN_HTTP2;
 
 /// An application that speaks HTTP/2 and nothing else; each stream is handed to `serve`.
-pub(super) async fn application<F, S>(serve: S) -> Application
+pub(crate) async fn application<F, S>(serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
@@ -39,19 +39,19 @@ where
     .await
 }
 
-pub(super) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
+pub(crate) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
     Mesh::new(application, Setup { protocol, ..Setup::default() }).await
 }
 
 /// A client of HTTP/2 with prior knowledge.
-pub(super) async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
+pub(crate) async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
     let tcp = TcpStream::connect(door).await.unwrap();
     let (send, connection) = h2::client::handshake(tcp).await.unwrap();
     tokio::task::spawn_local(async move { drop(connection.await) });
     send.ready().await.unwrap()
 }
 
-pub(super) fn call(path: &str) -> Request<()> {
+pub(crate) fn call(path: &str) -> Request<()> {
     Request::post(format!("http://ratings.bookinfo:9080{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
@@ -64,7 +64,7 @@ async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes
 }
 
 /// All data and the trailers of a body.
-pub(super) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
+pub(crate) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut data = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.unwrap();
@@ -75,7 +75,7 @@ pub(super) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) 
 }
 
 /// Sends everything, as fast as it is granted.
-pub(super) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
+pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;

@@ -13,7 +13,7 @@ use super::fixture::{
     Application, Client, End, GET, Mesh, OK, PORT, endpoint, run, service, until, view,
 };
 
-pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
+pub(crate) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
     let backend = |(name, weight): &(&str, u32)| {
         WeightedBackend::new(ServiceName::new("bookinfo", name).unwrap(), PORT, *weight)
     };
@@ -31,7 +31,7 @@ pub(super) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
 }
 
 /// The service with these routes, and the backend `ratings-v2` at the mesh's server.
-pub(super) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
+pub(crate) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
     let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
     let backend = ServiceView { name, ..view(mesh.setup.protocol, &[mesh.endpoint()]) };
     let port = PortView {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Authorization, Name, PolicyScope, Unanswered};
+use leno_model::{Authorization, LongerBody, Name, PolicyScope, ShownBody, Unanswered};
 
 use super::access_policy::elements;
 use super::decider;
@@ -21,14 +21,19 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "matches",
         "headers",
         "context",
+        "body",
     ])?;
     let scope = targets(&fields, namespace);
     let decider = decider::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Deny));
     let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = headers(&fields);
     let context = context(&fields);
+    let body = match fields.find("body") {
+        Some(field) => body(field).map(Some),
+        None => Some(None),
+    };
     let (decider, requests, headers) = (decider?, requests?, headers?);
-    Some((scope?, Authorization { decider, requests, headers, context: context? }))
+    Some((scope?, Authorization { decider, requests, headers, context: context?, body: body? }))
 }
 
 /// An empty list tells none.
@@ -56,6 +61,18 @@ fn context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
         return None;
     }
     Some(field.texts().into_iter().collect())
+}
+
+fn body(field: &Field<'_>) -> Option<ShownBody> {
+    let fields = field.fields(&["maxBytes", "allowPartial", "asBytes"])?;
+    let flag = |name| fields.find(name).map_or(Some(false), Field::boolean);
+    let bytes_max = match fields.find("maxBytes") {
+        Some(field) => field.number(1, ShownBody::BYTES_MAX),
+        None => Some(ShownBody::BYTES_DEFAULT),
+    };
+    let (is_begun, as_bytes) = (flag("allowPartial"), flag("asBytes"));
+    let longer = if is_begun? { LongerBody::Begun } else { LongerBody::Refused };
+    Some(ShownBody { bytes_max: bytes_max?, longer, as_bytes: as_bytes? })
 }
 
 /// As Envoy waits.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    DeciderAddress, DescriptorValue, FixedAnswer, Guard, PathMatch, ServiceRule, Unanswered,
+    DeciderAddress, DescriptorValue, FixedAnswer, Guard, LongerBody, PathMatch, ServiceRule,
+    ShownBody, Unanswered,
 };
 
 use crate::service_policies::{check_refusals_of, policy};
@@ -21,6 +22,8 @@ fn reads_the_documented_authorization_with_all_its_parts() {
     assert_eq!(rule.requests[0].methods, ["POST"]);
     assert_eq!(rule.headers.unwrap(), ["authorization", "x-request-id"]);
     assert_eq!(rule.context, [("policy".to_owned(), "writers".to_owned())]);
+    let body = ShownBody { bytes_max: 16384, longer: LongerBody::Refused, as_bytes: false };
+    assert_eq!(rule.body, Some(body));
 }
 
 #[test]
@@ -36,6 +39,16 @@ fn what_is_not_said_is_as_envoy_has_it() {
     assert_eq!(rule.decider.timeout, Duration::from_millis(200));
     assert_eq!(rule.decider.unanswered, Unanswered::Deny);
     assert_eq!((rule.headers, rule.requests.len(), rule.context.len()), (None, 0, 0));
+    assert_eq!(rule.body, None);
+    for (body, bytes_max, longer, as_bytes) in [
+        ("{}", 65536, LongerBody::Refused, false),
+        ("{maxBytes: 1, allowPartial: true, asBytes: true}", 1, LongerBody::Begun, true),
+    ] {
+        let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
+        let rule = of("ExternalAuthorization", &spec).rule;
+        let Some(Guard::Authorization(rule)) = rule.guard() else { panic!("no guard") };
+        assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, as_bytes }));
+    }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \
                 descriptors: [{entries: [{key: k, from: path}]}]}}";
@@ -80,7 +93,10 @@ fn refuses_what_cannot_be_asked() {
         "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [\"a b\"]}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [a, A]}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", context: [a]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", tokens: true}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", body: true}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {maxBytes: 1048577}}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {allowPartial: 1, asBytes: yes}}",
         "{url: \"http://a:1\"}",
     ];
     check_refusals_of(
@@ -99,7 +115,11 @@ fn refuses_what_cannot_be_asked() {
         spec.headers[0]: "a b" is not the name of a header; use letters, digits and `-`
         spec.headers[1]: is listed twice; remove one of the two
         spec.context: is a list, not a map; write `NAME: TEXT`
-        spec.body: is not a field that is known here; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers` or `context`
+        spec.tokens: is not a field that is known here; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
+        spec.body: is true, not a map; write a map, such as {key: value}
+        spec.body.maxBytes: 1048577 is out of range; use a number from 1 to 1048576
+        spec.body.allowPartial: 1 is neither true nor false; use true or false
+        spec.body.asBytes: "yes" is neither true nor false; use true or false
         spec.targetRefs: is missing; add `targetRefs`
     "#]],
     );

@@ -31,7 +31,13 @@ fn plan(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
 }
 
 fn authorization(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
-    let rule = Authorization { decider: decider(), requests, headers: None, context: Vec::new() };
+    let rule = Authorization {
+        decider: decider(),
+        requests,
+        headers: None,
+        context: Vec::new(),
+        body: None,
+    };
     let policy = policy(ServicePolicyKind::ExternalAuthorization, name);
     PortGuard { policy, guard: Guard::Authorization(Box::new(rule)) }
 }

@@ -1,4 +1,5 @@
-// Command authorizer is an authorization service of Envoy's kind: it lets in who shows the key.
+// Command authorizer is an authorization service of Envoy's kind: it lets in who shows the key, and
+// no body that says please.
 package main
 
 import (
@@ -29,20 +30,31 @@ func header(key, value string, appended bool) *core.HeaderValueOption {
 	}
 }
 
-// Check tells the application who asks, and clients without the key what they lack.
+func denied(code kinds.StatusCode, body string, headers ...*core.HeaderValueOption) *auth.CheckResponse {
+	return &auth.CheckResponse{
+		Status: &status.Status{Code: int32(codes.PermissionDenied)},
+		HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
+			Status:  &kinds.HttpStatus{Code: code},
+			Headers: headers,
+			Body:    body,
+		}},
+	}
+}
+
+// Check tells the application who asks, clients without the key what they lack, and all others what
+// was seen of their bodies.
 func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.CheckResponse, error) {
 	attributes := question.GetAttributes()
 	http := attributes.GetRequest().GetHttp()
 	if http.GetHeaders()["x-key"] != "open sesame" {
-		return &auth.CheckResponse{
-			Status: &status.Status{Code: int32(codes.PermissionDenied)},
-			HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
-				Status:  &kinds.HttpStatus{Code: kinds.StatusCode_Unauthorized},
-				Headers: []*core.HeaderValueOption{header("www-authenticate", "Key", false)},
-				Body:    "no key for " + http.GetMethod() + " " + http.GetPath(),
-			}},
-		}, nil
+		body := "no key for " + http.GetMethod() + " " + http.GetPath()
+		return denied(kinds.StatusCode_Unauthorized, body, header("www-authenticate", "Key", false)), nil
 	}
+	if strings.Contains(http.GetBody(), "please") {
+		return denied(kinds.StatusCode_Forbidden, "no please"), nil
+	}
+	seen := fmt.Sprintf("%q %q %d %q", http.GetBody(), http.GetRawBody(), http.GetSize(),
+		http.GetHeaders()["x-envoy-auth-partial-body"])
 	told := strings.Join([]string{
 		attributes.GetSource().GetPrincipal(),
 		attributes.GetDestination().GetPrincipal(),
@@ -51,9 +63,11 @@ func (authorizer) Check(_ context.Context, question *auth.CheckRequest) (*auth.C
 	return &auth.CheckResponse{
 		Status: &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: &auth.OkHttpResponse{
-			Headers:              []*core.HeaderValueOption{header("x-told", told, false)},
-			HeadersToRemove:      []string{"x-key"},
-			ResponseHeadersToAdd: []*core.HeaderValueOption{header("x-authorized", "yes", false)},
+			Headers:         []*core.HeaderValueOption{header("x-told", told, false)},
+			HeadersToRemove: []string{"x-key"},
+			ResponseHeadersToAdd: []*core.HeaderValueOption{
+				header("x-authorized", "yes", false), header("x-seen", seen, false),
+			},
 		}},
 	}, nil
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, ClaimHeader, Decider, DeciderAddress, Descriptor, DescriptorEntry,
-    DescriptorValue, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, PortGuard,
-    Required, Server, Unanswered,
+    DescriptorValue, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation,
+    LongerBody, PortGuard, Required, Server, ShownBody, Unanswered,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -19,12 +19,14 @@ use crate::resource::guard;
 pub(super) fn guards() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
     let headers = prop::option::of(vec("x-[a-z]{1,5}", 0..3));
     let context = vec(("[a-z]{1,3}", ".{0,5}"), 0..3);
-    let rule = (decider(), vec(request(), 0..3), headers, context).prop_map(
-        |(decider, requests, headers, context)| {
-            let rule = Authorization { decider, requests, headers, context };
+    let longer = prop_oneof![Just(LongerBody::Refused), Just(LongerBody::Begun)];
+    let body = (1..=ShownBody::BYTES_MAX, longer, any::<bool>())
+        .prop_map(|(bytes_max, longer, as_bytes)| ShownBody { bytes_max, longer, as_bytes });
+    let rule = (decider(), vec(request(), 0..3), headers, context, prop::option::of(body))
+        .prop_map(|(decider, requests, headers, context, body)| {
+            let rule = Authorization { decider, requests, headers, context, body };
             Guard::Authorization(Box::new(rule))
-        },
-    );
+        });
     let rule = prop_oneof![rule, tokens().prop_map(|rule| Guard::Tokens(Box::new(rule)))];
     let guard = (policy(), rule).prop_map(|(policy, guard)| PortGuard { policy, guard });
     btree_map(1u16.., vec(guard, 1..3), 0..3)
@@ -120,6 +122,11 @@ fn a_guard_that_is_not_understood_lets_nobody_in() {
     assert_eq!(wire(None).unwrap_err().field, "guards[0].guard");
     assert!(asked(rule(Some(decider()))).is_ok());
     let upper = proto::HeaderNames { names: vec!["A".to_owned()] };
+    let body = |bytes_max| {
+        let body = Some(proto::ShownBody { bytes_max, ..Default::default() });
+        proto::Authorization { body, ..rule(Some(decider())) }
+    };
+    assert!(asked(body(1)).is_ok());
     for (wrong, field) in [
         (rule(None), "decider"),
         (rule(Some(proto::Decider { at: None, ..decider() })), "decider.at"),
@@ -132,6 +139,8 @@ fn a_guard_that_is_not_understood_lets_nobody_in() {
             proto::Authorization { headers: Some(upper), ..rule(Some(decider())) },
             "headers.names[0].header",
         ),
+        (body(0), "body.bytes_max"),
+        (body(ShownBody::BYTES_MAX + 1), "body.bytes_max"),
     ] {
         let invalid = asked(wrong).unwrap_err();
         assert_eq!(invalid.field, format!("guards[0].authorization.{field}"));

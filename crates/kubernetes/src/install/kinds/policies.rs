@@ -202,6 +202,11 @@ fn global_limit() -> Value {
 }
 
 pub(super) fn external_authorization() -> Value {
+    let body = object([
+        ("maxBytes", integer(1, 1_048_576)),
+        ("allowPartial", boolean()),
+        ("asBytes", boolean()),
+    ]);
     unless(
         object([
             ("targetRefs!", target_refs()),
@@ -212,6 +217,7 @@ pub(super) fn external_authorization() -> Value {
             ("matches", some(request_match(), 256)),
             ("headers", list(text(256), 64)),
             ("context", map(text(4096), 32)),
+            ("body", about(body, "How much of bodies the service is shown; nothing without it.")),
         ]),
         &[ONE_DECIDER],
     )

@@ -14,6 +14,7 @@ use super::Exchange;
 use super::shown::Claimed;
 use crate::decider::{NoAnswer, ask, authorization, limit};
 use crate::error::Failure;
+use crate::http::ahead::Excerpt;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
 use crate::session::Entrance;
@@ -90,19 +91,34 @@ impl Exchange<'_, '_> {
     }
 
     async fn consult(
-        &self,
+        &mut self,
         guards: &PortGuards,
         (asked, port): (Told<'_>, u16),
         bound: &Bound,
     ) -> Result<Changes, Failure> {
         let mut changes = Changes::default();
         let (view, _) = asked;
+        let mut beginning = None;
         for rule in guards.authorizations(view) {
-            changes.take(self.authorized_by(rule, (asked, port), bound).await?);
+            let excerpt = match rule.rule.body {
+                // Boxed, so that the others need no room for it.
+                Some(body) => {
+                    Box::pin(self.read_ahead((rule, body), &mut beginning, bound)).await?
+                }
+                None => None,
+            };
+            changes.take(self.authorized_by(rule, (asked, port), bound, excerpt).await?);
         }
         let asking = Asking { account: self.caller(), address: self.session.peer.ip() };
         for (rule, described) in guards.limits(view, asking) {
             changes.take(self.admitted_by(rule, described, view).await?);
+        }
+        if let Some(beginning) = beginning {
+            self.body.begin_with(beginning);
+            if self.request.head.expect_continue {
+                // The client was told to go on: nobody need tell it again.
+                changes.request.remove.push("expect".to_owned());
+            }
         }
         Ok(changes)
     }
@@ -113,6 +129,7 @@ impl Exchange<'_, '_> {
         rule: &CompiledAuthorization,
         ((view, edits), port): (Told<'_>, u16),
         bound: &Bound,
+        excerpt: Option<Excerpt>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
         let plan = &bound.scene.plans.snapshot.plan;
@@ -125,7 +142,7 @@ impl Exchange<'_, '_> {
             server: &server,
             service: plan.served.get(&port),
         };
-        let question = authorization::question(rule, (self.request, view, edits), &ends);
+        let question = authorization::question(rule, (self.request, view, edits), &ends, excerpt);
         let question = (authorization::METHOD, question);
         let read = |answer| authorization::verdict(answer, view);
         match ask(worker, &rule.rule.decider, question, read).await {

@@ -1,0 +1,405 @@
+//! Bodies that an authorization service is shown.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    Access, LongerBody, Plaintext, RetryRule, RouteRule, RuleActions, ShownBody, WorkloadPlan,
+    WorkloadPort,
+};
+use leno_telemetry::Gauge;
+
+use super::super::protobuf::HttpRequest;
+use super::*;
+use crate::tests::fixture::{Answer, End, plan, settled};
+use crate::tests::http2;
+use crate::tests::routes::{routed, rule};
+
+const TEXT: ShownBody = ShownBody { bytes_max: 8, longer: LongerBody::Refused, as_bytes: false };
+const BEGUN: ShownBody = ShownBody { longer: LongerBody::Begun, ..TEXT };
+const BYTES: ShownBody = ShownBody { as_bytes: true, ..TEXT };
+
+fn shown(decider: Decider, body: ShownBody) -> PortGuard {
+    guard(Authorization { body: Some(body), ..authorization(decider) })
+}
+
+/// What the service heard of a request, and whether it was told that this is not all of a body.
+fn heard(asked: &Asked) -> (HttpRequest, Option<String>) {
+    let http = asked.checks().pop().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
+    let mut told = http.headers.iter().filter(|it| it.key == "x-envoy-auth-partial-body");
+    let partial = told.next().map(|it| it.value.clone());
+    assert!(told.next().is_none(), "told once");
+    (http, partial)
+}
+
+/// Denies a body with `no` in it.
+fn by_body(question: &[u8]) -> Option<Vec<u8>> {
+    let question = CheckRequest::decode(question).unwrap();
+    let http = question.attributes.unwrap().request.unwrap().http.unwrap();
+    Some(if http.body.contains("no") { denied() } else { allowed() })
+}
+
+fn post(body: &str) -> String {
+    let length = body.len();
+    format!("POST /ratings/1 HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+#[test]
+fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Deny), TEXT)], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(&post("yes")).await.status, 200);
+        let (http, partial) = heard(&asked);
+        assert_eq!((http.body.as_str(), http.size, partial.as_deref()), ("yes", 3, Some("false")));
+        assert!(http.raw_body.is_empty());
+        // Nothing before the last byte is asked about, in chunks neither, and trailers go on.
+        const CHUNKED: &str = "POST /ratings/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\
+                               x-envoy-auth-partial-body: true\r\n\r\n";
+        client.send(CHUNKED).await;
+        for piece in ["1\r\na\r\n", "2\r\nbc\r\n", "5\r\ndefgh\r\n", "0\r\nx-sum: 8\r\n\r\n"] {
+            assert_eq!(asked.questions.borrow().len(), 1);
+            client.send(piece).await;
+            settled(|| asked.questions.borrow().len()).await;
+        }
+        assert_eq!(client.answer().await.status, 200);
+        let (http, partial) = heard(&asked);
+        let told = (http.body.as_str(), http.size, partial.as_deref());
+        assert_eq!(told, ("abcdefgh", 8, Some("false")));
+        // Without a body nothing is shown, whatever the client says.
+        let bare = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-envoy-auth-partial-body: true\r\n\r\n";
+        assert_eq!(client.ask(bare).await.status, 200);
+        let (http, partial) = heard(&asked);
+        assert_eq!((http.body.as_str(), http.size, partial), ("", -1, None));
+
+        let requests = app.requests();
+        let bodies: Vec<&str> = requests.iter().map(Answer::text).collect();
+        assert_eq!(bodies, ["yes", "abcdefgh", ""]);
+        assert_eq!(requests[1].trailers, "x-sum: 8");
+        assert_eq!(requests[0].field("x-user"), Some("ann"));
+        // A denied one does not get there, and its connection goes on.
+        let answer = client.ask(&post("no")).await;
+        assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(client.ask(&post("yes")).await.status, 200);
+        assert_eq!(app.requests().len(), 4);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
+    });
+}
+
+#[test]
+fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Allow), TEXT)], Vec::new());
+        // One that says so is not waited for, nor told to go on.
+        const SAYS: &str = "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+                            content-length: 9\r\n\r\n";
+        const TELLS: &str = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                             5\r\nabcde\r\n4\r\nfghi\r\n";
+        for request in [SAYS, TELLS] {
+            let mut client = Client::connect(mesh.door).await;
+            let answer = client.ask(request).await;
+            assert_eq!(answer.verdict(), (413, Some("body-too-large")));
+            assert!(answer.text().contains("ExternalAuthorization bookinfo/ask"), "{answer:?}");
+            assert_eq!(client.end().await, End::Clean);
+        }
+        assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
+        until(|| mesh.server.failures() == [("body-too-large", 2)].into()).await;
+    });
+}
+
+/// An application of HTTP/2 that says again what it hears.
+async fn echo() -> Application {
+    http2::application(|request, mut respond| async move {
+        let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
+        let (heard, _) = http2::whole(request.into_body()).await;
+        http2::send(&mut stream, heard.into(), true).await;
+    })
+    .await
+}
+
+#[test]
+fn a_call_whose_message_is_longer_hears_of_it_in_its_own_words() {
+    run(async {
+        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Allow), TEXT)], Vec::new());
+        let mut client = http2::connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
+        http2::send(&mut stream, Bytes::from_static(b"too long a message"), false).await;
+        let response = response.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), response.headers()["grpc-status"].as_bytes()),
+            (200, &b"8"[..])
+        );
+        assert!(asked.questions.borrow().is_empty());
+    });
+}
+
+#[test]
+fn a_service_may_decide_by_the_beginning() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Deny), BEGUN)], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        for (body, told, partial) in [
+            ("yes", "yes", "false"),
+            ("12345678", "12345678", "false"),
+            ("123456789", "12345678", "true"),
+            // A character is not cut in two.
+            ("1234567\u{e9}", "1234567", "true"),
+        ] {
+            assert_eq!(client.ask(&post(body)).await.status, 200);
+            let (http, is_partial) = heard(&asked);
+            assert_eq!((http.body.as_str(), is_partial.as_deref()), (told, Some(partial)));
+            assert_eq!(http.size, i64::try_from(body.len()).unwrap());
+            assert_eq!(app.requests().last().unwrap().text(), body);
+        }
+        // Once there is enough, the rest is not waited for.
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+        client.send("8\r\n12345678\r\n").await;
+        until(|| asked.questions.borrow().len() == 5).await;
+        let (http, partial) = heard(&asked);
+        assert_eq!((http.size, partial.as_deref()), (-1, Some("true")));
+        client.send("2\r\nno\r\n0\r\n\r\n").await;
+        assert_eq!(client.answer().await.status, 200);
+        assert_eq!(app.requests().last().unwrap().text(), "12345678no");
+        // What is denied is answered, though its body is under way.
+        let begun = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nno, no, no";
+        let answer = client.ask(begun).await;
+        assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(client.end().await, End::Clean);
+    });
+}
+
+#[test]
+fn a_call_that_waits_for_an_answer_is_asked_about_in_time() {
+    run(async {
+        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
+        let asked = Asked::answering(by_body).await;
+        let soon = Duration::from_secs(2);
+        let decider = Decider { timeout: soon, ..asked.decider(Unanswered::Deny) };
+        mesh.guard(vec![shown(decider, BEGUN)], Vec::new());
+        let mut client = http2::connect(mesh.door).await;
+        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
+        http2::send(&mut stream, Bytes::from_static(b"hey"), false).await;
+        let response = response.await.unwrap();
+        let (http, partial) = heard(&asked);
+        assert_eq!((http.body.as_str(), partial.as_deref()), ("hey", Some("true")));
+        http2::send(&mut stream, Bytes::from_static(b", more"), true).await;
+        assert_eq!(http2::whole(response.into_body()).await.0, b"hey, more");
+    });
+}
+
+#[test]
+fn bytes_are_shown_as_they_are_and_text_as_text() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        let odd = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
+        for (body, text, bytes) in [(BYTES, "", &b"a\xffb"[..]), (TEXT, "a\u{fffd}b", b"")] {
+            mesh.guard(vec![shown(asked.decider(Unanswered::Deny), body)], Vec::new());
+            let mut client = Client::connect(mesh.door).await;
+            client.send(odd.concat()).await;
+            assert_eq!(client.answer().await.status, 200);
+            let (http, _) = heard(&asked);
+            assert_eq!((http.body.as_str(), &*http.raw_body), (text, bytes));
+            assert_eq!(app.requests().pop().unwrap().body, b"a\xffb");
+        }
+    });
+}
+
+#[test]
+fn a_client_that_waits_for_a_word_is_told_to_go_on() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Deny), TEXT)], Vec::new());
+        const EXPECT: &str =
+            "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n";
+        let mut client = Client::connect(mesh.door).await;
+        for (body, status) in [("yes", 200), ("no!", 401)] {
+            assert_eq!(client.ask(EXPECT).await.status, 100);
+            assert_eq!(client.ask(body).await.status, status);
+        }
+        let [request] = &app.requests()[..] else { panic!("one request") };
+        // It was told already: twice would be once too often.
+        assert_eq!((request.text(), request.field("expect")), ("yes", None));
+    });
+}
+
+#[test]
+fn a_client_that_is_slow_does_not_get_around_the_question() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mut setup = Setup::default();
+        setup.limits.body_stall_timeout = Duration::from_millis(100);
+        let mesh = Mesh::new(app.address, setup).await;
+        let asked = Asked::answering(by_body).await;
+        // It must be the server that gives up, not the client's sidecar.
+        let at = mesh.inbound;
+        let decider =
+            Decider { timeout: Duration::from_millis(10), ..asked.decider(Unanswered::Allow) };
+        for body in [TEXT, BEGUN] {
+            take_plaintext(&mesh, vec![shown(decider.clone(), body)]);
+            // What calls itself one of gRPC is none where HTTP/1.1 is spoken.
+            for kind in ["text/plain", "application/grpc"] {
+                let begun = format!(
+                    "POST / HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 3\r\n\r\nab"
+                );
+                let mut client = Client::connect(at).await;
+                let answer = client.ask(&begun).await;
+                assert_eq!(answer.verdict(), (408, Some("body-stalled")));
+                assert_eq!(client.end().await, End::Clean);
+            }
+        }
+        assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
+        // One that goes away is not asked about either.
+        let mut client = Client::connect(at).await;
+        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+        drop(client);
+        until(|| mesh.server.failures().contains_key("downstream-closed")).await;
+        assert!(asked.questions.borrow().is_empty());
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
+    });
+}
+
+#[test]
+fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Allow), TEXT)], Vec::new());
+        let ahead = mesh.server.worker.deciders.ahead.clone();
+        ahead.all.set(16 << 20);
+        let mut client = Client::connect(mesh.door).await;
+        let answer = client.ask(&post("yes")).await;
+        assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
+        assert_eq!(counted(&mesh, Count::AuthorizationUnanswered), 1);
+        ahead.all.set(0);
+        assert_eq!(Client::connect(mesh.door).await.ask(&post("yes")).await.status, 200);
+    });
+}
+
+/// The server takes those without a sidecar as well.
+fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
+    let protocol = mesh.setup.protocol;
+    let port = mesh.server.port;
+    let ports = vec![WorkloadPort { name: None, port, protocol }];
+    mesh.server.know(
+        WorkloadPlan {
+            ports,
+            served: BTreeMap::from([(port, service())]),
+            plaintext: Plaintext::Accept,
+            guards: [(port, guards)].into(),
+            ..plan("ratings", Access::Permissive)
+        },
+        Vec::new(),
+    );
+}
+
+#[test]
+fn those_without_a_sidecar_are_asked_about_in_either_version() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        let whole = ShownBody { bytes_max: ShownBody::BYTES_MAX, ..TEXT };
+        take_plaintext(&mesh, vec![shown(asked.decider(Unanswered::Deny), whole)]);
+        // Longer than what any window or buffer holds at once.
+        let long = "abcdefg ".repeat(100_000);
+        let mut client = Client::connect(mesh.inbound).await;
+        for (body, status) in [("yes", 200), ("no", 401), (&*long, 200), ("yes", 200)] {
+            assert_eq!(client.ask(&post(body)).await.status, status);
+        }
+        assert_eq!(heard(&asked).0.body, "yes");
+        let bodies: Vec<usize> = app.requests().iter().map(|it| it.body.len()).collect();
+        assert_eq!(bodies, [3, long.len(), 3]);
+        assert!(app.requests()[1].text() == long);
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
+
+        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
+        take_plaintext(&mesh, vec![shown(asked.decider(Unanswered::Deny), whole)]);
+        let mut client = http2::connect(mesh.inbound).await;
+        for (body, status) in [("yes", 200), ("no", 401), (&*long, 200)] {
+            let request = http::Request::post("http://ratings/1").body(()).unwrap();
+            let (response, mut stream) = client.send_request(request, false).unwrap();
+            http2::send(&mut stream, body.to_owned().into(), true).await;
+            let response = response.await.unwrap();
+            assert_eq!(response.status(), status);
+            assert!(heard(&asked).0.body == body);
+            let (said, _) = http2::whole(response.into_body()).await;
+            assert!(status == 401 || said == body.as_bytes());
+        }
+        assert_eq!(mesh.server.worker.deciders.ahead.all.get(), 0);
+    });
+}
+
+#[test]
+fn each_attempt_is_asked_about_with_its_body() {
+    run(async {
+        const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
+        let first = Cell::new(true);
+        let app = Application::answering(move |_| {
+            if first.replace(false) { BUSY.to_owned() } else { OK.to_owned() }
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Deny), TEXT)], Vec::new());
+        let retry = RetryRule { codes: vec![503], attempts: 1, backoff: Duration::from_millis(1) };
+        let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
+        let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
+        mesh.client_knows(routed(&mesh, vec![rule]));
+        assert_eq!(Client::connect(mesh.door).await.ask(&post("yes")).await.text(), "ok");
+        assert_eq!(asked.questions.borrow().len(), 2);
+        assert_eq!(heard(&asked).0.body, "yes");
+        assert!(app.requests().iter().all(|it| it.text() == "yes") && app.requests().len() == 2);
+    });
+}
+
+#[test]
+fn services_of_several_policies_see_as_much_as_each_may() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let [none, few, all] = [
+            Asked::answering(by_body).await,
+            Asked::answering(by_body).await,
+            Asked::answering(by_body).await,
+        ];
+        let guards = vec![
+            guard(authorization(none.decider(Unanswered::Deny))),
+            shown(few.decider(Unanswered::Deny), ShownBody { bytes_max: 2, ..BEGUN }),
+            shown(all.decider(Unanswered::Deny), TEXT),
+        ];
+        mesh.guard(guards, Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(&post("abcd")).await.status, 200);
+        let told = [&none, &few, &all].map(|asked| {
+            let (http, partial) = heard(asked);
+            (http.body, partial)
+        });
+        let said =
+            |body: &str, partial: Option<&str>| (body.to_owned(), partial.map(str::to_owned));
+        assert_eq!(told, [said("", None), said("ab", Some("true")), said("abcd", Some("false"))]);
+        assert_eq!(app.requests()[0].text(), "abcd");
+        // What waits for its body has no place at the application meanwhile.
+        mesh.guard(vec![shown(all.decider(Unanswered::Deny), TEXT)], vec![at_once("x", 1)]);
+        let mut slow = Client::connect(mesh.door).await;
+        slow.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
+        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        assert_eq!(client.ask(&post("abcd")).await.status, 200);
+        slow.send("bc").await;
+        assert_eq!(slow.answer().await.status, 200);
+    });
+}

@@ -1,0 +1,94 @@
+//! Memory that bodies take while they are ahead: bounded for all of a data thread, and shared by its
+//! clients.
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::Unread;
+
+/// What bodies of one data thread take.
+#[derive(Default)]
+pub(crate) struct Taken {
+    pub(crate) all: Cell<usize>,
+    /// What of it each client takes that takes any.
+    each: RefCell<FxHashMap<IpAddr, usize>>,
+}
+
+/// What one body takes.
+pub(super) struct Room {
+    own: usize,
+    client: IpAddr,
+    taken: Rc<Taken>,
+}
+
+impl Room {
+    pub(super) fn new(taken: Rc<Taken>, client: IpAddr) -> Self {
+        Self { own: 0, client, taken }
+    }
+
+    /// A client may have as much as it leaves for others: one that sends slowly, and much, denies
+    /// nobody else.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Unread> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut each = self.taken.each.borrow_mut();
+        let share = each.get(&self.client).map_or(0, |share| *share).saturating_add(bytes);
+        let all = self.taken.all.get().saturating_add(bytes);
+        if share > AHEAD_BYTES_MAX.saturating_sub(all) {
+            return Err(Unread::NoRoom);
+        }
+        each.insert(self.client, share);
+        self.taken.all.set(all);
+        self.own += bytes;
+        Ok(())
+    }
+
+    pub(super) fn give(&mut self, bytes: usize) {
+        self.own -= bytes;
+        self.taken.all.set(self.taken.all.get() - bytes);
+        let mut each = self.taken.each.borrow_mut();
+        if let Some(share) = each.get_mut(&self.client) {
+            *share -= bytes;
+            if *share == 0 {
+                each.remove(&self.client);
+            }
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.give(self.own);
+    }
+}
+
+/// What bodies of one data thread may be ahead by together: 256 bodies of the default limit, as many
+/// as questions may be under way. Of one client alone it is half of that.
+const AHEAD_BYTES_MAX: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_takes_no_more_than_it_leaves_for_others() {
+        let taken: Rc<Taken> = Rc::default();
+        let of = |last: u8| Room::new(taken.clone(), IpAddr::from([10, 0, 0, last]));
+        let (mut one, mut again, mut other) = (of(1), of(1), of(2));
+        assert!(one.take(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(again.take(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(matches!(again.take(1), Err(Unread::NoRoom)));
+        assert!(other.take(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(matches!(other.take(1), Err(Unread::NoRoom)));
+        // What goes on makes room, for its own client first.
+        one.give(AHEAD_BYTES_MAX / 4);
+        assert!(again.take(1).is_ok() && other.take(1).is_ok());
+        drop((one, again, other));
+        assert_eq!(taken.all.get(), 0);
+        assert!(taken.each.borrow().is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! The station where the beginning of a body is read, for an authorization service to see.
+
+use leno_model::{LongerBody, Reason, ShownBody};
+use leno_telemetry::Count;
+use leno_traffic::guard::CompiledAuthorization;
+use leno_wire::http1::BodyLength;
+
+use super::Exchange;
+use crate::error::{Failure, downstream_reason};
+use crate::http::ahead::{Beginning, Excerpt, Unread, Until};
+use crate::http::route::{Bound, Destination};
+use crate::patience::finished_within;
+
+impl Exchange<'_, '_> {
+    /// What a service is shown of the body, which is read as far as that takes; `beginning` has what
+    /// was read before. Nothing of what there never was, and of what is said in another protocol.
+    pub(super) async fn read_ahead(
+        &mut self,
+        (rule, shown): (&CompiledAuthorization, ShownBody),
+        beginning: &mut Option<Beginning>,
+        bound: &Bound,
+    ) -> Result<Option<Excerpt>, Failure> {
+        if self.body.is_empty() || self.request.upgrade {
+            return Ok(None);
+        }
+        let most = usize::try_from(shown.bytes_max).unwrap_or(usize::MAX);
+        let is_refused = shown.longer == LongerBody::Refused;
+        let too_large =
+            || Err(Failure { policy: Some(rule.ruling()), ..Reason::BodyTooLarge.into() });
+        if let BodyLength::Known(length) = self.request.head.body
+            && is_refused
+            && length > u64::from(shown.bytes_max)
+        {
+            return too_large();
+        }
+        if beginning.is_none() && self.request.head.expect_continue {
+            // It waits with its body for a word of the application, which has not been asked yet.
+            self.responder.go_on().await.map_err(|_| Reason::DownstreamClosed)?;
+        }
+        let (worker, client) = (&self.session.worker, self.session.peer.ip());
+        let beginning =
+            beginning.get_or_insert_with(|| Beginning::new(worker.deciders.ahead.clone(), client));
+        let until = if is_refused { Until::Known(most) } else { Until::Filled(most) };
+        let is_asked_early = !is_refused && self.is_call(bound);
+        let limit = match is_asked_early {
+            true => rule.rule.decider.timeout,
+            false => worker.config.limits.body_stall_timeout,
+        };
+        let read = match finished_within(limit, beginning.read(self.body, until)).await {
+            Some(read) => read,
+            None if is_asked_early => Ok(()),
+            // A client that is slow must not get around the question: nothing less will do.
+            None => return Err(Reason::BodyStalled.into()),
+        };
+        match read {
+            Ok(()) if is_refused && beginning.len() > most => too_large(),
+            Ok(()) => Ok(Some(beginning.excerpt(most))),
+            Err(Unread::Broken(error)) => Err(downstream_reason(&error).into()),
+            Err(Unread::NoRoom) => {
+                // Clients together must not get around the question either.
+                worker.shard.add(Count::AuthorizationUnanswered, 1);
+                let policy = Some(rule.ruling());
+                Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
+            }
+        }
+    }
+
+    /// Whether it is a call of gRPC, which may say nothing more before it is answered. What only says so
+    /// is none: an application of HTTP/1.1 may not mind the content type.
+    fn is_call(&self, bound: &Bound) -> bool {
+        match &bound.destination {
+            Destination::Application(application) => {
+                application.takes_calls() && self.request.is_grpc()
+            }
+            Destination::Endpoints(_) | Destination::Redirected(_) => false,
+        }
+    }
+}
