@@ -51,7 +51,7 @@ fn route_among(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
 // Against ten policies, three of which name the peer: the last of them allows it, or none does.
 #[library_benchmark]
 #[bench::allowed(args = (access("/reviews/42"), asked("/reviews/42")), config = measured(1_221))]
-#[bench::denied(args = (access("/reports/42"), asked("/reports/42")), config = measured(1_345))]
+#[bench::denied(args = (access("/reports/42"), asked("/reports/42")), config = measured(1_144))]
 fn authorize(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());

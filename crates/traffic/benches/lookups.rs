@@ -29,8 +29,8 @@ use self::asked::{Asked, DRAW};
 use self::many::{
     Coming, Judged, OUTSIDE, PORT, Sent, Visited, account, at_a_place, caller, carrying,
     expressions, faults, in_the_shop, lanes, limits, limits_below, limits_of_callers, named,
-    openings, openings_by_address, outlets, policies, policies_of_peers, routes, targets,
-    tls_routes, to_host,
+    openings, openings_by_address, outlets, policies, policies_of_peers, routes, shared_policies,
+    targets, tls_routes, to_host,
 };
 use self::measure::measured;
 
@@ -40,7 +40,7 @@ type Asking = (Asked, ServiceAccount);
 // Routes that have one path, and differ by the exact value of a header.
 #[library_benchmark]
 #[bench::of_10(args = (routes(10), carrying(10)), config = measured(2_821))]
-#[bench::of_10000(args = (routes(10_000), carrying(10_000)), config = measured(1_065))]
+#[bench::of_10000(args = (routes(10_000), carrying(10_000)), config = measured(1_042))]
 fn route_by_header(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
     let choice = routes.choose(&asked.view(), black_box(DRAW));
     assert!(matches!(black_box(choice), RouteChoice::To { .. }));
@@ -60,9 +60,20 @@ fn route_by_regex(routes: PortRoutes, asked: Asked) -> (PortRoutes, Asked) {
 
 // Access policies that allow one exact path each to the peer.
 #[library_benchmark]
-#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(965))]
-#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(890))]
+#[bench::of_10(args = (policies(10, PolicyAction::Allow), at_a_place(10)), config = measured(934))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Allow), at_a_place(10_000)), config = measured(676))]
 fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
+    let (access, permit) = &judged;
+    let decision = access.request(permit, &asked.view());
+    assert!(black_box(decision).is_ok());
+    (judged, asked)
+}
+
+// Access policies that allow one exact path each, half of them to the peer.
+#[library_benchmark]
+#[bench::of_10(args = (shared_policies(10), at_a_place(10)), config = measured(614))]
+#[bench::of_10000(args = (shared_policies(10_000), at_a_place(10_000)), config = measured(834))]
+fn shared_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
     assert!(black_box(decision).is_ok());
@@ -72,7 +83,7 @@ fn access_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
 // Access policies that deny one exact path each to the peer.
 #[library_benchmark]
 #[bench::of_10(args = (policies(10, PolicyAction::Deny), at_a_place(10)), config = measured(1_538))]
-#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_325))]
+#[bench::of_10000(args = (policies(10_000, PolicyAction::Deny), at_a_place(10_000)), config = measured(1_121))]
 fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -82,8 +93,8 @@ fn denying_policy(judged: Judged, asked: Asked) -> (Judged, Asked) {
 
 // Ingress backends that open one exact path each.
 #[library_benchmark]
-#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(935))]
-#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(857))]
+#[bench::of_10(args = (openings(10), at_a_place(10)), config = measured(900))]
+#[bench::of_10000(args = (openings(10_000), at_a_place(10_000)), config = measured(614))]
 fn opening(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -103,7 +114,7 @@ fn peer((access, peer): Coming) -> Coming {
 
 // Ingress backends that let one address each in: once for a connection.
 #[library_benchmark]
-#[bench::of_10(args = (openings_by_address(10)), config = measured(2_068))]
+#[bench::of_10(args = (openings_by_address(10)), config = measured(2_014))]
 #[bench::of_10000(args = (openings_by_address(10_000)), config = measured(2_553))]
 fn visitor((access, origin): Visited) -> Visited {
     let permit = access.visit((None, PORT), Some(black_box(origin.clone())));
@@ -113,8 +124,8 @@ fn visitor((access, origin): Visited) -> Visited {
 
 // Traffic targets that allow what is below one place each to the peer, by a regular expression.
 #[library_benchmark]
-#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_132))]
-#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(724))]
+#[bench::of_10(args = (targets(10), at_a_place(10)), config = measured(1_115))]
+#[bench::of_10000(args = (targets(10_000), at_a_place(10_000)), config = measured(671))]
 fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
     let (access, permit) = &judged;
     let decision = access.request(permit, &asked.view());
@@ -125,7 +136,7 @@ fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
 // A RateLimit whose rules are about one exact path each.
 #[library_benchmark]
 #[bench::of_10(args = (limits(10), at_a_place(10)), config = measured(1_561))]
-#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(1_186))]
+#[bench::of_10000(args = (limits(10_000), at_a_place(10_000)), config = measured(1_150))]
 fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
@@ -134,8 +145,8 @@ fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
 
 // The same, each about what is below one place in a shop.
 #[library_benchmark]
-#[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = measured(1_652))]
-#[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = measured(1_340))]
+#[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = measured(1_625))]
+#[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = measured(1_250))]
 fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit(PORT, (&asked.view(), None), now).is_ok());
@@ -145,7 +156,7 @@ fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
 // The same, each about one account.
 #[library_benchmark]
 #[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller(10))), config = measured(4_369))]
-#[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller(10_000))), config = measured(1_582))]
+#[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller(10_000))), config = measured(1_526))]
 fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
@@ -155,8 +166,8 @@ fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
 
 // A FaultInjection whose rules are about one exact path each, and which spares the request.
 #[library_benchmark]
-#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(738))]
-#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(504))]
+#[bench::of_10(args = (faults(10), (at_a_place(10), account())), config = measured(714))]
+#[bench::of_10000(args = (faults(10_000), (at_a_place(10_000), account())), config = measured(457))]
 fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
     let (asked, caller) = &asking;
     let injected = faults.inject(&asked.view(), caller, &mut || black_box(u64::MAX));
@@ -166,8 +177,8 @@ fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
 
 // Lanes, each for the exact value of a header.
 #[library_benchmark]
-#[bench::of_10(args = (lanes(10), carrying(10)), config = measured(3_218))]
-#[bench::of_10000(args = (lanes(10_000), carrying(10_000)), config = measured(966))]
+#[bench::of_10(args = (lanes(10), carrying(10)), config = measured(3_160))]
+#[bench::of_10000(args = (lanes(10_000), carrying(10_000)), config = measured(907))]
 fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
     let marks = lanes.mark(PORT, &asked.view(), &mut || black_box(DRAW));
     assert!(black_box(marks).rule.is_some());
@@ -212,6 +223,7 @@ library_benchmark_group!(
         route_by_header,
         route_by_regex,
         access_policy,
+        shared_policy,
         denying_policy,
         opening,
         peer,

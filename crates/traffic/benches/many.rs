@@ -168,6 +168,16 @@ pub(crate) fn policies(rules: usize, action: PolicyAction) -> Judged {
     judged(guarded((0..rules).map(rule).collect()))
 }
 
+/// Rules of an access policy that allow one path each, every other one to the peer.
+pub(crate) fn shared_policies(rules: usize) -> Judged {
+    let rule = |number| {
+        let peer = if number % 2 == deciding(rules) % 2 { account() } else { numbered(number) };
+        let requests = vec![at(PathMatch::Exact(format!("/place-{number}/7")))];
+        PolicyRule { requests, ..allowing(&peer, number) }
+    };
+    judged(guarded((0..rules).map(rule).collect()))
+}
+
 /// Rules of an access policy that allow one account each everything.
 pub(crate) fn policies_of_peers(rules: usize) -> Coming {
     let rule = |number| allowing(&numbered(number), number);

@@ -279,6 +279,11 @@ fn access_policy(bencher: Bencher<'_, '_>, rules: usize) {
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
+fn shared_policy(bencher: Bencher<'_, '_>, rules: usize) {
+    judge(bencher, many::shared_policies(rules), rules);
+}
+
+#[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn denying_policy(bencher: Bencher<'_, '_>, rules: usize) {
     judge(bencher, many::policies(rules, PolicyAction::Deny), rules);
 }

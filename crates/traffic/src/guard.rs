@@ -239,9 +239,11 @@ fn described(
         DescriptorValue::Client => asking.account.map(ToString::to_string),
         DescriptorValue::Address => Some(asking.address.to_canonical().to_string()),
     };
-    let entries = descriptor.entries.iter();
-    let entries = entries.map(|entry| Some((entry.key.clone(), value(&entry.value)?)));
-    Some(Described { entries: entries.collect::<Option<_>>()?, hits: descriptor.hits })
+    let mut entries = Vec::with_capacity(descriptor.entries.len());
+    for entry in &descriptor.entries {
+        entries.push((entry.key.clone(), value(&entry.value)?));
+    }
+    Some(Described { entries, hits: descriptor.hits })
 }
 
 /// Requests, any of which a rule is about; all when there are none.

@@ -19,9 +19,9 @@ pub(crate) use places::Places;
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
     columns: Box<[Column]>,
-    /// What the column of beginnings holds.
-    beginnings: Beginnings<Vec<usize>>,
-    /// Those that no column holds, in order.
+    /// The rules that demand a beginning of the path, in order, if some do.
+    beginnings: Option<Box<Beginnings<Vec<usize>>>>,
+    /// Those that nothing holds, in order.
     rest: Box<[usize]>,
     /// How many there are.
     rules: usize,
@@ -120,14 +120,17 @@ impl Lookup {
                 }
             }
         }
-        let mut beginnings = Beginnings::default();
-        let columns = chosen.into_iter().zip(columns).map(|(key, mut rules)| {
-            if *key == Key::Beginning {
-                beginnings = Beginnings::of(std::mem::take(&mut rules).into_iter());
+        let mut beginnings = None;
+        let mut others = Vec::new();
+        for (key, rules) in chosen.into_iter().zip(columns) {
+            match key {
+                Key::Beginning => {
+                    beginnings = Some(Box::new(Beginnings::of(rules.into_iter())));
+                }
+                key => others.push(Column { key: key.clone(), rules }),
             }
-            Column { key: key.clone(), rules }
-        });
-        Self { columns: columns.collect(), beginnings, rest: rest.into(), rules: rules.len() }
+        }
+        Self { columns: others.into(), beginnings, rest: rest.into(), rules: rules.len() }
     }
 
     /// The same, where they are so many that it is worth it: a few are sooner asked one after the other.
@@ -147,15 +150,11 @@ impl Lookup {
     ) -> Option<usize> {
         let mut best = usize::MAX;
         for column in &self.columns {
-            match &column.key {
-                Key::Beginning => self.beginnings.each(request.path, |held| {
-                    best = first_before(best, held, &fits);
-                }),
-                key => {
-                    debug_assert!(!matches!(key, Key::Namespace | Key::Account), "nobody is named");
-                    best = first_before(best, column.held(request), &fits);
-                }
-            }
+            debug_assert!(!matches!(column.key, Key::Namespace | Key::Account), "nobody is named");
+            best = first_before(best, column.held(request), &fits);
+        }
+        if let Some(beginnings) = &self.beginnings {
+            best = first_begun(beginnings, request.path, best, &fits);
         }
         best = first_before(best, &self.rest, &fits);
         (best != usize::MAX).then_some(best)
@@ -233,59 +232,26 @@ impl Lookup {
             None => {
                 for column in &self.columns {
                     match &column.key {
-                        Key::Beginning => {
-                            self.beginnings.each(sought.request.path, |held| take(held));
-                        }
                         Key::Namespace | Key::Account => take(column.held_by_caller(sought.caller)),
                         _ => take(column.held(sought.request)),
                     }
                 }
+                if let Some(beginnings) = &self.beginnings {
+                    beginnings.each(sought.request.path, |held| take(held));
+                }
             }
             Some(spelling) => {
                 for column in &self.columns {
-                    self.each_meant(column, (sought, spelling), &mut take);
+                    column.each_meant((sought, spelling), &mut take);
+                }
+                if let Some(beginnings) = &self.beginnings {
+                    for path in spelling.paths(sought.request.path) {
+                        beginnings.each(path, |held| take(held));
+                    }
                 }
             }
         }
         take(&self.rest);
-    }
-
-    /// Each list of a column by what the request may mean. Only what asks for the values of a header joined,
-    /// and in their case, is asked so.
-    #[inline(never)]
-    fn each_meant<'a>(
-        &'a self,
-        column: &'a Column,
-        (sought, spelling): (Sought<'_>, &Spelling),
-        take: &mut dyn FnMut(&'a [usize]),
-    ) {
-        let request = sought.request;
-        match &column.key {
-            Key::Path => spelling.paths(request.path).for_each(|path| take(column.of(path))),
-            Key::Beginning => {
-                let paths = spelling.paths(request.path);
-                paths.for_each(|path| self.beginnings.each(path, |held| take(held)));
-            }
-            Key::Header { name, .. } if **name == *":authority" => {
-                hosts(request.authority).for_each(|host| take(column.of(&host)));
-            }
-            Key::Header { name, repeated, folded } => {
-                debug_assert!(*repeated == Repeated::Joined && !folded, "{name} is compared so");
-                let joined = request.fields.find(name);
-                let values = joined.iter().flat_map(|joined| values(joined));
-                let held = values.map(|value| column.of(value)).filter(|held| !held.is_empty());
-                // A client may say the same thousands of times: it is asked once.
-                let mut taken = FxHashSet::default();
-                held.filter(|held| taken.insert(held.as_ptr())).for_each(take);
-            }
-            Key::Method => {
-                let meant = |text: &str| text.eq_ignore_ascii_case(request.method);
-                let held = column.rules.iter().filter(|(text, _)| meant(text));
-                held.for_each(|(_, places)| take(places));
-            }
-            Key::Query(_) => take(column.held(request)),
-            Key::Namespace | Key::Account => take(column.held_by_caller(sought.caller)),
-        }
     }
 }
 
@@ -295,6 +261,19 @@ impl Lookup {
 pub(crate) fn first_before(best: usize, places: &[usize], fits: impl Fn(usize) -> bool) -> usize {
     let mut open = places.iter().copied().take_while(|place| *place < best);
     open.find(|place| fits(*place)).unwrap_or(best)
+}
+
+/// The same among all that demand a beginning of this path.
+#[inline]
+fn first_begun(
+    beginnings: &Beginnings<Vec<usize>>,
+    path: &str,
+    best: usize,
+    fits: &impl Fn(usize) -> bool,
+) -> usize {
+    let mut best = best;
+    beginnings.each(path, |held| best = first_before(best, held, fits));
+    best
 }
 
 /// Whether so many are sooner looked up than asked one after the other.
@@ -318,7 +297,7 @@ fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
 
 impl Column {
     /// The rules that compare with what the request has.
-    #[inline]
+    #[inline(always)]
     fn held(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
             Key::Header { name, repeated, folded } => {
@@ -330,6 +309,39 @@ impl Column {
             _ => self.held_beside_headers(request),
         };
         rules.map_or(&[], Vec::as_slice)
+    }
+
+    /// Each list by what the request may mean. Only what asks for the values of a header joined,
+    /// and in their case, is asked so.
+    #[inline(never)]
+    fn each_meant<'a>(
+        &'a self,
+        (sought, spelling): (Sought<'_>, &Spelling),
+        take: &mut dyn FnMut(&'a [usize]),
+    ) {
+        let request = sought.request;
+        match &self.key {
+            Key::Path => spelling.paths(request.path).for_each(|path| take(self.of(path))),
+            Key::Header { name, .. } if **name == *":authority" => {
+                hosts(request.authority).for_each(|host| take(self.of(&host)));
+            }
+            Key::Header { name, repeated, folded } => {
+                debug_assert!(*repeated == Repeated::Joined && !folded, "{name} is compared so");
+                let joined = request.fields.find(name);
+                let values = joined.iter().flat_map(|joined| values(joined));
+                let held = values.map(|value| self.of(value)).filter(|held| !held.is_empty());
+                // A client may say the same thousands of times: it is asked once.
+                let mut taken = FxHashSet::default();
+                held.filter(|held| taken.insert(held.as_ptr())).for_each(take);
+            }
+            Key::Method => {
+                let meant = |text: &str| text.eq_ignore_ascii_case(request.method);
+                let held = self.rules.iter().filter(|(text, _)| meant(text));
+                held.for_each(|(_, places)| take(places));
+            }
+            Key::Query(_) | Key::Beginning => take(self.held(request)),
+            Key::Namespace | Key::Account => take(self.held_by_caller(sought.caller)),
+        }
     }
 
     /// Apart, so that what is looked up most costs no call.

@@ -18,8 +18,8 @@ pub(crate) struct Many {
 pub(crate) enum Part {
     /// These are asked one after the other.
     Few(Box<[usize]>),
-    /// These are looked up: the places of their matches among those of all.
-    Many(Box<[usize]>),
+    /// These are looked up: the places of their matches among those of all, unless they are all.
+    Many(Option<Box<[usize]>>),
 }
 
 impl Default for Part {
@@ -31,24 +31,24 @@ impl Default for Part {
 impl Part {
     /// These of the rules that `many` has, if they are many.
     pub(crate) fn of(many: Option<&Many>, rules: Box<[usize]>) -> Self {
-        let places = many.and_then(|many| many.part(&rules));
-        places.map_or(Self::Few(rules), Self::Many)
+        many.and_then(|many| many.part(&rules)).unwrap_or(Self::Few(rules))
     }
 
     /// Whether it has no rule.
     pub(crate) fn is_empty(&self) -> bool {
-        let (Self::Few(it) | Self::Many(it)) = self;
-        it.is_empty()
+        matches!(self, Self::Few(rules) if rules.is_empty())
     }
 
     /// Its rules, as often as they have matches.
     pub(crate) fn rules<'a>(&'a self, many: Option<&'a Many>) -> impl Iterator<Item = usize> + 'a {
-        let (few, places) = match self {
-            Self::Few(rules) => (&**rules, &[][..]),
-            Self::Many(places) => (&[][..], &**places),
+        let matches = many.map_or(&[][..], |many| &many.matches);
+        let (few, places, all) = match self {
+            Self::Few(rules) => (&**rules, &[][..], &[][..]),
+            Self::Many(Some(places)) => (&[][..], &**places, &[][..]),
+            Self::Many(None) => (&[][..], &[][..], matches),
         };
-        let rule = move |place: &usize| many?.matches.get(*place).map(|(rule, _)| *rule);
-        few.iter().copied().chain(places.iter().filter_map(rule))
+        let looked_up = places.iter().filter_map(|place| matches.get(*place)).chain(all);
+        few.iter().copied().chain(looked_up.map(|(rule, _)| *rule))
     }
 }
 
@@ -108,8 +108,8 @@ impl Many {
         Some(Self { matches: all().map(|(rule, place, ..)| (rule, place)).collect(), lookup })
     }
 
-    /// The matches of some of the rules, which are in order; `None` where they are few.
-    fn part(&self, rules: &[usize]) -> Option<Box<[usize]>> {
+    /// Some of the rules, which are in order; `None` where they are few.
+    fn part(&self, rules: &[usize]) -> Option<Part> {
         let matches = |rule: &usize| {
             let first = self.matches.partition_point(|(it, _)| it < rule);
             let after = self.matches.get(first..).unwrap_or_default();
@@ -117,7 +117,7 @@ impl Many {
             first..first.saturating_add(count)
         };
         let part: Box<[usize]> = rules.iter().flat_map(matches).collect();
-        are_many(part.len()).then_some(part)
+        are_many(part.len()).then(|| Part::Many((part.len() < self.matches.len()).then_some(part)))
     }
 
     /// The first rule with a match that fits: asked by rule, and the match's place in it. Apart, so that
@@ -139,17 +139,21 @@ impl Many {
         Rules { matches: &self.matches, places: self.lookup.all(sought), last: None }
     }
 
-    /// The first rule with a match that fits among a part of these.
+    /// The first rule with a match that fits among a part of these, or among all.
     #[inline(never)]
     pub(crate) fn first_of(
         &self,
-        part: &[usize],
+        part: Option<&[usize]>,
         sought: Sought<'_>,
         fits: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
         let fits =
             |at: usize| self.matches.get(at).is_some_and(|(rule, place)| fits(*rule, *place));
-        self.matches.get(self.lookup.first_of(part, sought, fits)?).map(|(rule, _)| *rule)
+        let first = match part {
+            None => self.lookup.first_sought(sought, fits),
+            Some(part) => self.lookup.first_of(part, sought, fits),
+        };
+        self.matches.get(first?).map(|(rule, _)| *rule)
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) enum PathKind {
 impl PathKind {
     pub(crate) fn of(path: &str) -> Self {
         // The usual path has nothing that could climb, and is not looked at twice.
-        if !path.bytes().any(|byte| matches!(byte, b'.' | b'%' | b'\\')) {
+        if !path.bytes().any(|byte| IN_CLIMBS[usize::from(byte)]) {
             return Self::Plain;
         }
         let mut before = b'/';
@@ -40,6 +40,15 @@ impl PathKind {
         }
     }
 }
+
+/// Whether a byte is in all that could climb.
+const IN_CLIMBS: [bool; 256] = {
+    let mut are = [false; 256];
+    are[b'.' as usize] = true;
+    are[b'%' as usize] = true;
+    are[b'\\' as usize] = true;
+    are
+};
 
 /// A path as it was sent, and as an application may read it.
 pub(crate) struct Spelling {

@@ -117,14 +117,14 @@ impl Openings {
         let lets = |index: &usize| self.all.get(*index).is_some_and(|it| it.lets(request, path));
         match among {
             Part::Few(openings) => openings.iter().copied().find(lets),
-            Part::Many(places) => self.looked_up(places, request, path),
+            Part::Many(places) => self.looked_up(places.as_deref(), request, path),
         }
     }
 
     /// The same where these are many.
     fn looked_up(
         &self,
-        among: &[usize],
+        among: Option<&[usize]>,
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {

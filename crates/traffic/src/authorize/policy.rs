@@ -162,7 +162,7 @@ impl PolicyRules {
             Part::Few(rules) => return self.first(rules, sought.request, fits),
             Part::Many(part) => part,
         };
-        many?.first_of(part, sought, |index, place| {
+        many?.first_of(part.as_deref(), sought, |index, place| {
             self.rules.get(index).is_some_and(|rule| {
                 rule.requests.get(place).is_none_or(&fits)
                     && rule.rule.claims.iter().all(|claim| shows(sought.request, claim))

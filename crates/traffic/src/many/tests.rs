@@ -105,11 +105,13 @@ proptest! {
             (prop::collection::vec(any_match(), 0..3), any::<bool>()),
             0..16,
         ),
+        are_all_chosen in any::<bool>(),
         request in any_request(),
     ) {
         let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
         let rules = compiled(&rules);
-        let part: Vec<usize> = (0..rules.len()).filter(|rule| chosen[*rule]).collect();
+        let part = (0..rules.len()).filter(|rule| are_all_chosen || chosen[*rule]);
+        let part: Vec<usize> = part.collect();
         let (request, spelling) = (request.view(), request.spelling());
         let sent = |it: &RequestMatcher| it.matches(&request);
         let meant = |it: &RequestMatcher| it.may_mean(&request, &spelling);
@@ -140,12 +142,14 @@ proptest! {
         let mut listed: Vec<usize> = places.rules(Some(&many)).collect();
         listed.dedup();
         prop_assert_eq!(&listed, &part);
+        prop_assert!(!are_all_chosen || matches!(places, Part::Many(None)));
         if let Part::Many(places) = places {
             let first = part.iter().copied().find(|rule| fits(*rule, &sent));
-            let found = many.first_of(&places, Sought::sent(&request), |rule, place| at(rule, place, &sent));
+            let places = places.as_deref();
+            let found = many.first_of(places, Sought::sent(&request), |rule, place| at(rule, place, &sent));
             prop_assert_eq!(found, first);
             let first = part.iter().copied().find(|rule| fits(*rule, &meant));
-            let found = many.first_of(&places, sought, |rule, place| at(rule, place, &meant));
+            let found = many.first_of(places, sought, |rule, place| at(rule, place, &meant));
             prop_assert_eq!(found, first);
         }
     }

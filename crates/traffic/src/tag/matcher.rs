@@ -43,15 +43,18 @@ impl TagMatcher {
         self.path.matches(request.path)
             && (self.methods.is_empty() || self.methods.iter().any(|m| **m == *request.method))
             && self.headers_hold(request)
-            && self.query.iter().all(|test| {
-                let raw = request.query.and_then(|query| parameter(query, &test.name));
-                let value = raw.and_then(decoded_text);
-                test.test.passes(value.as_deref())
-            })
-            && self.cookies.iter().all(|test| {
-                let value = cookie(request, &test.name);
-                test.test.passes(value.as_deref())
-            })
+            && (self.query.is_empty() && self.cookies.is_empty() || self.rest_holds(request))
+    }
+
+    /// Apart, so that rules about neither need no room for it.
+    #[inline(never)]
+    fn rest_holds(&self, request: &RequestView<'_>) -> bool {
+        let query = |test: &NamedTest| {
+            let raw = request.query.and_then(|query| parameter(query, &test.name));
+            test.test.passes(raw.and_then(decoded_text).as_deref())
+        };
+        let cookie = |test: &NamedTest| test.test.passes(cookie(request, &test.name).as_deref());
+        self.query.iter().all(query) && self.cookies.iter().all(cookie)
     }
 
     fn headers_hold(&self, request: &RequestView<'_>) -> bool {
