@@ -10,6 +10,7 @@ run kubernetes --test-threads 4 --skip by_plugin --skip alone::
 # These trouble everything in the cluster, and have it for themselves.
 run kubernetes --test-threads 1 alone::
 "$1" install --image "$KC_IMAGE" --cni --apply
+kubectl -n leno-cni rollout status daemonset/leno-cni --timeout=120s
 run kubernetes --test-threads 4 by_plugin connectivity
 "$1" uninstall --purge --apply
 if grep -rl leno "$KC_STATE"/n*/opt/cni/bin "$KC_STATE"/n*/etc/cni/net.d; then

@@ -32,7 +32,7 @@ traces() {
 if [ "${1:-}" = gone ]; then
   before=$(sort -u)
   # What was killed lingers for a moment.
-  for _ in $(seq 100); do
+  for _ in $(seq 300); do
     left=$(comm -13 <(echo "$before") <(traces | sort -u))
     [ -n "$left" ] || exit 0
     sleep 0.1

@@ -64,7 +64,7 @@ impl Collector {
         let mut command = Command::new(go_program("otelcol"));
         command.arg("--config").arg(&file);
         let program = Program::start("the collector", &mut command);
-        program.wait_for_line("Everything is ready", Duration::from_secs(30));
+        program.wait_for_line("Everything is ready", Duration::from_secs(90));
         Self { _directory: directory, program, http, grpc }
     }
 
@@ -82,7 +82,7 @@ impl Collector {
     pub fn spans(&self, trace: &str, count: usize) -> Vec<CollectedSpan> {
         let what = format!("{count} spans of trace {trace} are collected");
         let look = || Some(self.spans_now(trace)).filter(|spans| spans.len() >= count);
-        eventually(&what, Duration::from_secs(20), look).0
+        eventually(&what, Duration::from_secs(90), look).0
     }
 
     /// The spans of a trace that it has printed so far.

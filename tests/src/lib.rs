@@ -68,7 +68,7 @@ pub fn free_port() -> u16 {
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse::<u64>().ok());
-    let above = first.unwrap_or(EPHEMERAL_PORT_MIN).max(PORT_MIN + 1);
+    let above = first.unwrap_or(PORT_END).clamp(PORT_MIN + 1, PORT_END);
     let candidates = std::iter::repeat_with(|| {
         let port = PORT_MIN + NEXT.fetch_add(1, Ordering::Relaxed) % (above - PORT_MIN);
         u16::try_from(port).expect("a port is below the first ephemeral one")
@@ -78,9 +78,9 @@ pub fn free_port() -> u16 {
 }
 
 /// Below it are ports that well-known services use.
-const PORT_MIN: u64 = 16_384;
-/// The first port of outgoing connections unless the machine says otherwise.
-const EPHEMERAL_PORT_MIN: u64 = 32_768;
+const PORT_MIN: u64 = 10_000;
+/// From here on are those that `leno bench` and `leno demo` look for, which know nothing of these.
+const PORT_END: u64 = 18_000;
 /// Enough to find one on a machine full of servers.
 const PORTS_TRIED_MAX: usize = 1000;
 

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ pub struct Program {
 struct Output {
     lines: Mutex<Vec<String>>,
     news: Condvar,
+    /// How many of its streams are read to their end.
+    ended: AtomicUsize,
 }
 
 /// The program of this project, built beside the tests.
@@ -131,12 +134,27 @@ impl Program {
         let until = Instant::now() + patience;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                self.hear_out();
                 return status;
             }
             assert!(Instant::now() < until, "{} did not end:\n{}", self.name, self.printed());
             // Its next line, or its end, or a short while.
             let lines = self.output.lines.lock().unwrap();
             drop(self.output.news.wait_timeout(lines, Duration::from_millis(20)).unwrap());
+        }
+    }
+
+    /// Reads what it printed last, which may be in its pipes still when it has ended. A process that it left
+    /// behind may hold them open: that is not waited for long.
+    fn hear_out(&self) {
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut lines = self.output.lines.lock().unwrap();
+        while self.output.ended.load(Ordering::SeqCst) < STREAMS {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            lines = self.output.news.wait_timeout(lines, left).unwrap().0;
         }
     }
 
@@ -185,6 +203,12 @@ fn gather(stream: impl Read + Send + 'static, output: &Arc<Output>) {
             output.lines.lock().unwrap().push(line);
             output.news.notify_all();
         }
+        let lines = output.lines.lock().unwrap();
+        output.ended.fetch_add(1, Ordering::SeqCst);
+        drop(lines);
         output.news.notify_all();
     });
 }
+
+/// Standard output and standard error.
+const STREAMS: usize = 2;

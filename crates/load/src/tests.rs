@@ -100,7 +100,9 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
     ] {
         run(async move {
             let server = Server::start(move |_| answer.clone()).await;
-            let plan = Plan { timeout: ms(30), ..plan(&[target(&server)]) };
+            // Only who is to be late may be.
+            let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
+            let plan = Plan { timeout, ..plan(&[target(&server)]) };
             let report = report(plan).await;
             let target = report.target("t").unwrap();
             assert!(target.error(kind) > 0, "{kind:?} {target:?}");
@@ -244,7 +246,7 @@ fn a_proxy_is_asked_in_absolute_form() {
 fn the_warm_up_is_sent_but_not_reported() {
     run(async {
         let server = Server::start(|_| OK).await;
-        let plan = Plan { warm_up: ms(300), duration: ms(300), ..plan(&[target(&server)]) };
+        let plan = Plan { warm_up: ms(300), duration: ms(3000), ..plan(&[target(&server)]) };
         let (progress, counters) = watch::channel(Counters::default());
         let report = drive(plan, progress).await.unwrap();
         let requests = report.total().requests();

@@ -37,7 +37,14 @@ fn a_gateway_is_told_said_and_made() {
         server.apply(GATEWAY, Some("shop"), "edge", gateway(json!([http(), https()]))).await;
         server.apply(ROUTE, Some("shop"), "web", route()).await;
 
-        let told = cluster.gateway("two ports", |gateway| gateway.ports.len() == 2).await;
+        let is_led = |serves: &Serves| match serves {
+            Serves::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
+            _ => false,
+        };
+        let told = cluster.gateway("two ports and a route", |gateway| {
+            gateway.ports.len() == 2 && is_led(&gateway.ports[1].serves)
+        });
+        let told = told.await;
         let Serves::Https(listeners) = &told.ports[1].serves else { panic!("{told:?}") };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -80,7 +81,8 @@ impl Server {
         self.again = Some(child);
         let admin = self.client().await;
         let deadline = Instant::now() + PATIENCE;
-        while admin.apiserver_version().await.is_err() {
+        let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
+        while admin.request_text(ready()).await.is_err() {
             let log = || fs::read_to_string(at("apiserver-2.log")).unwrap_or_default();
             assert!(Instant::now() < deadline, "the API server does not come back: {}", log());
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -180,9 +182,11 @@ impl Server {
         self.apply("v1/Service", Some("shop"), name, service).await;
     }
 
-    /// Defines a kind, named as `group/version/Kind`, whose objects may hold anything.
+    /// Defines a kind, named as `group/version/Kind`, whose objects may hold anything, and waits until it is
+    /// served.
     pub(crate) async fn define(&self, kind: &str) {
-        let (_, ApiResource { group, version, kind, plural: many, .. }) = self.api(kind, None);
+        let (_, resource) = self.api(kind, None);
+        let ApiResource { group, version, kind, plural: many, api_version: served } = resource;
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         }});
@@ -205,6 +209,15 @@ impl Server {
         let name = format!("{many}.{group}");
         self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, &name, definition)
             .await;
+        let deadline = Instant::now() + PATIENCE;
+        let has = |all: kube::Result<_>| {
+            let all: APIResourceList = all.ok()?;
+            all.resources.iter().any(|it| it.name == many).then_some(())
+        };
+        while has(self.admin.list_api_group_resources(&served).await).is_none() {
+            assert!(Instant::now() < deadline, "{name} is not served");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     pub(crate) async fn read(&self, kind: &str, namespace: &str, name: &str) -> Value {

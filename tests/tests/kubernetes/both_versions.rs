@@ -104,7 +104,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
         let metric = format!("leno_look_ups_total{{result=\"{result}\"}}");
         counted(&meshed, "client", &own, &metric)
     };
-    eventually("a name is answered here", Duration::from_secs(30), || {
+    eventually("a name is answered here", Duration::from_secs(120), || {
         drop(meshed.curl("client", &["http://server/"]));
         (count("answered") > 0).then_some(())
     });

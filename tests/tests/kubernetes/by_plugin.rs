@@ -20,8 +20,8 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
             &format!("      securityContext: {{{security}}}\n      containers:\n"),
         )
         .replace(
-            "args: [http]",
-            &format!("args: [http]\n        securityContext: {{{container}}}"),
+            "args: [http, -linger, 8s]",
+            &format!("args: [http, -linger, 8s]\n        securityContext: {{{container}}}"),
         );
     namespace.apply(&server);
     namespace.apply(&format!(

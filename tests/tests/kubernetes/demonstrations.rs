@@ -35,18 +35,16 @@ fn bookinfo_sells_in_strict_mode() {
 
     let version = |user: &[&str]| {
         let body = namespace.curl("traffic", &[&[product][..], user].concat()).body;
-        let version =
-            ["v1", "v2", "v3"].into_iter().find(|v| body.contains(&format!("\"version\":\"{v}\"")));
-        version.unwrap_or_else(|| panic!("no version of reviews in {body}"))
+        ["v1", "v2", "v3"].into_iter().find(|v| body.contains(&format!("\"version\":\"{v}\"")))
     };
     let mut seen = BTreeSet::new();
     eventually("versions 1 and 3 of reviews answer", PATIENT, || {
-        seen.insert(version(&[]));
+        seen.extend(version(&[]));
         (seen.len() > 1).then_some(())
     });
     assert_eq!(seen, BTreeSet::from(["v1", "v3"]));
     for _ in 0..10 {
-        assert_eq!(version(&["-H", "end-user: jason"]), "v2");
+        assert_eq!(version(&["-H", "end-user: jason"]), Some("v2"));
     }
 }
 

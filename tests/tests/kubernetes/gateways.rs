@@ -43,7 +43,7 @@ fn strangers_come_in_by_a_gateway_alone() {
         namespace.wait_ready();
         strangers.wait_ready();
         let url = format!("http://{address}/");
-        eventually("the route is in force", Duration::from_secs(30), || {
+        eventually("the route is in force", Duration::from_secs(120), || {
             (strangers.curl("stranger", &[&url]).status == 200).then_some(())
         });
         let elsewhere = strangers.curl("stranger", &["-H", "x-a: b", &format!("{url}anything")]);
@@ -66,7 +66,11 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     let address = gateway(&namespace);
     namespace.wait_ready();
     let strangers = Namespace::new("strangers", Injection::Disabled);
-    let load = Load::start(&strangers, &format!("http://{address}/"), 40);
+    strangers.client("stranger");
+    strangers.wait_ready();
+    let url = format!("http://{address}/");
+    strangers.expect_curl("stranger", &[&url], 0, 200);
+    let load = Load::start(&strangers, &url, 40);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
         printed(&namespace.kubectl(&["rollout", "restart", deployment]));
         printed(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));

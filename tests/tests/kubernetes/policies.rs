@@ -72,6 +72,7 @@ fn a_split_shares_what_comes_for_its_root() {
         body.split_whitespace().next().unwrap_or_default().to_owned()
     };
     namespace.expect_curl("client", &["http://root/"], 0, 200);
+    namespace.expect_curl("client", &["http://v1/"], 0, 200);
     for _ in 0..10 {
         assert!(pod("http://root/").starts_with("pod=v2-"));
         assert!(pod("http://v1/").starts_with("pod=v1-"));

@@ -67,7 +67,7 @@ fn probes_are_those_of_the_application() {
         let started =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
         let state = || printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
-        eventually("it runs", Duration::from_secs(60), || {
+        eventually("it runs", Duration::from_secs(120), || {
             state().starts_with("true").then_some(())
         });
         assert_eq!(state(), "true false", "{unwell}");
@@ -114,7 +114,7 @@ fn probes_of_every_container_are_made_by_https_too() {
             let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{name}')].ready}}");
             printed(&namespace.kubectl(&["get", "pod", unwell, "-o", &path]))
         };
-        eventually("the first container is well", Duration::from_secs(60), || {
+        eventually("the first container is well", Duration::from_secs(120), || {
             (of("clear") == "true").then_some(())
         });
         assert_eq!(of(second), "false", "{unwell}");

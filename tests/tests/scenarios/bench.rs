@@ -197,7 +197,7 @@ fn nothing_is_left_running_when_it_is_interrupted() {
     }
 }
 
-const SHORT: [&str; 6] = ["--duration", "1s", "--warmup", "200ms", "--repeats", "1"];
+const SHORT: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Ground, lines, text and what its edges are smoothed with.
 const COLOURS_MIN: usize = 8;

@@ -108,4 +108,4 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: ratings-http, matches: [read]}]
 ";
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -58,7 +58,7 @@ impl Demo {
 fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     let mut demo = Demo::serve();
     let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
-    eventually("every service of bookinfo has a rate", Duration::from_secs(10), || {
+    eventually("every service of bookinfo has a rate", Duration::from_secs(60), || {
         let has_rate = |name: &&str| {
             let rates = demo.service(&format!("bookinfo/{name}"))?;
             rates["per_second"].as_f64().filter(|rate| *rate > 1.0)

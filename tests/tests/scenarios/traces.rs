@@ -119,7 +119,10 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
     }
     for workload in ["shop/web-1", "shop/stock-1"] {
         let exported = "leno_trace_spans_total{result=\"exported\"}";
-        assert!(shop.mesh.sidecar(workload).metric(exported) >= 2.0, "{workload}");
+        let sidecar = shop.mesh.sidecar(workload);
+        eventually("both of its spans are counted", PATIENCE, || {
+            (sidecar.metric(exported) >= 2.0).then_some(())
+        });
     }
 }
 

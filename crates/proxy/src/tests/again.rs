@@ -131,7 +131,7 @@ fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
         let (_server, other) = mesh.server("ratings-2", fine.address).await;
         let limited = |codes: &[u16], attempts| {
             let mut rule = retrying(codes, attempts);
-            rule.actions.attempt_timeout = Some(Duration::from_millis(200));
+            rule.actions.attempt_timeout = Some(Duration::from_secs(1));
             rule
         };
         obey(&mesh, limited(&[], 1), &[other]);
@@ -230,7 +230,7 @@ fn a_policys_limit_ends_when_the_answer_begins() {
             }
         });
         let mesh = Mesh::permissive(slow.await.address).await;
-        let limit = Duration::from_millis(300);
+        let limit = Duration::from_secs(2);
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
             rule: RetryRule { codes: Vec::new(), attempts: 0, backoff: Duration::ZERO },

@@ -55,7 +55,9 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
         let app =
             Application::answering(move |_| if told.get() { BROKEN } else { OK }.to_owned()).await;
         let mesh = Mesh::permissive(app.address).await;
-        treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
+        // Long enough to look at.
+        let trip = Trip { open_for: Duration::from_secs(3), ..trip() };
+        treat(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.door).await;
         for _ in 0..3 {
             assert_eq!(client.ask(GET).await.verdict(), (500, None));
@@ -114,12 +116,15 @@ fn no_more_requests_are_under_way_than_the_policy_lets() {
 #[test]
 fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
     run(async {
-        let mesh = Mesh::permissive(super::fixture::closed_port()).await;
+        // Were it this limit, the test would not end.
+        let mut setup = Setup::default();
+        setup.limits.connect_timeout = Duration::from_secs(600);
+        let mesh = Mesh::new(super::fixture::closed_port(), setup).await;
         // It takes connections and never speaks.
         let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let mut view = view(Protocol::Http, &[endpoint("ratings-2", mute.address, "ratings")]);
         let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };
-        let connect_timeout = Some(Duration::from_millis(300));
+        let connect_timeout = Some(Duration::from_secs(3));
         let rule = CircuitBreaker { connect_timeout, ..at_most(limits) };
         view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
         mesh.client_knows(vec![view]);
@@ -128,10 +133,7 @@ fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
         until(|| mute.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.door).await;
         assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
-        // The fixture's limit for all is five seconds.
-        let began = std::time::Instant::now();
         assert_eq!(first.answer().await.verdict(), (504, Some("connect-timeout")));
-        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     });
 }
 

@@ -17,7 +17,7 @@ use leno_model::{
     WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -449,8 +449,15 @@ fn issue(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Iss
 
 /// An address that nobody listens at.
 pub(crate) fn closed_port() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    thread_local! {
+        static HELD: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
+    }
+    // Bound, so that nobody else is given it until this test has ended, and not listening.
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    HELD.with_borrow_mut(|held| held.push(socket));
+    address
 }
 
 /// No test takes so long, also on a busy machine.

@@ -273,7 +273,7 @@ fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
 fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
     run(async {
         let mesh = mesh().await;
-        let soon = SystemTime::now() - Duration::from_secs(3600 - 3);
+        let soon = SystemTime::now() - Duration::from_secs(3600 - 6);
         let foreign = foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
         lead_to(&mesh, &foreign);
         let mut client = Client::connect(mesh.door).await;

@@ -24,7 +24,7 @@ fn hedging(methods: &[&str]) -> Hedging {
 
 const SOON: Duration = Duration::from_millis(1);
 /// Long enough for a first attempt to be where it goes, and to be answered if anybody answers.
-const LATE: Duration = Duration::from_secs(1);
+const LATE: Duration = Duration::from_secs(3);
 
 /// An application that answers with its name once it is let to.
 struct Held {

@@ -158,11 +158,11 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
 #[test]
 fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
     run(async {
-        let soon = SystemTime::now() - Duration::from_secs(3600 - 3);
+        let soon = || SystemTime::now() - Duration::from_secs(3600 - 6);
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         // The client's end: what its peer opened goes on, nothing else is taken.
-        let identity = credential_from(&mesh.authority, "productpage", soon);
+        let identity = credential_from(&mesh.authority, "productpage", soon());
         let mut peer = Peer::opener(mesh.inbound, &identity).await;
         let stream = peer.open(StreamKind::Http, GET, true);
         assert!(peer.answer(stream).await.2, "before it has expired");
@@ -170,11 +170,7 @@ fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
         assert!(matches!(away, Some(Event::GoAway { code: GoAwayCode::Drain, .. })), "{away:?}");
 
         // The server's end: its client opens another link, and finds the new certificate there.
-        mesh.server.trust(credential_from(
-            &mesh.authority,
-            "ratings",
-            soon + Duration::from_secs(3),
-        ));
+        mesh.server.trust(credential_from(&mesh.authority, "ratings", soon()));
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.ask(GET).await.status, 200);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);

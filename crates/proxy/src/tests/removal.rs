@@ -79,8 +79,8 @@ fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_we
         let (_server, second) = mesh.server("ratings-2", well.address).await;
         let mut rule = rule(server_errors());
         // Long enough to look at.
-        rule.back_off.base = Duration::from_millis(400);
-        rule.back_off.most = Duration::from_millis(400);
+        rule.back_off.base = Duration::from_secs(3);
+        rule.back_off.most = Duration::from_secs(3);
         treat(&mesh, rule, &[mesh.endpoint(), second]);
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(ask_until_removed(&mesh, &mut client).await, 3);
@@ -89,8 +89,7 @@ fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_we
         assert_eq!(listed.len(), 1);
         assert_eq!(listed[0].1.endpoint.id.workload.to_string(), "bookinfo/ratings-1");
         let before = app.requests().len();
-        let start = std::time::Instant::now();
-        while start.elapsed() < Duration::from_millis(100) {
+        for _ in 0..50 {
             assert_eq!(client.ask(GET).await.status, 200);
         }
         assert_eq!(app.requests().len(), before, "nothing is sent there");

@@ -56,7 +56,7 @@ fn dead_endpoints_alone_are_told_to_the_client() {
 fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
     run(async {
         let mut setup = Setup::default();
-        setup.limits.connect_timeout = Duration::from_millis(300);
+        setup.limits.connect_timeout = Duration::from_secs(1);
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         // The kernel accepts, but nobody ever speaks TLS; or TLS, but never a greeting.

@@ -86,7 +86,7 @@ fn a_route_may_limit_the_time_of_a_request() {
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let limited = RouteRule {
-            request_timeout: Some(Duration::from_millis(300)),
+            request_timeout: Some(Duration::from_secs(1)),
             ..rule("/", &[("ratings-v2", 1)])
         };
         mesh.client_knows(routed(&mesh, vec![limited]));

@@ -41,7 +41,7 @@ fn a_client_that_goes_on_now_and_then_may_take_its_time() {
     run(async {
         let app = Application::canned(OK).await;
         // All of it takes longer than it may stand still, and a machine that is busy is no client that stops.
-        let stall = STALL * 8;
+        let stall = STALL * 12;
         let mesh = Mesh::new(app.address, stalling(stall)).await;
         let mut client = Client::connect(mesh.door).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
@@ -111,17 +111,18 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
 #[test]
 fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
     run(async {
-        let app = Application::start(|mut client| async move {
+        let stall = STALL * 8;
+        let app = Application::start(move |mut client| async move {
             while client.head().await.is_some() {
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
                 client.send(format!("{head}5\r\nfirst\r\n")).await;
-                let mut pace = tokio::time::interval(STALL * 3);
+                let mut pace = tokio::time::interval(stall * 3 / 2);
                 pace.tick().await;
                 pace.tick().await;
                 client.send("4\r\nlast\r\n0\r\n\r\n").await;
             }
         });
-        let mesh = mesh(app.await.address).await;
+        let mesh = Mesh::new(app.await.address, stalling(stall)).await;
         for request in [
             "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
             "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n12",
@@ -140,7 +141,7 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
             client.last().await;
         });
         let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
-        setup.limits.idle_connection = STALL;
+        setup.limits.idle_connection = STALL * 8;
         let mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.bytes(5).await, b"hello");

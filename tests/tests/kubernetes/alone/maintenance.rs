@@ -48,7 +48,7 @@ fn a_restarted_api_server_fails_no_request() {
     let before = api_server().expect("an API server runs");
     let killed = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
     assert!(killed.success());
-    eventually("another API server is ready", Duration::from_secs(60), || {
+    eventually("another API server is ready", Duration::from_secs(180), || {
         let other = api_server().filter(|pid| *pid != before)?;
         kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(other)
     });
@@ -58,6 +58,21 @@ fn a_restarted_api_server_fails_no_request() {
     let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn killed_control_planes_fail_no_request() {
+    let namespace = prepared("killed");
+    let load = Load::start(&namespace, "http://server/", 30);
+    let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
+    printed(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+    // And what comes back serves: a new pod joins.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
 }
 
 /// The process of this cluster's API server, which starts again when it ends.

@@ -74,7 +74,7 @@ fn the_root_is_replaced_without_a_failed_request() {
     let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
     let before = roots();
     caught_up(&pods, "settled");
-    let load = Load::start(&namespace, "http://server/", 120);
+    let load = Load::start(&namespace, "http://server/", 150);
     for (word, stage) in [("add", "added"), ("switch", "switched"), ("retire", "settled")] {
         step(first, word);
         caught_up(&pods, stage);

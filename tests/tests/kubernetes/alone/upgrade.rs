@@ -37,7 +37,7 @@ fn rolled_out(namespace: &Namespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn another_release_is_rolled_out_without_a_failed_request() {
     let namespace = prepared("upgraded");
-    let load = Load::start(&namespace, "http://server/", 90);
+    let load = Load::start(&namespace, "http://server/", 120);
     let (before, after) = (image(), next_image());
     let application = "kc.local/testapp:1".to_owned();
     assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
@@ -64,7 +64,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     let namespace = prepared("reinstalled");
-    let load = Load::start(&namespace, "http://server/", 90);
+    let load = Load::start(&namespace, "http://server/", 120);
     uninstall(&[]);
     let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
     assert!(!gone.status.success(), "there is still a control plane");

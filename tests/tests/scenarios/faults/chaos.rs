@@ -77,7 +77,7 @@ impl Chaos {
         let until = Instant::now() + time;
         let mut history = String::new();
         let mut turn = 0;
-        while Instant::now() < until {
+        while turn < 5 || Instant::now() < until {
             // Everything happens, then by chance; never two at once, so that somebody is left.
             let what = match turn {
                 0..5 => turn,

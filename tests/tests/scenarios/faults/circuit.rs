@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
+use leno_tests::{Answer, Application, Mesh, Response, eventually, free_port, get};
 
 use super::{PATIENCE, loopback, sidecar};
 
@@ -52,11 +52,11 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     let ask = || get(door, "/").expect("the door answers");
     // Each data thread has a circuit of its own; connections come to all of them.
     eventually("the circuit is open", PATIENCE, || {
-        let answers: Vec<u16> = (0..20).map(|_| ask().status).collect();
-        assert!(answers.iter().all(|status| [500, 409].contains(status)), "{answers:?}");
-        answers.iter().all(|status| *status == 409).then_some(())
+        let answers: Vec<Response> = (0..20).map(|_| ask()).collect();
+        assert!(answers.iter().all(|it| [500, 409].contains(&it.status)), "{answers:?}");
+        let is_cut = |it: &Response| it.status == 409 && it.body == b"Coming soon ...";
+        answers.iter().all(is_cut).then_some(())
     });
-    assert_eq!(ask().body, b"Coming soon ...");
     let page = sidecar(&mesh, "shop/web-1");
     assert!(page.metric("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
 

@@ -9,14 +9,14 @@ use super::{Counted, PATIENCE, shop, sidecar, turns};
 #[test]
 fn certificates_are_renewed_under_load_without_a_failed_request() {
     let shop = shop("permissive", Counted::echo());
-    let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "6s"]);
+    let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
     turns(shop.door, 200);
     let load = Load::start("GET", shop.door, 2);
     load.wait_for(10);
     for _ in 0..2 {
         let before = expiries(&mesh);
         assert_eq!(before.len(), 2, "{before:?}");
-        eventually("every certificate is renewed", Duration::from_secs(8), || {
+        eventually("every certificate is renewed", Duration::from_secs(30), || {
             let now = expiries(&mesh);
             before.iter().zip(&now).all(|(before, now)| before < now).then_some(())
         });
@@ -34,7 +34,7 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
 #[test]
 fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_told_to() {
     let shop = shop("permissive", Counted::echo());
-    let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "4s"]);
+    let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
     turns(shop.door, 200);

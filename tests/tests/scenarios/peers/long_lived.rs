@@ -120,20 +120,20 @@ fn outlives_rules(kind: Kind) {
     stream.opens_again();
 }
 
-/// Certificates live for four seconds, and it goes on when all of its beginning have ended.
+/// Certificates live for ten seconds, and it goes on when all of its beginning have ended.
 fn outlives_certificates(kind: Kind) {
     let (port, door) = (free_port(), free_port());
     let manifests = kind.manifests((port, door), &kind.server(port));
-    let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "4s"]);
+    let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
     let mut stream = kind.open(door);
     let began = expiries(&mesh);
     let last = began.iter().copied().max().unwrap();
-    eventually("all certificates of the beginning have ended", Duration::from_secs(15), || {
+    eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
         assert_eq!(stream.client.say("echo 1000"), "echoed 1000");
         let now = expiries(&mesh);
         // Renewed at half-life: whose end is a life and a half later than the first one's, was
         // made when that had ended.
-        now.iter().all(|end| *end >= last + 4).then_some(())
+        now.iter().all(|end| *end >= last + 10).then_some(())
     });
     stream.converses();
     stream.opens_again();
@@ -151,8 +151,8 @@ fn goes_on_while_a_sidecar_drains(kind: Kind) {
     let inbound = chat.page.inbound(port);
     for (stopped, entrance) in [(&mut user, loopback(door)), (&mut chat, inbound)] {
         let mut stream = kind.open(door);
-        stopped.program.signal(Signal::TERM);
         let told = Instant::now();
+        stopped.program.signal(Signal::TERM);
         let refused = || TcpStream::connect(entrance).err();
         eventually("a draining sidecar takes no connection", PATIENCE, refused);
         stream.converses();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Connection, Mesh, Program, free_port, is_root};
+use leno_tests::{Answer, Application, Connection, Mesh, Program, eventually, free_port, is_root};
 use rustix::process::Signal;
 
 use super::loopback;
@@ -49,6 +49,13 @@ fn nothing_readable_travels_between_sidecars() {
         assert!(response.status == 200 && response.body.len() > 100 * MARKER.len());
     }
 
+    // What tcpdump has not read when it is told to end is lost.
+    eventually("both captures have it all", Duration::from_secs(60), || {
+        let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
+        let (between, behind) = (between.seen(), behind.seen());
+        let sealed = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
+        (sealed >= 2 * REQUESTS && contains(&behind, last.as_bytes())).then_some(())
+    });
     // The first of these connections began after the capture: its handshake is in it too.
     let (between, behind) = (between.end(), behind.end());
     let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
@@ -72,11 +79,16 @@ impl Capture {
         let mut command = Command::new("tcpdump");
         // As root to the end, so that it may write into a folder that is only ours; at once, and
         // with room for all that comes, so that its counters prove that nothing was missed.
-        command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-B", "65536", "-w"]);
+        command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w"]);
         command.arg(file).arg(format!("tcp port {port}"));
         let tcpdump = Program::start("tcpdump", &mut command);
         tcpdump.wait_for_line("listening on", Duration::from_secs(20));
         Self { tcpdump, file: file.to_owned() }
+    }
+
+    /// What was carried by the TCP segments that it has written down.
+    fn seen(&self) -> Vec<Vec<u8>> {
+        payloads(&std::fs::read(&self.file).unwrap())
     }
 
     /// Ends it and returns what was carried by the TCP segments it saw.
@@ -95,14 +107,21 @@ fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
     all.windows(bytes.len()).any(|window| window == bytes)
 }
 
-/// The payloads of the TCP segments in a capture file of Ethernet frames (libpcap's own format).
+/// The payloads of the TCP segments in a capture file of Ethernet frames (libpcap's own format), the last of
+/// which may be written still.
 fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
+    if file.len() < 24 {
+        return Vec::new();
+    }
     let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
     assert_eq!((number(0), number(20)), (0xA1B2_C3D4, 1), "Ethernet, in this machine's order");
     let mut found = Vec::new();
     let mut at = 24;
-    while at < file.len() {
+    while at + 16 <= file.len() {
         let length = number(at + 8);
+        if file.len() < at + 16 + length {
+            break;
+        }
         let ip = &file[at + 16 + 14..at + 16 + length];
         assert_eq!(ip[0] >> 4, 4, "IPv4");
         let tcp = &ip[usize::from(ip[0] & 15) * 4..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];

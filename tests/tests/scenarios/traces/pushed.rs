@@ -154,7 +154,10 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
     }
     for workload in WORKLOADS {
         let exported = "leno_log_records_total{result=\"exported\"}";
-        assert!(shop.mesh.sidecar(workload).metric(exported) >= 4.0, "{workload}");
+        let sidecar = shop.mesh.sidecar(workload);
+        eventually("its lines are counted", PATIENCE, || {
+            (sidecar.metric(exported) >= 4.0).then_some(())
+        });
     }
 }
 

@@ -19,7 +19,7 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     command.args(listens.map(|setting| format!("--armeria.ports[0].{setting}")));
     let _server = Program::start("Zipkin", &mut command);
     let healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
-    eventually("Zipkin is up", Duration::from_secs(60), healthy);
+    eventually("Zipkin is up", Duration::from_secs(180), healthy);
     let shop = Shop::open(&format!(
         "  tracing:\n    sampling: 100%\n    propagation: b3\n    export: {{zipkin: {{endpoint: \
          'http://127.0.0.1:{port}'}}}}\n"

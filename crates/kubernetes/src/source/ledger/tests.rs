@@ -90,6 +90,20 @@ fn custom(kind: usize, name: &str, created: &str, spec: Value) -> News {
     if !matches!(served.kind, "MeshConfig" | "GatewayClass") {
         metadata["namespace"] = json!("shop");
     }
+    made(kind, metadata, spec)
+}
+
+/// The settings of OSM in a namespace.
+fn settings_of_osm(namespace: &str, created: &str, spec: Value) -> (usize, News) {
+    let kind = index("MeshConfig", "config.openservicemesh.io");
+    let metadata = json!({
+        "name": "osm-mesh-config", "namespace": namespace, "uid": "u", "creationTimestamp": created,
+    });
+    (kind, made(kind, metadata, spec))
+}
+
+fn made(kind: usize, metadata: Value, spec: Value) -> News {
+    let Watched::Custom(served) = kinds()[kind] else { panic!() };
     let mut object = json!({"metadata": metadata, "spec": spec});
     if let Some(status) = object["spec"].as_object_mut().and_then(|spec| spec.remove("status")) {
         object["status"] = status;

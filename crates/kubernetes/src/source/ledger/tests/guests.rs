@@ -76,35 +76,25 @@ fn what_may_not_be_is_not_wished_for_and_says_why() {
 #[test]
 fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
     let mut ledger = granted();
-    let osm = index("MeshConfig", "config.openservicemesh.io");
     let gateway = |namespace: &str| {
-        let spec = json!({"certificate": {"ingressGateway": {
+        let certificate = json!({
             "subjectAltNames": ["ingress-nginx.ingress-nginx.cluster.local"],
             "validityDuration": "24h",
             "secret": {"name": "nginx-client", "namespace": namespace},
-        }}});
-        let Watched::Custom(served) = kinds()[osm] else { panic!() };
-        let metadata = json!({
-            "name": "osm-mesh-config", "namespace": "osm-system", "uid": "u", "creationTimestamp": THEN,
         });
-        let resource = Arc::new(ApiResource {
-            group: served.group.to_owned(),
-            version: "v1alpha2".to_owned(),
-            api_version: served.api_versions[0].to_owned(),
-            kind: served.kind.to_owned(),
-            plural: "meshconfigs".to_owned(),
-        });
-        let object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-        News::Seen(Box::new(Seen::custom(served, &resource, object)))
+        let spec = json!({"certificate": {"ingressGateway": certificate}});
+        settings_of_osm("osm-system", THEN, spec)
     };
-    ledger.take(osm, gateway("shop"));
+    let (kind, news) = gateway("shop");
+    ledger.take(kind, news);
     ledger.settle_guests();
     assert_eq!(
         ledger.guests().wanted[0].owner.to_string(),
         "MeshConfig osm-system/osm-mesh-config"
     );
     assert!(ledger.flush().unwrap().warnings.is_empty());
-    ledger.take(osm, gateway("osm-system"));
+    let (kind, news) = gateway("osm-system");
+    ledger.take(kind, news);
     ledger.settle_guests();
     assert_eq!(ledger.guests().wanted, []);
     let told: Vec<String> =

@@ -44,28 +44,13 @@ fn of_two_meshes_the_stricter_counts() {
 #[test]
 fn of_one_mesh_the_oldest_settings_are_heeded() {
     let mut ledger = settled();
-    let kind = index("MeshConfig", OSM);
-    let named = |namespace: &str, created: &str, spec: Value| {
-        let metadata = json!({
-            "name": "osm-mesh-config", "namespace": namespace, "creationTimestamp": created,
-        });
-        let object = json!({"metadata": metadata, "spec": spec});
-        let Watched::Custom(served) = kinds()[kind] else { panic!() };
-        let resource = Arc::new(ApiResource {
-            group: served.group.to_owned(),
-            version: "v1alpha2".to_owned(),
-            api_version: served.api_versions[0].to_owned(),
-            kind: served.kind.to_owned(),
-            plural: "meshconfigs".to_owned(),
-        });
-        let object = serde_json::from_value(object).unwrap();
-        News::Seen(Box::new(Seen::custom(served, &resource, object)))
-    };
-    ledger.take(kind, named("osm-system", THEN, json!({})));
+    let (kind, oldest) = settings_of_osm("osm-system", THEN, json!({}));
+    ledger.take(kind, oldest);
     let open = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
     });
-    ledger.take(kind, named("a-shop", "2025-02-01T00:00:00Z", json!({"traffic": open})));
+    let later = settings_of_osm("a-shop", "2025-02-01T00:00:00Z", json!({"traffic": open}));
+    ledger.take(kind, later.1);
     let update = ledger.flush().unwrap();
     let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
