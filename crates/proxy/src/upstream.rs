@@ -252,11 +252,6 @@ impl Application {
         Self { address, speaks, pool: Pool::default(), http2: Http2Pool::default() }
     }
 
-    /// Whether calls of gRPC get there: they are spoken over HTTP/2 only.
-    pub(crate) fn takes_calls(&self) -> bool {
-        self.speaks == Speaks::Http2
-    }
-
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {

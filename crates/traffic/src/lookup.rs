@@ -150,7 +150,10 @@ impl Lookup {
     ) -> Option<usize> {
         let mut best = usize::MAX;
         for column in &self.columns {
-            debug_assert!(!matches!(column.key, Key::Namespace | Key::Account), "nobody is named");
+            debug_assert!(
+                !matches!(column.key, Key::Beginning | Key::Namespace | Key::Account),
+                "these are asked otherwise"
+            );
             best = first_before(best, column.held(request), &fits);
         }
         if let Some(beginnings) = &self.beginnings {
@@ -339,7 +342,8 @@ impl Column {
                 let held = self.rules.iter().filter(|(text, _)| meant(text));
                 held.for_each(|(_, places)| take(places));
             }
-            Key::Query(_) | Key::Beginning => take(self.held(request)),
+            Key::Query(_) => take(self.held(request)),
+            Key::Beginning => debug_assert!(false, "beginnings are no column"),
             Key::Namespace | Key::Account => take(self.held_by_caller(sought.caller)),
         }
     }

@@ -110,7 +110,7 @@ pub(crate) fn question(
 }
 
 /// What a service is shown that takes text, which what it is sent must be. A character that the end of
-/// an excerpt cuts in two is left out.
+/// an excerpt cuts in two is left out, where all before it is text.
 fn text(excerpt: &Excerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {

@@ -95,8 +95,16 @@ impl Answer<'_> {
     }
 }
 
+/// Edits a head as a rule says.
+pub(crate) fn edit(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
+    for name in &edits.remove {
+        fields.remove(&**name);
+    }
+    append(edits, fields)
+}
+
 /// Appends the fields that a rule appends.
-pub(crate) fn append(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
+fn append(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for (name, value) in edits.appended() {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
         fields.append(name, HeaderValue::from_bytes(value.as_bytes()).ok()?);

@@ -163,7 +163,7 @@ async fn over_http1(
     converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
 }
 
-/// What becomes of the request's head. Rules apply on the way to endpoints only.
+/// What becomes of the request's head: by rules on the way to endpoints, by guards at the application.
 pub(crate) fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     aim: &'a Aim<'_>,

@@ -31,9 +31,6 @@ pub(crate) enum Responder<'a> {
     Http2 { reply: Reply, patience: Duration, grpc: bool },
 }
 
-/// The head that asks for a body.
-const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-
 /// The client is gone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientGone;
@@ -82,18 +79,23 @@ impl Responder<'_> {
         }
     }
 
-    /// Tells the client to send the body that it keeps back (RFC 9110 §10.1.1).
-    pub(crate) async fn go_on(&mut self) -> Result<(), ClientGone> {
+    /// Asks the client for the body that it keeps back (RFC 9110 §10.1.1), on a link once there is room.
+    pub(crate) async fn ask_for_body(&mut self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
                 writer.room().extend_from_slice(CONTINUE);
                 writer.flush().await.map_err(|_| ClientGone)
             }
-            Self::Http2 { reply, .. } => reply.go_on(),
-            Self::Link { stream, .. } => stream
-                .send_head(true, false, |out| out.extend_from_slice(CONTINUE))
-                .map_err(|_| ClientGone),
+            Self::Http2 { reply, .. } => reply.ask_for_body(),
+            Self::Link { stream, patience } => {
+                let Some(Ok(())) = stream.uncongested(*patience).await else {
+                    return Err(ClientGone);
+                };
+                stream
+                    .send_head(true, false, |out| out.extend_from_slice(CONTINUE))
+                    .map_err(|_| ClientGone)
+            }
         }
     }
 
@@ -179,3 +181,6 @@ fn ruled(rule: Option<&FieldEdits>, framing: Framing, connection: Connection) ->
 fn removes_date(rule: &FieldEdits) -> bool {
     rule.remove.iter().any(|name| &**name == "date")
 }
+
+/// The head that asks for a body.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

@@ -156,8 +156,8 @@ impl Reply {
         self.inform(head::response_to(bytes, head).ok_or(ClientGone)?)
     }
 
-    /// `100 Continue`.
-    pub(crate) fn go_on(&self) -> Result<(), ClientGone> {
+    /// Asks for the body (`100 Continue`).
+    pub(crate) fn ask_for_body(&self) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::CONTINUE;
         self.inform(response)
@@ -183,10 +183,7 @@ impl Reply {
     ) -> Result<Outgoing, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
         if let Some(rule) = rule {
-            for name in &rule.remove {
-                response.headers_mut().remove(&**name);
-            }
-            answer::append(rule, response.headers_mut()).ok_or(ClientGone)?;
+            answer::edit(rule, response.headers_mut()).ok_or(ClientGone)?;
         }
         for (name, value) in add {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;

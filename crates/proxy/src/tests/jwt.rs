@@ -8,12 +8,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_model::{
     Access, ClaimHeader, ClaimMatch, Guard, InboundPolicy, IssuerKeys, JwtIssuer, JwtPlace,
-    JwtValidation, PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet,
+    JwtValidation, PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet, Protocol,
     RequestMatch, Required, ServicePolicyKind, ServicePolicyName,
 };
 use serde_json::{Value, json};
 
 use super::fixture::{Application, Client, Mesh, OK, run};
+use super::http2;
 
 /// Who signs with one key.
 struct Issuer(EcdsaKeyPair);
@@ -75,6 +76,42 @@ fn get(path: &str, fields: &str) -> String {
 
 fn bearing(token: &str) -> String {
     format!("authorization: bearer {token}\r\n")
+}
+
+#[test]
+fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
+    run(async {
+        let app = http2::application(|request, mut respond| async move {
+            let told = |name: &str| {
+                let all = request.headers().get_all(name).iter();
+                all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
+            };
+            let head = http::Response::builder()
+                .header("saw-user", told("x-user"))
+                .header("saw-groups", told("x-groups"))
+                .header("saw-token", told("authorization"));
+            drop(respond.send_response(head.body(()).unwrap(), true).unwrap());
+        });
+        let mesh = http2::mesh(app.await.address, Protocol::Grpc).await;
+        let issuer = Issuer::new();
+        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
+        let mut client = http2::connect(mesh.door).await;
+        let token = format!("Bearer {}", issuer.token(&["readers"], 60));
+        for (token, told) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
+            let mut call = http2::call("/ratings/Rate");
+            for (name, value) in [("x-user", "eve"), ("x-groups", "admins")] {
+                call.headers_mut().insert(name, value.parse().unwrap());
+            }
+            if let Some(token) = token {
+                call.headers_mut().insert("authorization", token.parse().unwrap());
+            }
+            let (response, _) = client.send_request(call, true).unwrap();
+            let response = response.await.unwrap();
+            let saw = ["saw-user", "saw-groups", "saw-token"]
+                .map(|name| response.headers()[name].to_str().unwrap().to_owned());
+            assert_eq!(saw, told);
+        }
+    });
 }
 
 #[test]

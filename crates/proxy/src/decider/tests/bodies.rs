@@ -1,6 +1,7 @@
 //! Bodies that an authorization service is shown.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 
 use leno_model::{
     Access, LongerBody, Plaintext, RetryRule, RouteRule, RuleActions, ShownBody, WorkloadPlan,
@@ -233,6 +234,45 @@ fn a_client_that_waits_for_a_word_is_told_to_go_on() {
         let [request] = &app.requests()[..] else { panic!("one request") };
         // It was told already: twice would be once too often.
         assert_eq!((request.text(), request.field("expect")), ("yes", None));
+    });
+}
+
+#[test]
+fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_waited_for() {
+    run(async {
+        let app = http2::application(|request, mut respond| async move {
+            let (parts, body) = request.into_parts();
+            let (heard, _) = http2::whole(body).await;
+            let told = |name: &str| {
+                let all = parts.headers.get_all(name).iter();
+                all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
+            };
+            let head = http::Response::builder()
+                .header("saw-user", told("x-user"))
+                .header("saw-cookie", told("cookie"))
+                .header("saw-expect", told("expect"));
+            let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
+            http2::send(&mut stream, heard.into(), true).await;
+        });
+        let mesh = http2::mesh(app.await.address, Protocol::Http2).await;
+        let asked = Asked::answering(by_body).await;
+        mesh.guard(vec![shown(asked.decider(Unanswered::Deny), TEXT)], Vec::new());
+        let mut client = http2::connect(mesh.door).await;
+        let request = http::Request::post("http://ratings.bookinfo:9080/")
+            .header("x-user", "eve")
+            .header("cookie", "c")
+            .header("expect", "100-continue");
+        let request = request.body(()).unwrap();
+        let (mut response, mut stream) = client.send_request(request, false).unwrap();
+        let word = poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
+        assert_eq!(word.status(), 100);
+        http2::send(&mut stream, Bytes::from_static(b"yes"), true).await;
+        assert!(poll_fn(|cx| response.poll_informational(cx)).await.is_none(), "told once");
+        let response = response.await.unwrap();
+        let told = ["saw-user", "saw-cookie", "saw-expect", "x-decided"]
+            .map(|name| response.headers()[name].to_str().unwrap().to_owned());
+        assert_eq!(told, ["ann", "", "", "yes"]);
+        assert_eq!(http2::whole(response.into_body()).await.0, b"yes");
     });
 }
 

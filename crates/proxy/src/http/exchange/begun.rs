@@ -1,6 +1,6 @@
 //! The station where the beginning of a body is read, for an authorization service to see.
 
-use leno_model::{LongerBody, Reason, ShownBody};
+use leno_model::{LongerBody, Protocol, Reason, ShownBody};
 use leno_telemetry::Count;
 use leno_traffic::guard::CompiledAuthorization;
 use leno_wire::http1::BodyLength;
@@ -8,8 +8,9 @@ use leno_wire::http1::BodyLength;
 use super::Exchange;
 use crate::error::{Failure, downstream_reason};
 use crate::http::ahead::{Beginning, Excerpt, Unread, Until};
-use crate::http::route::{Bound, Destination};
+use crate::http::route::Bound;
 use crate::patience::finished_within;
+use crate::session::Entrance;
 
 impl Exchange<'_, '_> {
     /// What a service is shown of the body, which is read as far as that takes; `beginning` has what
@@ -35,7 +36,7 @@ impl Exchange<'_, '_> {
         }
         if beginning.is_none() && self.request.head.expect_continue {
             // It waits with its body for a word of the application, which has not been asked yet.
-            self.responder.go_on().await.map_err(|_| Reason::DownstreamClosed)?;
+            self.responder.ask_for_body().await.map_err(|_| Reason::DownstreamClosed)?;
         }
         let (worker, client) = (&self.session.worker, self.session.peer.ip());
         let beginning =
@@ -66,13 +67,10 @@ impl Exchange<'_, '_> {
     }
 
     /// Whether it is a call of gRPC, which may say nothing more before it is answered. What only says so
-    /// is none: an application of HTTP/1.1 may not mind the content type.
+    /// is none: where the application does not speak gRPC alone, it may not mind the content type.
     fn is_call(&self, bound: &Bound) -> bool {
-        match &bound.destination {
-            Destination::Application(application) => {
-                application.takes_calls() && self.request.is_grpc()
-            }
-            Destination::Endpoints(_) | Destination::Redirected(_) => false,
-        }
+        let Entrance::Inbound { port } = &self.session.entrance else { return false };
+        let mut ports = bound.scene.plans.snapshot.plan.ports.iter();
+        self.request.is_grpc() && ports.any(|it| it.port == *port && it.protocol == Protocol::Grpc)
     }
 }

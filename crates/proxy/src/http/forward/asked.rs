@@ -6,6 +6,7 @@ use leno_telemetry::trace::{Span, Written};
 use leno_wire::http1::{Framing, Parsed, write_request};
 
 use super::edits;
+use crate::http::answer;
 use crate::http::exchange::Exchange;
 use crate::http::request::{Aim, Request};
 use crate::http2::{connect, head};
@@ -27,6 +28,9 @@ pub(super) fn of(
             let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok());
             let place = (aim.authority, target.unwrap_or_default());
             let mut asked = head_of(exchange.request, ("http", destined), place)?;
+            if let Some(rule) = &exchange.actions {
+                answer::edit(&rule.request, asked.headers_mut()).ok_or(Reason::BadRequest)?;
+            }
             let context = exchange.span().map(Written::of);
             let replaced = exchange.span().map_or(&[][..], Span::replaces);
             head::add(&mut asked, &exchange.added(context.as_ref()), replaced);
