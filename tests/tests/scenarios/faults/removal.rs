@@ -1,5 +1,6 @@
 //! One of three instances fails: clients see it removed within two windows, and it comes back.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -157,15 +158,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     manifests.push(client("web", &[], &[("ratings.shop", door)]));
     let mesh = Mesh::up(&manifests.concat());
     let door = loopback(door);
-    let taken_by_sick = || -> usize {
-        let sick = instances.iter().filter(|it| it.sick.load(Ordering::SeqCst));
-        sick.map(Instance::taken).sum()
-    };
-    // One that is well may be late on a busy machine: what a sick one took counts.
-    let fails = || {
-        let before = taken_by_sick();
-        get(door, "/").expect("the door answers").status != 200 && taken_by_sick() > before
-    };
+    let fails = || fails_by_the_sick(door, &instances);
     eventually("all three answer", PATIENCE, || {
         assert!(!fails());
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
@@ -228,6 +221,16 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     let page = sidecar(&mesh, "shop/web-1");
     assert!(page.metric("leno_endpoint_removals_total{cause=\"rate\"}") >= 1.0);
     assert!(page.metric("leno_endpoint_returns_total") >= 1.0);
+}
+
+/// Whether a request fails that a sick instance took: one that is well may be late on a busy machine.
+fn fails_by_the_sick(door: SocketAddr, instances: &[Instance]) -> bool {
+    let taken = || -> usize {
+        let sick = instances.iter().filter(|it| it.sick.load(Ordering::SeqCst));
+        sick.map(Instance::taken).sum()
+    };
+    let before = taken();
+    get(door, "/").expect("the door answers").status != 200 && taken() > before
 }
 
 #[test]
