@@ -53,8 +53,7 @@ fn curl_and_wrk_work_through_a_door_unmodified() {
     let curl =
         Command::new("curl").args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
     assert_eq!(String::from_utf8_lossy(&curl.unwrap().stdout), "200");
-    let wrk =
-        Command::new("wrk").args(["-t1", "-c8", "-d2", "--timeout", "20s", &url]).output().unwrap();
+    let wrk = Command::new("wrk").args(["-t1", "-c8", "-d2", &url]).output().unwrap();
     let report = String::from_utf8_lossy(&wrk.stdout);
     assert!(report.contains("requests in"), "{report}");
     assert!(!report.contains("Non-2xx") && !report.contains("Socket errors"), "{report}");
@@ -86,16 +85,12 @@ fn the_proxy_door_reaches_services_by_name() {
 fn a_policy_deleted_and_restored_decides_within_a_second() {
     let shop = shop("strict");
     assert_eq!(get(shop.door, "/").unwrap().status, 403, "strict without a policy denies");
-    // A machine that stands still for a moment does so once: the least of a few is what it takes.
-    let (mut opened, mut closed) = (Duration::MAX, Duration::MAX);
-    for _ in 0..3 {
-        shop.mesh.write("policy.yaml", ALLOWED);
-        opened = opened.min(turns(&shop, 200));
-        shop.mesh.remove("policy.yaml");
-        closed = closed.min(turns(&shop, 403));
-    }
-    let least = opened.max(closed);
-    assert!(least < Duration::from_secs(1), "{opened:?} to open, {closed:?} to close");
+    shop.mesh.write("policy.yaml", ALLOWED);
+    assert!(turns(&shop, 200) < Duration::from_secs(1));
+    shop.mesh.remove("policy.yaml");
+    assert!(turns(&shop, 403) < Duration::from_secs(1));
+    shop.mesh.write("policy.yaml", ALLOWED);
+    assert!(turns(&shop, 200) < Duration::from_secs(1));
 }
 
 #[test]

@@ -53,4 +53,4 @@ async fn ask_one<T: DeserializeOwned>(admin: Option<String>, path: &str) -> Resu
 /// How many sidecars are asked at the same time.
 const AT_ONCE_MAX: usize = 64;
 /// How long one may take: it only has to look at what it holds.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);

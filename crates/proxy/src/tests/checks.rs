@@ -33,7 +33,16 @@ fn ask_all(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
 
 /// The same with a limit to how long an answer may take.
 fn ask_within(mesh: &Mesh, (probe, timeout): (HealthProbe, Duration), endpoints: &[Endpoint]) {
-    let time = Duration::from_millis(20);
+    ask_every(Duration::from_millis(20), mesh, (probe, timeout), endpoints);
+}
+
+/// The same, at this interval.
+fn ask_every(
+    time: Duration,
+    mesh: &Mesh,
+    (probe, timeout): (HealthProbe, Duration),
+    endpoints: &[Endpoint],
+) {
     let rule = OutlierRemoval {
         failures: FailureClasses { connect: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -264,13 +273,13 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
         let foreign = foreign.await;
         let alone = Endpoint { account: None, ..endpoint("ratings-2", plain.address, "ratings") };
         let stranger = endpoint("ratings-3", foreign.address, "ratings");
-        ask_all(&mesh, get_healthz(), &[alone, stranger]);
+        // Each has its answer before it is asked again, also on a busy machine.
+        let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
+        ask_every(often, &mesh, (get_healthz(), limit), &[alone, stranger]);
         ward(&mesh);
-        // A busy machine asks again before an answer is there, over another connection.
-        let are_kept = || plain.requests().len() >= plain.accepted.get() + 5;
-        until(|| count(&mesh, Count::HealthChecksWell) >= 10 && are_kept()).await;
+        until(|| count(&mesh, Count::HealthChecksWell) >= 10).await;
         assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
-        assert_eq!(foreign.accepted.get(), 1);
+        assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
     });
 }
 

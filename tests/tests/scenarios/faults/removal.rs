@@ -1,6 +1,5 @@
 //! One of three instances fails: clients see it removed within two windows, and it comes back.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -158,7 +157,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     manifests.push(client("web", &[], &[("ratings.shop", door)]));
     let mesh = Mesh::up(&manifests.concat());
     let door = loopback(door);
-    let fails = || fails_by_the_sick(door, &instances);
+    let fails = || get(door, "/").expect("the door answers").status != 200;
     eventually("all three answer", PATIENCE, || {
         assert!(!fails());
         instances.iter().all(|instance| instance.taken() > 0).then_some(())
@@ -223,16 +222,6 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     assert!(page.metric("leno_endpoint_returns_total") >= 1.0);
 }
 
-/// Whether a request fails that a sick instance took: one that is well may be late on a busy machine.
-fn fails_by_the_sick(door: SocketAddr, instances: &[Instance]) -> bool {
-    let taken = || -> usize {
-        let sick = instances.iter().filter(|it| it.sick.load(Ordering::SeqCst));
-        sick.map(Instance::taken).sum()
-    };
-    let before = taken();
-    get(door, "/").expect("the door answers").status != 200 && taken() > before
-}
-
 #[test]
 fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     let well = || Answer::Bytes(WELL.to_vec());
@@ -262,7 +251,7 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
 }
 
 /// For a busy machine to look at what has happened.
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
 fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {

@@ -54,14 +54,14 @@ fn shop() -> Shop {
 }
 
 impl Shop {
-    /// Replaces the routes of `web`, and waits until requests to `/who/` are answered so. How long it took.
-    fn route(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) -> Duration {
+    /// Replaces the routes of `web`, and waits until requests to `/who/` are answered so.
+    fn route(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
         self.mesh.write("route.yaml", &route("web", rules));
-        let (_, after) = eventually("the new routes decide", Duration::from_secs(20), || {
+        let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
             let response = self.ask("GET", "/who/", "");
             settled(&response).then_some(())
         });
-        after
+        assert!(after < Duration::from_secs(1), "live in under a second, not in {after:?}");
     }
 
     fn ask(&self, method: &str, path: &str, fields: &str) -> Response {
@@ -93,18 +93,16 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     const REQUESTS: usize = 500;
     let shop = shop();
     assert_eq!(shop.says("GET", "/who/", ""), "503 no-endpoint", "nothing of its own behind it");
-    let mut took = shop.route(&[TO_PYTHON], is("python"));
+    shop.route(&[TO_PYTHON], is("python"));
     let split = |python: u32, nginx: u32| {
         format!(
             "backendRefs: [{{name: python, port: 9080, weight: {python}}}, \
              {{name: nginx, port: 9080, weight: {nginx}}}]"
         )
     };
-    took = took.min(shop.route(&[&split(0, 1)], is("nginx")));
+    shop.route(&[&split(0, 1)], is("nginx"));
     // Any answer may come now; that it is live is seen by the first one from the other side.
-    took = took.min(shop.route(&[&split(90, 10)], is("python")));
-    // A machine that stands still for a moment does so once: the least of a few is what it takes.
-    assert!(took < Duration::from_secs(1), "live in under a second, not in {took:?}");
+    shop.route(&[&split(90, 10)], is("python"));
     let mut connection = Connection::open(shop.door).unwrap();
     let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
     assert!(answers.iter().all(|answer| answer.status == 200));
@@ -115,7 +113,7 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     assert!((nginx as f64 - REQUESTS as f64 * 0.1).abs() < deviation, "{nginx} of {REQUESTS}");
     shop.route(&[&split(0, 0)], |response| response.status == 500);
     shop.mesh.remove("route.yaml");
-    eventually("no routes again", Duration::from_secs(20), || {
+    eventually("no routes again", Duration::from_secs(10), || {
         (shop.says("GET", "/who/", "") == "503 no-endpoint").then_some(())
     });
 }
@@ -157,7 +155,7 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
     let turned: Vec<String> = rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
     let turned: Vec<&str> = turned.iter().map(String::as_str).collect();
     shop.mesh.write("route.yaml", &route("web", &turned));
-    eventually("mary is sent to nginx", Duration::from_secs(20), || {
+    eventually("mary is sent to nginx", Duration::from_secs(1), || {
         (shop.says("GET", "/who/", "end-user: mary\r\n") == "nginx").then_some(())
     });
     assert_eq!(shop.says("GET", "/who/", "end-user: jason\r\n"), "python");
@@ -173,7 +171,7 @@ fn a_request_that_takes_too_long_is_given_up_in_time() {
         let began = Instant::now();
         assert_eq!(shop.says("GET", "/slow", ""), "504 request-timeout");
         let took = began.elapsed();
-        assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(15), "{took:?}");
+        assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
     }
     assert_eq!(shop.says("GET", "/who/", ""), "python", "others are not held up");
 }
@@ -215,7 +213,7 @@ fn a_rule_that_retries_gives_up_within_its_attempts() {
     let began = Instant::now();
     assert_eq!(shop.says("GET", "/slow", ""), "504 attempt-timeout");
     let took = began.elapsed();
-    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(15), "{took:?}");
+    assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
 }
 
 #[test]
