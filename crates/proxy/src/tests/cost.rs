@@ -1,6 +1,7 @@
 //! What a request costs in a steady state, both sidecars together: see `docs/performance.md`.
 
 use std::process::Command;
+use std::time::Duration;
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, Sampling, Sight, Signal, Tap,
@@ -123,7 +124,10 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
         }
     });
     let is_seen = sight != Sight::default();
-    let mut mesh = Mesh::new(address, Setup { sight, ..Setup::default() }).await;
+    let mut setup = Setup { sight, ..Setup::default() };
+    // Who stands still for a moment gives no buffers back, which would be taken again.
+    setup.limits.rest_after = Duration::from_secs(10);
+    let mut mesh = Mesh::new(address, setup).await;
     for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
         sidecar.worker.world.sights.tap(&[tap()]);
         take_all(sidecar);
