@@ -8,7 +8,7 @@ set -euo pipefail
 part=$1; out=$(realpath -m "$2"); shift 2
 mkdir -p "$(dirname "$out")"
 suite=$("$KC_HERE/conformance-build.sh")
-"$KC_HERE/load.sh" "$suite"/echo-*.tar "$suite"/coredns*.tar
+"$KC_HERE/load.sh" "$suite"/echo-*.tar
 "$KC_HERE/gateway-api.sh"
 cd "$suite"
 case $part in

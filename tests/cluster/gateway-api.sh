@@ -3,6 +3,7 @@
 # suite is built with: gateway-api.sh [KUBECONFIG]
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
+export GOTOOLCHAIN=$KC_SUITE_GO
 [ $# = 0 ] || KUBECTL="$KC_BIN/kubectl --kubeconfig=$1"
 cd "$KC_HERE/tools/conformance"
 go mod download sigs.k8s.io/gateway-api

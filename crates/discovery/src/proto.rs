@@ -1435,6 +1435,8 @@ pub struct Persistence {
     pub absolute_nanoseconds: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "4")]
     pub idle_nanoseconds: ::core::option::Option<u64>,
+    #[prost(string, optional, tag = "5")]
+    pub path: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Cors {
@@ -1563,6 +1565,8 @@ pub struct Backend {
     pub request_headers: ::core::option::Option<HeaderEdits>,
     #[prost(message, optional, tag = "5")]
     pub response_headers: ::core::option::Option<HeaderEdits>,
+    #[prost(message, optional, tag = "6")]
+    pub rewrite: ::core::option::Option<UrlRewrite>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Endpoint {

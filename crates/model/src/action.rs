@@ -110,6 +110,8 @@ pub struct BackendEdits {
     pub request_headers: HeaderEdits,
     /// Edits of the headers of answers.
     pub response_headers: HeaderEdits,
+    /// What becomes of host and path, instead of what the rule says of each.
+    pub rewrite: Option<UrlRewrite>,
 }
 
 /// A header.

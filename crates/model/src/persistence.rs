@@ -16,6 +16,8 @@ pub struct Persistence {
     pub absolute: Option<Duration>,
     /// For how long it counts, from the last answer that told it.
     pub idle: Option<Duration>,
+    /// The path that a cookie is for; the one that the match names when absent.
+    pub path: Option<String>,
 }
 
 /// What carries the value of a [`Persistence`].
@@ -31,7 +33,9 @@ pub enum Carries {
 
 impl Persistence {
     /// The most bytes of a name, as in the schema of the Gateway API.
-    pub const NAME_BYTES_MAX: usize = 128;
+    pub const NAME_BYTES_MAX: usize = 256;
+    /// The most bytes of a path, as in the schema of the Gateway API.
+    pub const PATH_BYTES_MAX: usize = 1024;
 
     /// Whether a text can be the name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2); of a header one in
     /// lower case that rules may edit, and none of those that cookies travel in.
@@ -48,6 +52,15 @@ impl Persistence {
             }
         }
     }
+
+    /// Whether a text can be the path of a cookie: it begins with `/`, and nothing in it ends the
+    /// attribute (RFC 6265 §4.1.1).
+    #[must_use]
+    pub fn is_path(path: &str) -> bool {
+        path.starts_with('/')
+            && path.len() <= Self::PATH_BYTES_MAX
+            && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';')
+    }
 }
 
 #[cfg(test)]
@@ -55,8 +68,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn knows_what_can_be_a_path() {
+        for path in ["/", "/a/b", "/a?b=c"] {
+            assert!(Persistence::is_path(path), "{path}");
+        }
+        let long = format!("/{}", "a".repeat(1024));
+        for path in ["", "a", "/a;Domain=b", "/a b", "/a\r\nb: c", "/ä", &*long] {
+            assert!(!Persistence::is_path(path), "{path}");
+        }
+    }
+
+    #[test]
     fn knows_what_can_be_a_name() {
-        let long = "a".repeat(129);
+        let long = "a".repeat(257);
         for (name, cookie, header) in [
             ("cart", true, true),
             ("JSESSIONID", true, false),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
@@ -20,8 +21,8 @@ pub struct CompiledActions {
     pub request: FieldEdits,
     /// Edits of the heads of answers.
     pub response: FieldEdits,
-    /// Those of requests without what the backend does, where it does something.
-    without_backend: Option<Box<FieldEdits>>,
+    /// The same without what the backend does, where it does something.
+    without_backend: Option<Arc<Self>>,
     /// How long one attempt may take; no limit of its own when absent.
     pub attempt_limit: Option<AttemptLimit>,
     /// When requests are sent once more.
@@ -70,10 +71,6 @@ impl CompiledActions {
         if *actions == RuleActions::default() {
             return None;
         }
-        let prefix_bytes = match matches {
-            [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
-            _ => 0,
-        };
         Some(Self {
             request: FieldEdits::compile(&actions.request_headers),
             response: FieldEdits::compile(&actions.response_headers),
@@ -85,21 +82,36 @@ impl CompiledActions {
             cors: actions.cors.clone(),
             redirect: actions.redirect.clone(),
             rewrite: actions.rewrite.clone(),
-            prefix_bytes,
+            prefix_bytes: prefix_bytes(matches),
         })
     }
 
-    /// The same for one backend, with its own edits: of requests after those of the rule, of
-    /// answers before them.
+    /// What is done for one backend of a rule with these matches, which does `rule` or nothing, by its own
+    /// edits: of requests after those of the rule, of answers before them, of host and path instead of them.
     #[must_use]
-    pub fn with(&self, edits: &BackendEdits) -> Self {
+    pub fn for_backend(
+        rule: Option<&Arc<Self>>,
+        edits: &BackendEdits,
+        matches: &[RequestMatch],
+    ) -> Self {
+        let without = rule.cloned().unwrap_or_default();
         let request = FieldEdits::compile(&edits.request_headers);
         let response = FieldEdits::compile(&edits.response_headers);
+        let of_rule = without.rewrite.clone();
+        let rewrite = match (edits.rewrite.clone(), of_rule) {
+            (Some(own), Some(rule)) => Some(UrlRewrite {
+                hostname: own.hostname.or(rule.hostname),
+                path: own.path.or(rule.path),
+            }),
+            (own, rule) => own.or(rule),
+        };
         Self {
-            request: self.request.then(&request),
-            response: response.then(&self.response),
-            without_backend: Some(Box::new(self.request.clone())),
-            ..self.clone()
+            request: without.request.then(&request),
+            response: response.then(&without.response),
+            rewrite,
+            prefix_bytes: prefix_bytes(matches),
+            without_backend: Some(without.clone()),
+            ..Self::clone(&without)
         }
     }
 
@@ -122,10 +134,10 @@ impl CompiledActions {
         self.response = hidden.then(&self.response);
     }
 
-    /// Edits of the heads of copies, which go to none of the backends.
+    /// What is done to copies, which go to none of the backends.
     #[must_use]
-    pub fn of_copies(&self) -> &FieldEdits {
-        self.without_backend.as_deref().unwrap_or(&self.request)
+    pub fn of_copies(&self) -> &Self {
+        self.without_backend.as_deref().unwrap_or(self)
     }
 
     /// Edits of heads, and nothing else.
@@ -224,6 +236,14 @@ impl CompiledActions {
                 }
             }
         }
+    }
+}
+
+/// How many bytes of a path the prefix takes that the only match names.
+fn prefix_bytes(matches: &[RequestMatch]) -> usize {
+    match matches {
+        [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
+        _ => 0,
     }
 }
 

@@ -27,7 +27,7 @@ pub struct CompiledPersistence {
     name: Box<str>,
     /// What the numbers of endpoints are mixed with: those of another rule mean nothing here.
     salt: u64,
-    /// The paths that cookies are for, the longest first.
+    /// The paths of matches that cookies are for, the longest first.
     paths: Box<[Box<str>]>,
 }
 
@@ -40,8 +40,10 @@ impl CompiledPersistence {
             Some(name) => name.clone(),
             None => format!("leno-{:016x}", hash(NAME_SALT, &format!("{route} {number}"))),
         };
-        let mut paths: Vec<Box<str>> =
-            rule.matches.iter().map(|it| cookie_path(it).into()).collect();
+        let mut paths: Vec<Box<str>> = match &persistence.path {
+            Some(_) => Vec::new(),
+            None => rule.matches.iter().map(|it| cookie_path(it).into()).collect(),
+        };
         paths.sort_unstable_by_key(|path| std::cmp::Reverse(path.len()));
         Some(Self {
             rule: persistence.clone(),
@@ -120,8 +122,12 @@ impl CompiledPersistence {
         Some((Cow::Borrowed("set-cookie"), text))
     }
 
-    /// The path that a cookie is for: the longest of the rule's that leads to the request's.
+    /// The path that a cookie is for: the one that the rule names, or the longest of its matches that leads to
+    /// the request's.
     pub(crate) fn path(&self, request: &RequestView<'_>) -> &str {
+        if let Some(path) = &self.rule.path {
+            return path;
+        }
         let leads = |path: &str| {
             let rest = request.path.strip_prefix(path.trim_end_matches('/'));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

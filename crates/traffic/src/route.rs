@@ -225,18 +225,16 @@ fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
 
 /// The actions for each backend, if one of them has edits of its own.
 fn own(
-    backends: &[WeightedBackend],
+    rule: &RouteRule,
     actions: Option<&Arc<CompiledActions>>,
 ) -> Box<[Option<Arc<CompiledActions>>]> {
+    let backends = &rule.backends;
     if backends.iter().all(|backend| backend.edits.is_none()) {
         return Box::default();
     }
     let own = backends.iter().map(|backend| match &backend.edits {
         None => actions.cloned(),
-        Some(edits) => {
-            let none = CompiledActions::default();
-            Some(Arc::new(actions.map_or(&none, |actions| actions).with(edits)))
-        }
+        Some(edits) => Some(Arc::new(CompiledActions::for_backend(actions, edits, &rule.matches))),
     });
     own.collect()
 }
@@ -257,7 +255,7 @@ impl CompiledRule {
             kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
-            own: own(&rule.backends, actions.as_ref()),
+            own: own(rule, actions.as_ref()),
             actions,
             persistence,
             number,

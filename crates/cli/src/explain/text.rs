@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leno_model::{
     Carries, FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Persistence,
-    Reason, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, ValueMatch,
+    Reason, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, UrlRewrite, ValueMatch,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
@@ -260,6 +260,7 @@ fn told_rule(rule: &RouteRule) -> Vec<String> {
         let Some(edits) = &backend.edits else { continue };
         let request = told_headers("request", &edits.request_headers);
         let told = request.into_iter().chain(told_headers("response", &edits.response_headers));
+        let told = told.chain(edits.rewrite.iter().flat_map(told_rewrite));
         lines.extend(
             told.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
         );
@@ -271,18 +272,7 @@ fn told_rule(rule: &RouteRule) -> Vec<String> {
 fn told_actions(actions: &RuleActions) -> Vec<String> {
     let mut lines = told_headers("request", &actions.request_headers);
     lines.extend(told_headers("response", &actions.response_headers));
-    if let Some(rewrite) = &actions.rewrite {
-        if let Some(hostname) = &rewrite.hostname {
-            lines.push(format!("rewrite the host to {hostname}"));
-        }
-        match &rewrite.path {
-            Some(PathEdit::Full(path)) => lines.push(format!("rewrite the path to {path}")),
-            Some(PathEdit::Prefix(path)) => {
-                lines.push(format!("replace the matched prefix of the path by {path:?}"));
-            }
-            None => {}
-        }
-    }
+    lines.extend(actions.rewrite.iter().flat_map(told_rewrite));
     if actions.redirect.is_some() {
         lines.push("redirect".to_owned());
     }
@@ -304,6 +294,15 @@ fn told_actions(actions: &RuleActions) -> Vec<String> {
     lines
 }
 
+fn told_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
+    let host = rewrite.hostname.as_ref().map(|name| format!("rewrite the host to {name}"));
+    let path = rewrite.path.as_ref().map(|path| match path {
+        PathEdit::Full(path) => format!("rewrite the path to {path}"),
+        PathEdit::Prefix(path) => format!("replace the matched prefix of the path by {path:?}"),
+    });
+    host.into_iter().chain(path)
+}
+
 fn told_persistence(persistence: &Persistence) -> String {
     let carrier = match persistence.carrier {
         Carries::Cookie | Carries::LastingCookie => "cookie",
@@ -313,6 +312,9 @@ fn told_persistence(persistence: &Persistence) -> String {
         Some(name) => format!("keep a client at its endpoint by the {carrier} {name}"),
         None => format!("keep a client at its endpoint by a {carrier}"),
     };
+    if let Some(path) = &persistence.path {
+        told.push_str(&format!(" for paths below {path}"));
+    }
     if let Some(most) = persistence.absolute {
         told.push_str(&format!(", for {most:?}"));
     }

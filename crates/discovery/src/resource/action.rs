@@ -159,14 +159,14 @@ fn redirect_from_wire(
     })
 }
 
-fn rewrite_to_wire(rewrite: &UrlRewrite) -> proto::UrlRewrite {
+pub(super) fn rewrite_to_wire(rewrite: &UrlRewrite) -> proto::UrlRewrite {
     proto::UrlRewrite {
         hostname: rewrite.hostname.as_ref().map(ToString::to_string),
         path: rewrite.path.as_ref().map(path_to_wire),
     }
 }
 
-fn rewrite_from_wire(
+pub(super) fn rewrite_from_wire(
     wire: proto::UrlRewrite,
     matches: &[RequestMatch],
 ) -> Result<UrlRewrite, Invalid> {

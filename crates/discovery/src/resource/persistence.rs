@@ -19,10 +19,11 @@ pub(super) fn to_wire(persistence: &Persistence) -> proto::Persistence {
         carrier: carrier.into(),
         absolute_nanoseconds: persistence.absolute.map(nanoseconds),
         idle_nanoseconds: persistence.idle.map(nanoseconds),
+        path: persistence.path.clone(),
     }
 }
 
-/// The name becomes a part of heads as it stands: what could break one is refused.
+/// Name and path become a part of heads as they stand: what could break one is refused.
 pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid> {
     let carrier = match proto::Carries::try_from(wire.carrier) {
         Ok(proto::Carries::Cookie) => Carries::Cookie,
@@ -35,6 +36,9 @@ pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid
     if wire.name.as_ref().is_some_and(|name| !Persistence::is_name(name, carrier)) {
         return Err(Invalid::new("name", "is no name of a cookie or header"));
     }
+    if wire.path.as_ref().is_some_and(|path| !Persistence::is_path(path)) {
+        return Err(Invalid::new("path", "is no path of a cookie"));
+    }
     if carrier == Carries::LastingCookie && wire.absolute_nanoseconds.is_none() {
         return Err(Invalid::new("absolute_nanoseconds", "is missing"));
     }
@@ -43,5 +47,6 @@ pub(super) fn from_wire(wire: proto::Persistence) -> Result<Persistence, Invalid
         carrier,
         absolute: wire.absolute_nanoseconds.map(Duration::from_nanos),
         idle: wire.idle_nanoseconds.map(Duration::from_nanos),
+        path: wire.path,
     })
 }

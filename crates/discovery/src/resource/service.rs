@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    BackendEdits, HostPattern, PortView, Reach, RouteKind, RouteRule, ServiceName, ServiceView,
-    TcpRule, TlsRule, Treatment, WeightedBackend,
+    BackendEdits, HostPattern, PortView, Reach, RequestMatch, RouteKind, RouteRule, ServiceName,
+    ServiceView, TcpRule, TlsRule, Treatment, WeightedBackend,
 };
 
-use super::action::{headers_in, headers_to_wire};
+use super::action::{headers_in, headers_to_wire, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
     Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
 };
@@ -96,10 +96,11 @@ pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
     }
     let matches = each("matches", wire.matches, request::from_wire)?;
     let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
+    let backends = each("backends", wire.backends, |wire| backend_from_wire(wire, &matches))?;
     Ok(RouteRule {
         route: parsed("route", &wire.route)?,
         matches,
-        backends: each("backends", wire.backends, backend_from_wire)?,
+        backends,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
         actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
         kind: kind_from_wire(wire.grpc, wire.object)?,
@@ -179,22 +180,29 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
             .edits
             .as_ref()
             .and_then(|it| headers_to_wire(&it.response_headers)),
+        rewrite: backend.edits.as_ref().and_then(|it| it.rewrite.as_ref().map(rewrite_to_wire)),
     }
 }
 
 /// A backend of connections, or of copies: nothing of it is edited.
 pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
-    let backend = backend_from_wire(wire)?;
+    let backend = backend_from_wire(wire, &[])?;
     match backend.edits {
         None => Ok(backend),
         Some(_) => Err(Invalid::new("request_headers", "must be absent here")),
     }
 }
 
-pub(super) fn backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+/// A backend of a rule with these matches, which decide whether a prefix can be replaced.
+fn backend_from_wire(
+    wire: proto::Backend,
+    matches: &[RequestMatch],
+) -> Result<WeightedBackend, Invalid> {
+    let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let edits = BackendEdits {
         request_headers: headers_in("request_headers", wire.request_headers)?,
         response_headers: headers_in("response_headers", wire.response_headers)?,
+        rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
     };
     Ok(WeightedBackend {
         service: parsed("service", &wire.service)?,

@@ -442,6 +442,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         carrier: [Carries::Cookie, Carries::LastingCookie, Carries::Header][carrier],
         absolute: Some(absolute),
         idle: Some(idle).filter(|_| carrier > 0),
+        path: Some("/a".to_owned()).filter(|_| carrier == 1),
     });
     let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(cors()));
     let others = (others, prop::option::of(persistence));
@@ -493,10 +494,15 @@ fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
 }
 
 fn backend() -> impl Strategy<Value = WeightedBackend> {
-    let edits = (header_edits(), header_edits()).prop_map(|(request_headers, response_headers)| {
-        let edits = BackendEdits { request_headers, response_headers };
-        (edits != BackendEdits::default()).then(|| Box::new(edits))
-    });
+    let full = |name| PathEdit::Full(format!("/{name}"));
+    let rewrite = (prop::option::of(name()), prop::option::of(name().prop_map(full)))
+        .prop_map(|(hostname, path)| UrlRewrite { hostname, path });
+    let edits = (header_edits(), header_edits(), prop::option::of(rewrite)).prop_map(
+        |(request_headers, response_headers, rewrite)| {
+            let edits = BackendEdits { request_headers, response_headers, rewrite };
+            (edits != BackendEdits::default()).then(|| Box::new(edits))
+        },
+    );
     (plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
 }
 

@@ -9,7 +9,16 @@ use super::listener::{Judged, Reason};
 use crate::source::Id;
 
 /// A listener by its index, and the host names for which a route is there.
-pub(super) type Attached = (usize, Vec<Option<HostPattern>>);
+pub(super) type Attached = (usize, Vec<RouteHost>);
+
+/// Some host names of a listener that a route is for.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RouteHost {
+    /// As the route has them, which says how specific it is; any that the listener takes in place of none.
+    pub(super) written: Option<HostPattern>,
+    /// Those that are the listener's too.
+    pub(super) common: Option<HostPattern>,
+}
 
 /// The gateway that a parent of a route is.
 pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
@@ -68,12 +77,15 @@ pub(super) fn attach(
 }
 
 /// The host names of a route that are its listener's too; one that says none has all of those.
-fn names(hostnames: &[HostPattern], listener: Option<&HostPattern>) -> Vec<Option<HostPattern>> {
+fn names(hostnames: &[HostPattern], listener: Option<&HostPattern>) -> Vec<RouteHost> {
     if hostnames.is_empty() {
-        return vec![None];
+        return vec![RouteHost { written: None, common: None }];
     }
-    let mut names: Vec<_> =
-        hostnames.iter().filter_map(|name| intersection(Some(name), listener)).collect();
+    let host = |name: &HostPattern| {
+        let common = intersection(Some(name), listener)?;
+        Some(RouteHost { written: Some(name.clone()), common })
+    };
+    let mut names: Vec<_> = hostnames.iter().filter_map(host).collect();
     names.sort();
     names.dedup();
     names

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use leno_model::{Gateway, GatewayName, HostPattern, ServiceName, gateway_account};
+use leno_model::{Gateway, GatewayName, ServiceName, gateway_account};
 use serde_json::Value;
 
-use super::attach::{Attached, attach, gateway_of};
+use super::attach::{Attached, RouteHost, attach, gateway_of};
 use super::backends::{Led, Lookup, lead};
 use super::facts::{
     Address, Class, Facts, GatewayFacts, Infrastructure, RouteFacts, RouteId, unknown,
@@ -285,7 +285,7 @@ fn parents(
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(Id, usize), Vec<Option<HostPattern>>> = BTreeMap::new();
+    let mut taken: BTreeMap<(Id, usize), Vec<RouteHost>> = BTreeMap::new();
     let mut outcomes = Vec::new();
     let serving = route.good.as_deref();
     for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {

@@ -1,5 +1,6 @@
 //! What the proxies of a gateway serve, port by port.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use leno_model::{
@@ -8,6 +9,7 @@ use leno_model::{
 };
 use leno_registry::GatewayRules;
 
+use super::attach::RouteHost;
 use super::isolated::{Listeners, isolated};
 use super::listener::{Judged, Speaks};
 
@@ -16,8 +18,8 @@ use super::listener::{Judged, Speaks};
 pub(super) struct Carried {
     /// The index of the listener.
     pub(super) listener: usize,
-    /// For which host names; any that the listener takes in place of none.
-    pub(super) names: Vec<Option<HostPattern>>,
+    /// For which host names.
+    pub(super) names: Vec<RouteHost>,
     pub(super) rules: GatewayRules,
 }
 
@@ -57,8 +59,7 @@ pub(super) fn ports(
                 }
             }
             Speaks::Passthrough => {
-                let rules = routes.into_iter().filter_map(session).collect();
-                through.entry(port).or_default().push((judged.hostname.clone(), rules));
+                through.entry(port).or_default().push((judged.hostname.clone(), sessions(routes)));
             }
             Speaks::Tcp => {
                 ports.insert(port, Serves::Tcp(connections(gateway, routes)));
@@ -70,22 +71,33 @@ pub(super) fn ports(
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
 }
 
-/// The rules of requests by host name.
+/// The rules of requests by host name, as routes have them: where two have the same in common with the
+/// listener, the more specific one counts first. What is none of the listener's never comes to it.
 fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
     let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
     for route in routes {
         let GatewayRules::Requests(rules) = route.rules else { continue };
         for name in route.names {
-            hosts.entry(name).or_default().extend_from_slice(&rules);
+            hosts.entry(name.written).or_default().extend_from_slice(&rules);
         }
     }
     hosts.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
 }
 
-fn session(route: Carried) -> Option<TlsRule> {
-    let GatewayRules::Sessions(rule) = route.rules else { return None };
-    let hostnames: Vec<HostPattern> = route.names.into_iter().flatten().collect();
-    (!hostnames.is_empty()).then_some(TlsRule { hostnames, ..rule })
+/// The rules of sessions, each for names that are the listener's too. Of rules for one name the first counts:
+/// that of the route whose own name is more specific, and then of the older one.
+fn sessions(routes: Vec<Carried>) -> Vec<TlsRule> {
+    let mut rules = Vec::new();
+    for route in routes {
+        let GatewayRules::Sessions(rule) = route.rules else { continue };
+        for RouteHost { written, common } in route.names {
+            let Some(common) = common else { continue };
+            let specificity = written.as_ref().map(HostPattern::specificity);
+            rules.push((specificity, TlsRule { hostnames: vec![common], ..rule.clone() }));
+        }
+    }
+    rules.sort_by_key(|(specificity, _)| Reverse(*specificity));
+    rules.into_iter().map(|(_, rule)| rule).collect()
 }
 
 /// The oldest route decides; without any, connections are cut off.

@@ -177,7 +177,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let one = one.map(AttemptLimit::time);
         let soonest = bound.timeout.into_iter().chain(one).min();
         self.agree_within = soonest.filter(|_| self.request.upgrade);
-        let copies = self.copies(&aim, &bound);
+        let copies = self.copies(&bound);
         let outcome = self.in_time(&aim, &bound).await;
         if let Some(copies) = copies {
             copies.send(self.body.kept());

@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use leno_model::Reason;
 use leno_telemetry::trace::{Span, Written};
-use leno_traffic::FieldEdits;
+use leno_traffic::{CompiledActions, FieldEdits};
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
@@ -91,7 +91,7 @@ async fn over_link(
     let opened = {
         let context = exchange.span().map(Written::of);
         let added = exchange.added(context.as_ref());
-        let edits = edits(exchange, aim, Framing::Outside, &added);
+        let edits = edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
         let request = exchange.request;
         link.open(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
@@ -151,7 +151,7 @@ async fn over_http1(
     {
         let context = exchange.span().map(Written::of);
         let added = exchange.added(context.as_ref());
-        let edits = edits(exchange, aim, framing, &added);
+        let edits = edits(exchange, (aim, exchange.actions.as_deref()), framing, &added);
         write_request(&request.bytes, request.head, &edits, writer.room());
     }
     exchange.progress.request_sent = true;
@@ -163,14 +163,13 @@ async fn over_http1(
     converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
 }
 
-/// What becomes of the request's head: by rules on the way to endpoints, by guards at the application.
+/// What becomes of the request's head by actions: of rules on the way to endpoints, of guards at the application.
 pub(crate) fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
-    aim: &'a Aim<'_>,
+    (aim, rule): (&'a Aim<'_>, Option<&'a CompiledActions>),
     framing: Framing,
     add: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
-    let rule = exchange.actions.as_deref();
     let host = rule.and_then(|rule| rule.host()).or(exchange.session.host.as_deref());
     RequestEdits {
         target: aim.origin.as_deref().map(str::as_bytes),

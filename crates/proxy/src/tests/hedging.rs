@@ -273,6 +273,7 @@ fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
             carrier: Carries::Header,
             absolute: None,
             idle: None,
+            path: None,
         };
         let mut rule = rule("/", &[("ratings-v2", 1)]);
         rule.actions.persistence = Some(persistence);

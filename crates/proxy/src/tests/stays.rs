@@ -13,7 +13,13 @@ use super::http2;
 use super::routes::{routed, rule};
 
 fn cookie() -> Persistence {
-    Persistence { name: Some("cart".into()), carrier: Carries::Cookie, absolute: None, idle: None }
+    Persistence {
+        name: Some("cart".into()),
+        carrier: Carries::Cookie,
+        absolute: None,
+        idle: None,
+        path: None,
+    }
 }
 
 fn keeping(persistence: Persistence) -> RouteRule {

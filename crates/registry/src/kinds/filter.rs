@@ -16,8 +16,6 @@ use crate::field::{Field, Fields};
 pub(super) enum Family {
     Http,
     Grpc,
-    /// Not in a rule, but in one of its backends.
-    Backend,
 }
 
 /// Reads `filters` into what a rule does. The matches decide whether a prefix can be replaced.
@@ -30,7 +28,9 @@ pub(super) fn read(
     let Some(field) = rule.find("filters") else { return };
     let mut seen = Vec::new();
     for filter in field.list(FILTERS_MAX).unwrap_or_default() {
-        let Some((kind, config)) = read_type(&filter, family) else { continue };
+        let Some((kind, config)) = read_type(&filter, FilterKind::of_rules(family)) else {
+            continue;
+        };
         if seen.contains(&kind) && kind != FilterKind::Mirror {
             filter.refuse(format!("is a second {}", kind.word()), "join the two");
         }
@@ -65,18 +65,24 @@ pub(super) fn read(
     }
 }
 
-/// Reads `filters` of a backend: edits of headers and nothing else.
-pub(super) fn read_of_backend(backend: &Fields<'_>) -> Option<Box<BackendEdits>> {
+/// Reads `filters` of a backend, of a rule with these matches.
+pub(super) fn read_of_backend(
+    backend: &Fields<'_>,
+    family: Family,
+    matches: &[RequestMatch],
+) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
     let mut seen = Vec::new();
     for filter in backend.find("filters")?.list(FILTERS_MAX)? {
-        let Some((kind, config)) = read_type(&filter, Family::Backend) else { continue };
+        let kinds = FilterKind::of_backends(family);
+        let Some((kind, config)) = read_type(&filter, kinds) else { continue };
         if seen.contains(&kind) {
             filter.refuse(format!("is a second {}", kind.word()), "join the two");
         }
         seen.push(kind);
         match kind {
             FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
+            FilterKind::Rewrite => edits.rewrite = read_rewrite(&config, matches),
             _ => edits.response_headers = read_headers(&config),
         }
     }
@@ -117,7 +123,7 @@ impl FilterKind {
         }
     }
 
-    const fn all(family: Family) -> &'static [Self] {
+    const fn of_rules(family: Family) -> &'static [Self] {
         match family {
             Family::Http => &[
                 Self::RequestHeaders,
@@ -128,15 +134,20 @@ impl FilterKind {
                 Self::Cors,
             ],
             Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Mirror],
-            Family::Backend => &[Self::RequestHeaders, Self::ResponseHeaders],
+        }
+    }
+
+    const fn of_backends(family: Family) -> &'static [Self] {
+        match family {
+            Family::Http => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Rewrite],
+            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
         }
     }
 }
 
 /// The type of a filter and the one field that goes with it.
-fn read_type<'a>(filter: &Field<'a>, family: Family) -> Option<(FilterKind, Field<'a>)> {
+fn read_type<'a>(filter: &Field<'a>, kinds: &[FilterKind]) -> Option<(FilterKind, Field<'a>)> {
     let fields = filter.any_fields()?;
-    let kinds = FilterKind::all(family);
     let words: Vec<_> = kinds.iter().map(|kind| (kind.word(), *kind)).collect();
     let kind = fields.require("type")?.word(&words)?;
     fields.refuse_unknown(&["type", kind.key()]);

@@ -41,9 +41,10 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    filter::read(&fields, (Family::Grpc, &route.namespace), &matches, &mut actions);
+    let whose = (Family::Grpc, &route.namespace);
+    filter::read(&fields, whose, &matches, &mut actions);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, (&route.namespace, &actions));
+    let backends = read_backends(rule, &fields, whose, (&matches, &actions));
     Some(RouteRule {
         route: route.clone(),
         matches,

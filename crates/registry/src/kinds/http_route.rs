@@ -133,12 +133,13 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    filter::read(&fields, (Family::Http, &route.namespace), &matches, &mut actions);
+    let whose = (Family::Http, &route.namespace);
+    filter::read(&fields, whose, &matches, &mut actions);
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
     actions.retry = fields.find("retry").and_then(read_retry);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, (&route.namespace, &actions));
+    let backends = read_backends(rule, &fields, whose, (&matches, &actions));
     Some(RouteRule {
         route: route.clone(),
         matches,
@@ -153,10 +154,11 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
 pub(super) fn read_backends(
     rule: &Field<'_>,
     fields: &Fields<'_>,
-    (namespace, actions): (&Name, &RuleActions),
+    whose: (Family, &Name),
+    (matches, actions): (&[RequestMatch], &RuleActions),
 ) -> Vec<WeightedBackend> {
     let backends =
-        fields.each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, namespace));
+        fields.each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, whose, matches));
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so that its requests are answered 500",
@@ -339,10 +341,14 @@ pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<Weig
 }
 
 /// A backend of requests.
-fn read_edited_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
+fn read_edited_backend(
+    element: &Field<'_>,
+    (family, namespace): (Family, &Name),
+    matches: &[RequestMatch],
+) -> Option<WeightedBackend> {
     let fields =
         element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
-    let edits = filter::read_of_backend(&fields);
+    let edits = filter::read_of_backend(&fields, family, matches);
     Some(WeightedBackend { edits, ..read_weighted(&fields, namespace)? })
 }
 
@@ -400,14 +406,26 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
         field.refuse("names a status twice", "remove one of the two");
     }
     let attempts = match fields.find("attempts") {
-        Some(field) => field.number(0, RetryRule::ATTEMPTS_MAX.into())?,
+        Some(field) => read_attempts(field)?,
         None => RETRIES_DEFAULT,
     };
     let backoff = match fields.find("backoff") {
         Some(field) => read_duration(field)?,
         None => RETRY_BACKOFF_DEFAULT,
     };
-    Some(RetryRule { codes, attempts: u8::try_from(attempts).ok()?, backoff })
+    Some(RetryRule { codes, attempts, backoff })
+}
+
+/// The API bounds them by nothing.
+fn read_attempts(field: &Field<'_>) -> Option<u8> {
+    let attempts = field.number(0, i32::MAX.unsigned_abs())?;
+    let most = RetryRule::ATTEMPTS_MAX;
+    let within = u8::try_from(attempts).ok().filter(|attempts| *attempts <= most);
+    if within.is_none() {
+        let problem = format!("{attempts} is more than one request may have: {most} are made");
+        field.warn(problem, format!("use at most {most}"));
+    }
+    Some(within.unwrap_or(most))
 }
 
 /// A duration of the Gateway API (GEP-2257): one to four times up to five digits and a unit.
@@ -460,7 +478,7 @@ pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 /// Every status that may be named, once.
 const RETRY_CODES_MAX: usize = 200;
 /// Retries when a rule does not say how many.
-pub(super) const RETRIES_DEFAULT: u32 = 1;
+pub(super) const RETRIES_DEFAULT: u8 = 1;
 /// The pause before the first retry when a rule does not say how long.
 pub(super) const RETRY_BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
 

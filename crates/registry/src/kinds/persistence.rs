@@ -7,24 +7,37 @@ use leno_model::{Carries, Persistence, RouteRule};
 use super::http_route::read_duration;
 use crate::field::{Field, Fields};
 
-/// What a rule says about it, if it does.
+/// What a rule says about it, if it does: in the words of the API from 1.7 on, `cookie` and `header`, or in those of
+/// before, `sessionName`, `idleTimeout` and `cookieConfig`.
 pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let field = rule.find("sessionPersistence")?;
-    let fields =
-        field.fields(&["sessionName", "type", "absoluteTimeout", "idleTimeout", "cookieConfig"])?;
+    let fields = field.fields(&[
+        "type",
+        "absoluteTimeout",
+        "cookie",
+        "header",
+        "sessionName",
+        "idleTimeout",
+        "cookieConfig",
+    ])?;
     let is_header = match fields.find("type") {
         Some(kind) => kind.word(&[("Cookie", false), ("Header", true)])?,
         None => false,
     };
+    refuse_other_carrier(&fields, is_header);
+    let config = |key: &str, known: &[&str]| fields.find(key).and_then(|it| it.fields(known));
+    let cookie = config("cookie", &["name", "path", "lifetimeType"]);
+    let header = config("header", &["name"]);
+    let before = config("cookieConfig", &["lifetimeType"]);
+    let carrier = match is_header {
+        true => Carries::Header,
+        false => cookie.as_ref().or(before.as_ref()).map_or(Carries::Cookie, read_lifetime),
+    };
+    if let Some(header) = &header {
+        header.require("name")?;
+    }
     let time = |key: &str| fields.find(key).and_then(read_time);
     let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
-    let carrier = match (is_header, read_lifetime(&fields)) {
-        (true, _) => Carries::Header,
-        (false, lifetime) => lifetime,
-    };
-    if is_header && let Some(config) = fields.find("cookieConfig") {
-        config.refuse("is about a cookie, and `type` says `Header`", "remove one of the two");
-    }
     if carrier == Carries::LastingCookie && fields.find("absoluteTimeout").is_none() {
         field.refuse(
             "has a permanent cookie and does not say for how long",
@@ -34,11 +47,36 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     if rule.find("backendRefs").is_none() {
         field.warn("has no effect: the rule leads to no backend", "remove it, or add a backend");
     }
-    let name = match fields.find("sessionName") {
+    let of_carrier = if is_header { &header } else { &cookie };
+    let name = of_carrier.as_ref().and_then(|it| it.find("name"));
+    if let (Some(_), Some(before)) = (name, fields.find("sessionName")) {
+        before.refuse("names it a second time", "remove it");
+    }
+    let name = match name.or(fields.find("sessionName")) {
         Some(name) => Some(read_name(name, carrier)?),
         None => None,
     };
-    Some(Persistence { name, carrier, absolute, idle })
+    let path = match cookie {
+        Some(cookie) => Some(cookie.find("path").map_or(Some("/".to_owned()), read_cookie_path)?),
+        None => None,
+    };
+    Some(Persistence { name, carrier, absolute, idle, path })
+}
+
+/// What is said of a cookie where a header carries the value, and the other way round.
+fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
+    let (others, problem): (&[&str], _) = match is_header {
+        true => (&["cookie", "cookieConfig"], "is about a cookie, and `type` says `Header`"),
+        false => (&["header"], "is about a header, and `type` says `Cookie`"),
+    };
+    for field in others.iter().filter_map(|key| fields.find(key)) {
+        field.refuse(problem, "remove one of the two");
+    }
+    if fields.find("cookie").is_some()
+        && let Some(before) = fields.find("cookieConfig")
+    {
+        before.refuse("is said by `cookie` too", "remove it");
+    }
 }
 
 /// Two rules of a route that share a name would end each other's sessions.
@@ -53,19 +91,28 @@ pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
         && let Some(field) = fields.find("rules")
     {
         field.refuse(
-            format!("have two rules with the `sessionName` {name:?}, which would end each other's sessions"),
+            format!(
+                "have two rules with a session {name:?}, which would end each other's sessions"
+            ),
             "give each rule a name of its own, or none",
         );
     }
 }
 
-fn read_lifetime(fields: &Fields<'_>) -> Carries {
-    let config = fields.find("cookieConfig").and_then(|field| field.fields(&["lifetimeType"]));
-    let lifetime = config.and_then(|config| {
-        let words = &[("Session", Carries::Cookie), ("Permanent", Carries::LastingCookie)];
-        config.find("lifetimeType")?.word(words)
-    });
+fn read_lifetime(cookie: &Fields<'_>) -> Carries {
+    let words = &[("Session", Carries::Cookie), ("Permanent", Carries::LastingCookie)];
+    let lifetime = cookie.find("lifetimeType").and_then(|field| field.word(words));
     lifetime.unwrap_or(Carries::Cookie)
+}
+
+fn read_cookie_path(field: &Field<'_>) -> Option<String> {
+    let path = field.text()?;
+    if Persistence::is_path(path) {
+        return Some(path.to_owned());
+    }
+    let problem = format!("{} is not the path of a cookie", field.shown());
+    field.refuse(problem, "use `/` and up to 1023 visible characters but `;`");
+    None
 }
 
 fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
@@ -83,7 +130,7 @@ fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
             format!("{} is not the name of a cookie", field.shown())
         }
     };
-    field.refuse(problem, "use up to 128 letters, digits, `-` and `_`, such as \"cart-session\"");
+    field.refuse(problem, "use up to 256 letters, digits, `-` and `_`, such as \"cart-session\"");
     None
 }
 

@@ -152,7 +152,12 @@ fn reads_what_rules_do_to_requests_and_answers() {
         edited.backends.iter().map(|it| it.edits.as_deref().cloned()).collect();
     let set = HeaderEdits { set: vec![header("x-beta", "1")], ..HeaderEdits::default() };
     let remove = HeaderEdits { remove: vec!["server".to_owned()], ..HeaderEdits::default() };
-    let expected = BackendEdits { request_headers: set, response_headers: remove };
+    let path = Some(PathEdit::Full("/beta".to_owned()));
+    let expected = BackendEdits {
+        request_headers: set,
+        response_headers: remove,
+        rewrite: Some(UrlRewrite { hostname: None, path }),
+    };
     assert_eq!(of_backend, [None, Some(expected)]);
     let path = Some(PathEdit::Prefix(String::new()));
     let expected = RuleActions {
@@ -198,6 +203,7 @@ spec:
       filters:
       - {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-Beta, value: "1"}]}}
       - {type: ResponseHeaderModifier, responseHeaderModifier: {remove: [server]}}
+      - {type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: /beta}}}
   - matches: [{path: {value: /old}}]
     filters:
     - type: URLRewrite

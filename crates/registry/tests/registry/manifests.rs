@@ -365,6 +365,8 @@ fn reads_retries_and_the_limit_of_an_attempt() {
     let backoff = Duration::from_millis(25);
     let expected = RetryRule { codes: Vec::new(), attempts: 1, backoff };
     assert_eq!(read("{retry: {}}").actions.retry, Some(expected));
+    let capped = read("{retry: {attempts: 100}}").actions.retry.unwrap();
+    assert_eq!(capped.attempts, RetryRule::ATTEMPTS_MAX, "the API has no bound");
     let unlimited = read("{timeouts: {request: 0s, backendRequest: 5s}}");
     assert_eq!(unlimited.request_timeout, None);
     assert_eq!(unlimited.actions.attempt_timeout, Some(Duration::from_secs(5)));

@@ -22,6 +22,13 @@ const CASES: &[&str] = &[
     "{cookieConfig: {lifetimeType: Forever}}",
     "{cookieConfig: {path: /}}",
     "{name: a}",
+    "{header: {name: a}}",
+    "{type: Header, cookie: {name: a}}",
+    "{type: Header, header: {}}",
+    "{cookie: {lifetimeType: Permanent}}",
+    "{cookie: {path: \"/;Domain=a\"}}",
+    "{cookie: {}, cookieConfig: {}}",
+    "{sessionName: a, cookie: {name: a}}",
 ];
 
 fn spec(persistence: &str) -> String {
@@ -52,7 +59,13 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
         for (text, expected) in [
             (
                 "{}",
-                Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None },
+                Persistence {
+                    name: None,
+                    carrier: Carries::Cookie,
+                    absolute: None,
+                    idle: None,
+                    path: None,
+                },
             ),
             (
                 "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
@@ -61,6 +74,7 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
                     carrier: Carries::Cookie,
                     absolute: None,
                     idle: Some(30 * second),
+                    path: None,
                 },
             ),
             (
@@ -70,6 +84,7 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
                     carrier: Carries::LastingCookie,
                     absolute: Some(5400 * second),
                     idle: None,
+                    path: None,
                 },
             ),
             (
@@ -79,6 +94,37 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
                     carrier: Carries::Header,
                     absolute: Some(second),
                     idle: None,
+                    path: None,
+                },
+            ),
+            (
+                "{cookie: {}}",
+                Persistence {
+                    name: None,
+                    carrier: Carries::Cookie,
+                    absolute: None,
+                    idle: None,
+                    path: Some("/".into()),
+                },
+            ),
+            (
+                "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
+                Persistence {
+                    name: Some("cart".into()),
+                    carrier: Carries::LastingCookie,
+                    absolute: Some(second),
+                    idle: None,
+                    path: Some("/shop".into()),
+                },
+            ),
+            (
+                "{type: Header, header: {name: X-Cart}}",
+                Persistence {
+                    name: Some("x-cart".into()),
+                    carrier: Carries::Header,
+                    absolute: None,
+                    idle: None,
+                    path: None,
                 },
             ),
         ] {
@@ -95,11 +141,11 @@ fn refuses_what_cannot_be_kept_to() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",
         &specs,
         &expect![[r#"
-            spec.rules[0].sessionPersistence.sessionName: "a b" is not the name of a cookie; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
-            spec.rules[0].sessionPersistence.sessionName: "" is not the name of a cookie; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "a b" is not the name of a cookie; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "" is not the name of a cookie; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
             spec.rules[0].sessionPersistence.cookieConfig: is about a cookie, and `type` says `Header`; remove one of the two
-            spec.rules[0].sessionPersistence.sessionName: "Set-Cookie" is no header that can carry a session; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
-            spec.rules[0].sessionPersistence.sessionName: "Content-Length" is no header that can carry a session; use up to 128 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "Set-Cookie" is no header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
+            spec.rules[0].sessionPersistence.sessionName: "Content-Length" is no header that can carry a session; use up to 256 letters, digits, `-` and `_`, such as "cart-session"
             spec.rules[0].sessionPersistence.type: "Query" is not known here; use `Cookie` or `Header`
             spec.rules[0].sessionPersistence.absoluteTimeout: "soon" is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].sessionPersistence.absoluteTimeout: is no time at all; use a duration such as "1h", or remove it
@@ -107,7 +153,14 @@ fn refuses_what_cannot_be_kept_to() {
             spec.rules[0].sessionPersistence: has a permanent cookie and does not say for how long; add `absoluteTimeout`
             spec.rules[0].sessionPersistence.cookieConfig.lifetimeType: "Forever" is not known here; use `Session` or `Permanent`
             spec.rules[0].sessionPersistence.cookieConfig.path: is not a field that is known here; remove it, or use `lifetimeType`
-            spec.rules[0].sessionPersistence.name: is not a field that is known here; remove it, or use `sessionName`, `type`, `absoluteTimeout`, `idleTimeout` or `cookieConfig`
+            spec.rules[0].sessionPersistence.name: is not a field that is known here; remove it, or use `type`, `absoluteTimeout`, `cookie`, `header`, `sessionName`, `idleTimeout` or `cookieConfig`
+            spec.rules[0].sessionPersistence.header: is about a header, and `type` says `Cookie`; remove one of the two
+            spec.rules[0].sessionPersistence.cookie: is about a cookie, and `type` says `Header`; remove one of the two
+            spec.rules[0].sessionPersistence.header.name: is missing; add `name`
+            spec.rules[0].sessionPersistence: has a permanent cookie and does not say for how long; add `absoluteTimeout`
+            spec.rules[0].sessionPersistence.cookie.path: "/;Domain=a" is not the path of a cookie; use `/` and up to 1023 visible characters but `;`
+            spec.rules[0].sessionPersistence.cookieConfig: is said by `cookie` too; remove it
+            spec.rules[0].sessionPersistence.sessionName: names it a second time; remove it
         "#]],
     );
     let rule = "{sessionPersistence: {sessionName: a}, backendRefs: [{name: a, port: 80}]}";
@@ -118,7 +171,7 @@ fn refuses_what_cannot_be_kept_to() {
         "apiVersion: gateway.networking.k8s.io/v1\nkind: GRPCRoute\nmetadata: {name: x}",
         &[&two],
         &expect![[r#"
-            spec.rules: have two rules with the `sessionName` "a", which would end each other's sessions; give each rule a name of its own, or none
+            spec.rules: have two rules with a session "a", which would end each other's sessions; give each rule a name of its own, or none
         "#]],
     );
 }

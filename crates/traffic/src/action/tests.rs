@@ -138,14 +138,16 @@ fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
     let both = BackendEdits {
         request_headers: of_backend("backend"),
         response_headers: of_backend("backend"),
+        rewrite: None,
     };
-    let actions = compiled("/", rule).with(&both);
+    let rule = Arc::new(compiled("/", rule));
+    let actions = CompiledActions::for_backend(Some(&rule), &both, &[]);
     assert_eq!(
         actions.attempt_limit.map(AttemptLimit::time),
         Some(Duration::from_secs(1)),
         "the rest is the rule's"
     );
-    assert_eq!(*actions.of_copies(), FieldEdits::compile(&of_rule("rule")));
+    assert_eq!(actions.of_copies(), &*rule);
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
     let after = |edits: &FieldEdits| {
         let mut after = edits.applied(&received);
@@ -155,6 +157,37 @@ fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
     // In two steps it is the same.
     assert_eq!(after(&actions.request), "a=backend c=backend c=client c=rule d=backend e=client");
     assert_eq!(after(&actions.response), "a=rule b=rule c=backend c=client c=rule e=client");
-    let alone = CompiledActions::default().with(&both);
+    let alone = CompiledActions::for_backend(None, &both, &[]);
     assert_eq!(after(&alone.request), "a=backend c=backend c=client d=backend d=client e=client");
+}
+
+#[test]
+fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
+    let full = |path: &str| Some(PathEdit::Full(path.to_owned()));
+    let prefix = |path: &str| Some(PathEdit::Prefix(path.to_owned()));
+    let rewrite = |hostname: Option<&str>, path: Option<PathEdit>| {
+        let hostname = hostname.map(|name| Name::new(name).unwrap());
+        Some(UrlRewrite { hostname, path })
+    };
+    let rule = rewrite(Some("rule.example"), full("/rule"));
+    for (of_rule, of_backend, expected) in [
+        (None, rewrite(None, full("/own")), (Some("/own?q"), None)),
+        (None, rewrite(None, prefix("/own")), (Some("/own/b?q"), None)),
+        (rule.clone(), None, (Some("/rule?q"), Some("rule.example"))),
+        (rule.clone(), rewrite(None, full("/own")), (Some("/own?q"), Some("rule.example"))),
+        (rule.clone(), rewrite(Some("own.example"), None), (Some("/rule?q"), Some("own.example"))),
+        (rule, rewrite(Some("own.example"), prefix("")), (Some("/b?q"), Some("own.example"))),
+    ] {
+        let matches = RequestMatch { path: PathMatch::Prefix("/a".to_owned()), ..<_>::default() };
+        let actions = RuleActions { rewrite: of_rule.clone(), ..RuleActions::default() };
+        let rule = CompiledActions::compile(&actions, &[matches.clone()]).map(Arc::new);
+        let edits = BackendEdits { rewrite: of_backend.clone(), ..BackendEdits::default() };
+        let actions = CompiledActions::for_backend(rule.as_ref(), &edits, &[matches]);
+        let found = (actions.target("/a/b", Some("q")), actions.host());
+        let found = (found.0.as_deref(), found.1);
+        assert_eq!(found, expected, "{of_rule:?} {of_backend:?}");
+        let copies = actions.of_copies().target("/a/b", Some("q"));
+        let expected = of_rule.and_then(|it| it.path).map(|_| "/rule?q".to_owned());
+        assert_eq!(copies, expected, "copies go to none of the backends");
+    }
 }

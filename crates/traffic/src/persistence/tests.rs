@@ -28,7 +28,7 @@ fn compiled(persistence: Persistence) -> CompiledPersistence {
 }
 
 fn by(carrier: Carries) -> Persistence {
-    Persistence { name: Some("cart".into()), carrier, absolute: None, idle: None }
+    Persistence { name: Some("cart".into()), carrier, absolute: None, idle: None, path: None }
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -206,5 +206,10 @@ fn a_cookie_is_for_the_path_that_the_rule_names() {
         let rule = rule(by(Carries::Cookie), matches(&paths));
         let persistence = CompiledPersistence::of(&rule, 0).unwrap();
         assert_eq!(persistence.path(&ask(&Vec::new(), request)), expected, "{paths:?}");
+    }
+    let named = Persistence { path: Some("/shop".to_owned()), ..by(Carries::Cookie) };
+    let persistence = CompiledPersistence::of(&rule(named, matches(&[prefix("/a")])), 0).unwrap();
+    for request in ["/a/b", "/shop/a"] {
+        assert_eq!(persistence.path(&ask(&Vec::new(), request)), "/shop", "{request}");
     }
 }

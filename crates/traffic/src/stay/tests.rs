@@ -49,6 +49,7 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
         carrier: Carries::Header,
         absolute: None,
         idle: None,
+        path: None,
     };
     let backends = ["blue", "green"].into_iter().zip(weights);
     let rule = RouteRule {

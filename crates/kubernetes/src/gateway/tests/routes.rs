@@ -90,18 +90,18 @@ fn a_parent_is_a_listener_by_name_and_port() {
 }
 
 #[test]
-fn host_names_are_those_of_both() {
+fn host_names_are_those_of_both_as_the_route_has_them() {
     let hostless: Option<&str> = None;
     for (listener, route, expected) in [
         (hostless, vec![], vec!["any"]),
         (None, vec!["a.b"], vec!["a.b"]),
         (Some("a.b"), vec![], vec!["any"]),
         (Some("a.b"), vec!["a.b", "c.b"], vec!["a.b"]),
-        (Some("a.b"), vec!["*.b"], vec!["a.b"]),
+        (Some("a.b"), vec!["*.b"], vec!["*.b"]),
         (Some("*.b"), vec!["a.b", "x.a.b", "b", "ab"], vec!["a.b", "x.a.b"]),
         (Some("*.b"), vec!["*.b"], vec!["*.b"]),
         (Some("*.b"), vec!["*.a.b"], vec!["*.a.b"]),
-        (Some("*.a.b"), vec!["*.b"], vec!["*.a.b"]),
+        (Some("*.a.b"), vec!["*.b"], vec!["*.b"]),
         (Some("*.a.b"), vec!["*.c.b"], vec![]),
         (Some("a.b"), vec!["*.a.b"], vec![]),
     ] {
@@ -232,7 +232,30 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
         rules.iter().map(|it| format!("{:?} {}", it.hostnames, it.backends.len())).collect();
     // What no rule of `narrow` is about leads nowhere.
     let nowhere = "[Below(b), Below(x.b), Exact(a.b)] 0";
-    assert_eq!(shown, ["[Below(b)] 1", "[Exact(c.b)] 1", "[Exact(a.b)] 1", nowhere]);
+    assert_eq!(shown, ["[Exact(c.b)] 1", "[Below(b)] 1", "[Exact(a.b)] 1", nowhere]);
+}
+
+#[test]
+fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
+    for (listener, older, newer, expected) in [
+        ("a.b", "*.b", "a.b", "newer"),
+        ("a.b", "a.b", "*.b", "older"),
+        ("*.x.b", "*.b", "*.x.b", "newer"),
+        ("*.x.b", "*.x.b", "*.x.b", "older"),
+    ] {
+        let mut world = World::new(json!([
+            {"name": "l", "port": 443, "protocol": "TLS", "hostname": listener, "tls": {"mode": "Passthrough"}},
+        ]));
+        world.route(("TLSRoute", "infra", "older"), json!({}), &[older]);
+        world.route(("TLSRoute", "infra", "newer"), json!({}), &[newer]);
+        let resolved = world.resolve();
+        let gateway = resolved.gateways.values().next().unwrap();
+        let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+        let names: Vec<String> =
+            rules.iter().flat_map(|it| &it.hostnames).map(ToString::to_string).collect();
+        assert_eq!(names, [listener, listener], "nothing beyond the listener's names");
+        assert_eq!(rules[0].route.name.as_str(), expected, "{listener}: {older}, {newer}");
+    }
 }
 
 #[test]

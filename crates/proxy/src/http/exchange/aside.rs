@@ -1,5 +1,6 @@
 //! What is done to a request before it is sent: pages of other origins, copies, faults on purpose.
 
+use std::borrow::Cow;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
@@ -13,8 +14,8 @@ use leno_telemetry::trace::Written;
 use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::Injected;
 use leno_traffic::treatment::PortTreatment;
-use leno_traffic::{FieldEdits, Ruling};
-use leno_wire::http1::{Framing, RequestEdits, write_request};
+use leno_traffic::{CompiledActions, FieldEdits, Ruling};
+use leno_wire::http1::{Framing, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
@@ -60,21 +61,24 @@ impl Exchange<'_, '_> {
     /// Copies for other services, where rules want some. Those of a request without a body are on
     /// their way when this returns; the others wait for it, which is kept while it passes.
     #[inline]
-    pub(super) fn copies(&mut self, aim: &Aim<'_>, bound: &Bound) -> Option<Copies> {
+    pub(super) fn copies(&mut self, bound: &Bound) -> Option<Copies> {
         let wants = bound.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
-        if wants && !self.request.upgrade { self.copies_of(aim, bound) } else { None }
+        if wants && !self.request.upgrade { self.copies_of(bound) } else { None }
     }
 
-    fn copies_of(&mut self, aim: &Aim<'_>, bound: &Bound) -> Option<Copies> {
+    fn copies_of(&mut self, bound: &Bound) -> Option<Copies> {
         let worker = &self.session.worker;
         let to = mirror::drawn(worker, bound);
         if to.is_empty() {
             return None;
         }
         // What a backend has done to its requests is not for others.
-        let of_rule = bound.actions.as_ref().map(|actions| actions.of_copies());
-        let none = FieldEdits::default();
-        let head = self.head(aim, Some(of_rule.unwrap_or(&none)));
+        let of_rule = bound.actions.as_deref().map(CompiledActions::of_copies);
+        let mut aim = self.request.aim().ok()?;
+        if let Some(target) = of_rule.and_then(|rule| rule.target(aim.path, aim.query)) {
+            aim.origin = Some(Cow::Owned(target));
+        }
+        let head = self.head(&aim, of_rule);
         let copies = Copies::new(worker, &bound.scene, to, head);
         if self.body.is_empty() {
             copies.send(Some(Vec::new()));
@@ -84,16 +88,12 @@ impl Exchange<'_, '_> {
         Some(copies)
     }
 
-    /// The head of the request as it is sent on a link, perhaps with other edits than the rule's.
-    pub(super) fn head(&self, aim: &Aim<'_>, instead: Option<&FieldEdits>) -> BytesMut {
+    /// The head of the request as it is sent on a link, edited by these actions.
+    pub(super) fn head(&self, aim: &Aim<'_>, actions: Option<&CompiledActions>) -> BytesMut {
         let mut head = BytesMut::new();
         let context = self.span().map(Written::of);
         let added = self.added(context.as_ref());
-        let edits = edits(self, aim, Framing::Outside, &added);
-        let edits = match instead {
-            None => edits,
-            Some(FieldEdits { lines, remove }) => RequestEdits { lines, remove, ..edits },
-        };
+        let edits = edits(self, (aim, actions), Framing::Outside, &added);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }

@@ -100,7 +100,7 @@ impl Exchange<'_, '_> {
         let second = Second {
             worker: &session.worker,
             bound,
-            head: self.head(aim, None).freeze(),
+            head: self.head(aim, self.actions.as_deref()).freeze(),
             held: has_body.then(|| self.keep_body()),
             service: self.record.subject.service.clone(),
             actions: self.actions.clone(),

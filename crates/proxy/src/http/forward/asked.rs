@@ -41,7 +41,8 @@ pub(super) fn of(
             let context = exchange.span().map(Written::of);
             let added = exchange.added(context.as_ref());
             let mut bytes = BytesMut::new();
-            let edits = edits(exchange, aim, Framing::Outside, &added);
+            let edits =
+                edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
             let mut head = exchange.session.worker.request_heads.lend();
             match head.parse(&bytes) {

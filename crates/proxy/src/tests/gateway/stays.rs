@@ -15,8 +15,13 @@ async fn named(name: &'static str) -> Application {
 
 /// A rule for a path, to a service with a sidecar and one without.
 fn keeping(path: &str) -> RouteRule {
-    let persistence =
-        Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None };
+    let persistence = Persistence {
+        name: None,
+        carrier: Carries::Cookie,
+        absolute: None,
+        idle: None,
+        path: None,
+    };
     let mut rule = rule(path, [backend("ratings"), backend("plain")].concat());
     rule.actions.persistence = Some(persistence);
     rule
