@@ -16,7 +16,22 @@ run kubernetes --test-threads 4 by_plugin connectivity
 if grep -rl leno "$KC_STATE"/n*/opt/cni/bin "$KC_STATE"/n*/etc/cni/net.d; then
   echo "the network of a node still knows Leno" >&2; exit 1
 fi
-"$KC_HERE/helm.sh" install leno "$KC_HERE/../../deploy/helm/leno" --namespace leno-system \
-  --create-namespace --set "image=$KC_IMAGE" --wait
+chart=$KC_HERE/../../deploy/helm/leno
+helm() { "$KC_HERE/helm.sh" "$@"; }
+helm install leno "$chart" --namespace leno-system --create-namespace --set "image=$KC_IMAGE" --wait
 run kubernetes connectivity
-"$KC_HERE/helm.sh" uninstall leno --namespace leno-system --wait
+# Another installation by values: what is not known, or of another type, is refused, and the rest is there.
+for wrong in replicas=none gatways=true cni.enabled=perhaps accessCerts=all; do
+  if helm template leno "$chart" --set "$wrong" > /dev/null 2>&1; then
+    echo "the chart takes $wrong" >&2; exit 1
+  fi
+done
+kubectl create namespace guests > /dev/null
+helm upgrade leno "$chart" --namespace leno-system --reuse-values --set gateways=true,withSmi=true,replicas=1 \
+  --set 'accessCerts={guests}' --set 'tolerations[0].operator=Exists' --set-string 'nodeSelector.kubernetes\.io/os=linux' --wait
+kubectl get gatewayclass/leno clusterrole/leno-gateways > /dev/null
+kubectl -n guests get roles -o name | grep leno > /dev/null
+[ "$(kubectl -n leno-system get deployment leno-control -o 'jsonpath={.status.replicas} {.spec.template.spec.tolerations[0].operator}')" = "1 Exists" ]
+"$1" check --kubernetes
+run kubernetes connectivity
+helm uninstall leno --namespace leno-system --wait

@@ -30,7 +30,7 @@ pub use wishes::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
 
 use container::Sidecar;
 pub(crate) use container::{STATE, probe, scraping, token_directory, unprivileged, volumes};
-pub(crate) use decision::SYSTEM_NAMESPACES;
+pub(crate) use decision::{SYSTEM_NAMESPACES, decide};
 use probe::Probes;
 use wishes::Wishes;
 
@@ -169,7 +169,7 @@ pub fn inject(
     demand: Demand<'_>,
     settings: &Settings,
 ) -> Result<Outcome, InjectError> {
-    if let Some(skip) = decision::decide(pod, demand, &settings.system_namespace)? {
+    if let Some(skip) = decide(pod, demand, &settings.system_namespace)? {
         return Ok(Outcome::Skipped(skip));
     }
     let wishes = Wishes::read(pod, demand.namespace(), settings)?;

@@ -108,6 +108,43 @@ fn agents(ready: u32) -> Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
+fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_told() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        let namespace = |standard: &str| {
+            json!({"metadata": {"labels": {
+                "leno.dev/injection": "enabled", "pod-security.kubernetes.io/enforce": standard,
+            }}})
+        };
+        server.apply("v1/Namespace", None, "shop", namespace("privileged")).await;
+        assert_found(&server, "namespaces", ("ok", "1 whose pods get sidecars")).await;
+        server.apply("v1/Namespace", None, "closed", namespace("restricted")).await;
+        let refused = "closed (restricted) refuse; run `leno install -n mesh --cni --apply`";
+        assert_found(&server, "namespaces", ("wrong", refused)).await;
+        install(&server, &Options { cni: Some(NodeNetwork::default()), ..options() }).await;
+        assert_found(&server, "namespaces", ("ok", "2 whose pods get sidecars")).await;
+
+        assert_found(&server, "sidecars", ("ok", "0, none of another image")).await;
+        let pod = |image: &str| {
+            json!({
+                "metadata": {"labels": {"leno.dev/meshed": "sidecar"}},
+                "spec": {
+                    "initContainers": [{"name": "leno-proxy", "image": image, "restartPolicy": "Always"}],
+                    "containers": [{"name": "web", "image": "web"}],
+                },
+            })
+        };
+        server.apply("v1/Pod", Some("shop"), "new", pod(&options().image)).await;
+        assert_found(&server, "sidecars", ("ok", "1, none of another image")).await;
+        server.apply("v1/Pod", Some("shop"), "old", pod("leno:before")).await;
+        let old = format!("1 of 2 have another image than {}: shop/old", options().image);
+        assert_found(&server, "sidecars", ("warning", &old)).await;
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
 fn what_ends_soon_is_told() {
     run(async {
         let server = Server::start().await;

@@ -8,7 +8,7 @@ use leno_tests::eventually;
 use super::under_load::Load;
 
 /// A gateway of the namespace and a route from there to `server`; where strangers reach it.
-fn gateway(namespace: &Namespace) -> String {
+pub(crate) fn gateway(namespace: &Namespace) -> String {
     namespace.apply(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -70,7 +70,7 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     strangers.wait_ready();
     let url = format!("http://{address}/");
     strangers.expect_curl("stranger", &[&url], 0, 200);
-    let load = Load::start(&strangers, &url, 40);
+    let load = Load::start(&strangers, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
         printed(&namespace.kubectl(&["rollout", "restart", deployment]));
         printed(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));

@@ -1,21 +1,25 @@
 //! What happens to a mesh while requests go through it at a constant rate: none may fail that the
 //! application did not fail itself.
 
-use std::time::Duration;
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
 use leno_tests::eventually;
 use serde_json::Value;
 
-/// A client that sends requests at a constant rate for a while, in a pod of its own.
+/// A client that sends requests at a constant rate until it is told to end, in a pod of its own.
 pub(crate) struct Load<'a> {
     namespace: &'a Namespace,
+    began: Instant,
 }
 
 impl<'a> Load<'a> {
-    pub(crate) fn start(namespace: &'a Namespace, url: &str, seconds: u32) -> Self {
+    pub(crate) fn start(namespace: &'a Namespace, url: &str) -> Self {
         let image = image();
         let node = stays();
+        let mark = namespace.name();
         namespace.apply(&format!(
             "apiVersion: batch/v1
 kind: Job
@@ -33,26 +37,28 @@ spec:
         imagePullPolicy: Never
         # Not that of the sidecar, whose connections are left alone.
         securityContext: {{runAsUser: 2000}}
-        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, {seconds}s, -o, json]
+        env: [{{name: {MARK}, value: {mark}}}]
+        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json]
 "
         ));
         eventually("the load runs", Duration::from_secs(180), || {
             let state = namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.ready}"]);
             (printed(&state) == "1").then_some(())
         });
-        Self { namespace }
+        Self { namespace, began: Instant::now() }
     }
 
+    /// Ends it, half a minute after it began at the earliest: how many requests were sent, and what failed.
     /// What was done meanwhile was done under load.
-    pub(crate) fn expect_under_way(&self) {
-        let active =
-            self.namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.active}"]);
-        assert_eq!(printed(&active), "1", "the load has ended before what it was to go on through");
-    }
-
-    /// Waits for its end: how many requests were sent, and what failed.
     pub(crate) fn end(self) -> (u64, Value) {
-        eventually("the load ends", Duration::from_secs(300), || {
+        eventually("the load has gone on for long enough", 2 * LEAST, || {
+            (self.began.elapsed() >= LEAST).then_some(())
+        });
+        let mark = format!("{MARK}={}", self.namespace.name());
+        let process = process("environ", &mark).expect("the load goes on until it is told to end");
+        let told = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
+        assert!(told.success());
+        eventually("the load ends", Duration::from_secs(60), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
             let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
             (!state.is_empty()).then_some(())
@@ -61,6 +67,16 @@ spec:
         let report: Value = serde_json::from_str(&said).expect(&said);
         (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
     }
+}
+
+/// A process of this machine, which the cluster's are too, by a word of its command line or of its environment:
+/// `file` is `cmdline` or `environ`.
+pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|it| it == word.as_bytes())
+    })
 }
 
 /// The first of the nodes.
@@ -80,13 +96,21 @@ pub(crate) fn prepared(what: &str) -> Namespace {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_rolling_restart_fails_no_request() {
     let namespace = prepared("rolling");
-    let load = Load::start(&namespace, "http://server/", 40);
+    let load = Load::start(&namespace, "http://server/");
     printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
     printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    eventually("three of the pods are gone", Duration::from_secs(120), || {
+        (namespace.pods("server").len() == 1).then_some(())
+    });
     let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
+
+/// The variable by which a load is known among the processes of this machine.
+const MARK: &str = "LOAD_OF";
+/// Long enough for more than a thousand requests.
+const LEAST: Duration = Duration::from_secs(30);

@@ -27,7 +27,18 @@ pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
         }),
         service(wish),
         deployment(wish, settings),
+        budget(wish),
     ]
+}
+
+/// However many pods there are, one at a time may be evicted; of a single one that is never in the way.
+fn budget(wish: &Wish) -> Value {
+    json!({
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(wish, &object_name(&wish.account)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(wish)}},
+    })
 }
 
 fn service(wish: &Wish) -> Value {
@@ -84,6 +95,12 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
                     "serviceAccountName": wish.account,
                     "automountServiceAccountToken": false,
                     "terminationGracePeriodSeconds": 40,
+                    "topologySpreadConstraints": [{
+                        "maxSkew": 1,
+                        "topologyKey": "kubernetes.io/hostname",
+                        "whenUnsatisfiable": "ScheduleAnyway",
+                        "labelSelector": {"matchLabels": selector(wish)},
+                    }],
                     "securityContext": {
                         "runAsNonRoot": true,
                         "runAsUser": PROXY_UID,

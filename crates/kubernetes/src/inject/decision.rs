@@ -10,7 +10,7 @@ use super::{Demand, NamespaceFacts, Skip, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_UID};
 
 /// Why the pod gets none; nothing when it does.
-pub(super) fn decide(
+pub(crate) fn decide(
     pod: &Value,
     demand: Demand<'_>,
     system_namespace: &str,

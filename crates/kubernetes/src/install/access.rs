@@ -128,6 +128,7 @@ fn gateways() -> Value {
         rule(&[""], &["secrets"], &["list", "watch"]),
         rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
         rule(&[""], &["services", "serviceaccounts"], &write),
+        rule(&["policy"], &["poddisruptionbudgets"], &write),
     ])
 }
 

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod control;
+mod members;
 mod network;
 mod rights;
 
@@ -9,10 +10,10 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
 use super::apply::try_injection;
@@ -98,6 +99,8 @@ pub async fn examine(
     tell("control plane", control::state(namespace, &deployment));
     tell("kinds", kinds(client).await);
     tell("network of nodes", network::agents(client, namespace, &deployment).await);
+    tell("namespaces", members::namespaces(client, namespace, &deployment).await);
+    tell("sidecars", members::sidecars(client, &deployment).await);
     let now = SystemTime::now();
     tell("authority", certificates::issuer(client, namespace, now).await);
     tell("roots of the mesh", certificates::roots(client, namespace, now).await);
@@ -123,30 +126,48 @@ fn of_version(major: &str, minor: &str) -> Finding {
     }
 }
 
-/// Kubelets may be older than the API server.
+/// Kubelets may be older than the API server, and kernels than what leads connections to sidecars.
 async fn nodes(client: &Client) -> Finding {
     let nodes: Api<Node> = Api::all(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
         Ok(nodes) => nodes.items,
         Err(error) => return unreadable(&error),
     };
-    let versions = nodes.iter().filter_map(|node| {
-        let version = &node.status.as_ref()?.node_info.as_ref()?.kubelet_version;
-        Some((node.metadata.name.as_deref().unwrap_or_default(), version.trim_start_matches('v')))
+    let which = |is_old: fn(&NodeSystemInfo) -> Option<&str>| -> Vec<String> {
+        let old = nodes.iter().filter_map(|node| {
+            let version = is_old(node.status.as_ref()?.node_info.as_ref()?)?;
+            Some(format!("{} ({version})", node.name_any()))
+        });
+        old.collect()
+    };
+    let kernels = which(|info| Some(&*info.kernel_version).filter(|it| is_old_kernel(it)));
+    if !kernels.is_empty() {
+        return Finding::wrong(
+            format!("kernels of {} cannot lead connections to sidecars", few(&kernels)),
+            "use Linux 5.2 or newer",
+        );
+    }
+    let kubelets = which(|info| {
+        let version = info.kubelet_version.trim_start_matches('v');
+        let mut parts = version.split('.');
+        let (major, minor) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        (!has_native_sidecars(major, minor)).then_some(version)
     });
-    let old: Vec<String> = versions
-        .filter(|(_, version)| {
-            let mut parts = version.split('.');
-            !has_native_sidecars(parts.next().unwrap_or(""), parts.next().unwrap_or(""))
-        })
-        .map(|(name, version)| format!("{name} ({version})"))
-        .collect();
-    match old.as_slice() {
+    match kubelets.as_slice() {
         [] => Finding::Well(format!("{}, all with native sidecars", nodes.len())),
         old => Finding::odd(
-            format!("no native sidecars on {}", old.join(", ")),
+            format!("no native sidecars on {}", few(old)),
             "bring their kubelets to 1.29 or newer",
         ),
+    }
+}
+
+/// Whether a kernel has no tables of nftables that are for both versions of IP; one that says nothing may have.
+fn is_old_kernel(version: &str) -> bool {
+    let mut parts = version.split(['.', '-']).map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < KERNEL_MIN,
+        _ => false,
     }
 }
 
@@ -241,6 +262,15 @@ async fn webhook(client: &Client, now: SystemTime) -> Finding {
     }
 }
 
+/// Some of several names, and how many there are beside.
+fn few(names: &[String]) -> String {
+    let shown = names.get(..SHOWN_MAX).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 fn unreadable(error: &kube::Error) -> Finding {
     Finding::odd(
         format!("cannot be looked at: {}", in_words(error)),
@@ -251,6 +281,10 @@ fn unreadable(error: &kube::Error) -> Finding {
 /// Server-side apply, rules in schemas and projected tokens are all there.
 const MINOR_MIN: u32 = 25;
 const NODES_MAX: u32 = 500;
+/// Chains of the type `nat` in tables of the family `inet`.
+const KERNEL_MIN: (u32, u32) = (5, 2);
+/// How many names are told at once.
+const SHOWN_MAX: usize = 8;
 const INSTALL_AGAIN: &str = "run `leno install --apply` again";
 /// Half of what certificates allow for.
 const SKEW_MAX: Duration = Duration::from_secs(30);
@@ -268,6 +302,20 @@ mod tests {
         };
         let found = ["34+", "29", "28", "24"].map(verdict);
         assert_eq!(found, ["well", "well", "odd", "wrong"]);
+    }
+
+    #[test]
+    fn old_kernels_are_told_apart() {
+        for (version, expected) in [
+            ("4.19.0-26-amd64", true),
+            ("5.1.21", true),
+            ("5.2.0", false),
+            ("5.15.0-1070-aws", false),
+            ("6.1.0-31-amd64", false),
+            ("", false),
+        ] {
+            assert_eq!(is_old_kernel(version), expected, "{version}");
+        }
     }
 
     #[test]

@@ -1,22 +1,45 @@
 //! What operators do to a cluster while requests go through a mesh in it: none may fail.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
 use leno_tests::eventually;
 
-use crate::under_load::{Load, prepared};
+use crate::gateways::gateway;
+use crate::under_load::{Load, prepared, process};
+
+/// The node that is drained; loads run on the other one.
+fn second_node() -> String {
+    let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
+    let mut nodes: Vec<_> = nodes.split(' ').collect();
+    nodes.sort_unstable();
+    let [_, second] = nodes[..] else { panic!("two nodes, not {nodes:?}") };
+    second.to_owned()
+}
+
+/// How many of the pods with a label are on a node.
+fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
+    let field = format!("--field-selector=spec.nodeName={node}");
+    printed(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"])).lines().count()
+}
+
+/// Takes all pods from a node under a load, none of which may fail.
+fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
+    let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
+    printed(&kubectl(&[&drain[..], &["--timeout=120s"]].concat()));
+    assert!(is_empty());
+    let (requests, failed) = load.end();
+    printed(&kubectl(&["uncordon", node]));
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}));
+}
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_drained_node_fails_no_request() {
-    let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
-    let mut nodes: Vec<_> = nodes.split(' ').collect();
-    nodes.sort_unstable();
-    let [_, drained] = nodes[..] else { panic!("two nodes, not {nodes:?}") };
+    let node = second_node();
     let namespace = prepared("drained");
     namespace.apply(
         "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: server}, spec: {minAvailable: 1, \
@@ -24,27 +47,37 @@ fn a_drained_node_fails_no_request() {
     );
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
     namespace.wait_ready();
-    let there = || {
-        let field = format!("--field-selector=spec.nodeName={drained}");
-        let pods = namespace.kubectl(&["get", "pods", "-l", "app=server", &field, "-o", "name"]);
-        printed(&pods).lines().count()
-    };
+    let there = || pods_on(&node, &namespace, "app=server");
     assert!(there() > 0, "the node has some of the pods");
-    let load = Load::start(&namespace, "http://server/", 40);
-    let drain = ["drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
-    printed(&kubectl(&[&drain[..], &["--timeout=120s"]].concat()));
-    assert_eq!(there(), 0);
-    let (requests, failed) = load.end();
-    printed(&kubectl(&["uncordon", drained]));
-    assert!(requests > 1000, "{requests}");
-    assert_eq!(failed, serde_json::json!({}));
+    let load = Load::start(&namespace, "http://server/");
+    drain(&node, load, || there() == 0);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_drained_node_takes_no_gateway_away() {
+    let node = second_node();
+    let namespace = prepared("fronted");
+    let address = gateway(&namespace);
+    printed(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
+    let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
+    printed(&namespace.kubectl(&rolled_out));
+    let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
+    assert_eq!(there(), 1, "its pods are spread over the nodes");
+    let strangers = Namespace::new("strangers", Injection::Disabled);
+    strangers.client("stranger");
+    strangers.wait_ready();
+    let url = format!("http://{address}/");
+    strangers.expect_curl("stranger", &[&url], 0, 200);
+    let load = Load::start(&strangers, &url);
+    drain(&node, load, || there() == 0);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_restarted_api_server_fails_no_request() {
     let namespace = prepared("restarted");
-    let load = Load::start(&namespace, "http://server/", 30);
+    let load = Load::start(&namespace, "http://server/");
     let before = api_server().expect("an API server runs");
     let killed = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
     assert!(killed.success());
@@ -64,15 +97,15 @@ fn a_restarted_api_server_fails_no_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn killed_control_planes_fail_no_request() {
     let namespace = prepared("killed");
-    let load = Load::start(&namespace, "http://server/", 30);
+    let load = Load::start(&namespace, "http://server/");
     let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     printed(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
+    // What comes back serves: a new pod joins.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
-    // And what comes back serves: a new pod joins.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
 }
 
 /// The process of this cluster's API server, which starts again when it ends.
@@ -80,9 +113,5 @@ fn api_server() -> Option<u32> {
     let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
     let state = Path::new(&config).parent().expect("it is in the directory of the cluster's state");
     let certificate = format!("--tls-cert-file={}/pki/apiserver.crt", state.display());
-    let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
-        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        command.split(|byte| *byte == 0).any(|word| word == certificate.as_bytes())
-    })
+    process("cmdline", &certificate)
 }

@@ -37,7 +37,7 @@ fn rolled_out(namespace: &Namespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn another_release_is_rolled_out_without_a_failed_request() {
     let namespace = prepared("upgraded");
-    let load = Load::start(&namespace, "http://server/", 120);
+    let load = Load::start(&namespace, "http://server/");
     let (before, after) = (image(), next_image());
     let application = "kc.local/testapp:1".to_owned();
     assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
@@ -52,7 +52,6 @@ fn another_release_is_rolled_out_without_a_failed_request() {
     printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     rolled_out(&namespace);
     assert!(images(namespace.name(), "app=server").contains(&after));
-    load.expect_under_way();
     let (requests, failed) = load.end();
     // And back, as those do who regret it.
     install(&before);
@@ -64,7 +63,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     let namespace = prepared("reinstalled");
-    let load = Load::start(&namespace, "http://server/", 120);
+    let load = Load::start(&namespace, "http://server/");
     uninstall(&[]);
     let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
     assert!(!gone.status.success(), "there is still a control plane");
@@ -79,7 +78,6 @@ fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     let pods = namespace.pods("server");
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     namespace.expect_reached("client", &["http://server/"], &pods);
-    load.expect_under_way();
     let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));

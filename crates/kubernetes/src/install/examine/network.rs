@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 
-use super::{Finding, NODES_MAX, unreadable};
+use super::{Finding, NODES_MAX, few, unreadable};
 use crate::install::Installed;
 use crate::words::CNI;
 
@@ -52,10 +52,9 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
         Ok(without) => without,
         Err(error) => return unreadable(&error),
     };
-    let places: Vec<&str> = without.iter().map(String::as_str).take(SHOWN_MAX).collect();
-    let places = match places.as_slice() {
+    let places = match without.as_slice() {
         [] => String::new(),
-        places => format!("; there is none on {}", places.join(", ")),
+        places => format!("; there is none on {}", few(places)),
     };
     Finding::wrong(
         format!("{ready} agents of {wanted} are ready{places}: pods do not start on those nodes"),
@@ -64,7 +63,7 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
 }
 
 /// The nodes that have no agent that is ready.
-async fn without_agent(client: &Client) -> Result<BTreeSet<String>, kube::Error> {
+async fn without_agent(client: &Client) -> Result<Vec<String>, kube::Error> {
     let nodes: Api<Node> = Api::all(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), CNI);
@@ -81,8 +80,7 @@ async fn without_agent(client: &Client) -> Result<BTreeSet<String>, kube::Error>
         .filter_map(|pod| pod.spec.and_then(|spec| spec.node_name))
         .collect();
     let names = nodes.items.iter().map(ResourceExt::name_any);
-    Ok(names.filter(|name| !with.contains(name)).collect())
+    let mut without: Vec<String> = names.filter(|name| !with.contains(name)).collect();
+    without.sort_unstable();
+    Ok(without)
 }
-
-/// How many nodes are named in a message.
-const SHOWN_MAX: usize = 8;
