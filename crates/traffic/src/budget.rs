@@ -64,8 +64,9 @@ pub const SHARE_PERCENT: u32 = 20;
 /// What is there for a service that is asked seldom, and comes back with time: all the retries that one
 /// request may have.
 pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
-/// How long it takes for one of these to come back.
-pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
+/// How long it takes for one of these to come back: ten each second, as the Gateway API's default of
+/// `minRetryRate` has it (GEP-3388).
+pub const FLOOR_PERIOD: Duration = Duration::from_millis(100);
 /// The most that can be saved up: a good hour does not pay for a storm.
 pub const BALANCE_RETRIES_MAX: u32 = 100;
 /// A retry, in the unit of the balance.

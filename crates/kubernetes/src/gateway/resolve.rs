@@ -113,6 +113,9 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
             resolved.parents.insert(id.clone(), said);
         }
     }
+    for (id, gateway, _) in facts.ours().filter(|(id, ..)| !sides.contains_key(id)) {
+        resolved.said.insert(id.clone(), nameless(gateway));
+    }
     for (id, side) in sides {
         let name = side.name.clone();
         if side.is_pending {
@@ -252,8 +255,21 @@ fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
         return Some(Reason::new("UnsupportedAddress", message));
     }
     let is_label = id.name.len() <= LABEL_BYTES_MAX;
-    let long = || Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be");
-    (!is_label).then(long)
+    (!is_label).then(too_long)
+}
+
+fn too_long() -> Reason {
+    Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be")
+}
+
+/// What is said of a gateway that the mesh has no name for: one of its parts is no label.
+fn nameless(gateway: &GatewayFacts) -> GatewaySaid {
+    GatewaySaid {
+        generation: gateway.generation,
+        conditions: ["Accepted", "Programmed"].map(|word| too_long().unmet(word)).into(),
+        listeners: Vec::new(),
+        addresses: Vec::new(),
+    }
 }
 
 fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, Reason> {

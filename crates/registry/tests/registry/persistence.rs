@@ -52,85 +52,67 @@ fn read(kind: &str, persistence: &str) -> Persistence {
     found.and_then(|rule| rule.actions.persistence).expect("what is read")
 }
 
-#[test]
-fn reads_how_long_a_client_keeps_to_its_endpoint() {
-    let second = Duration::from_secs(1);
+/// By a cookie of no name.
+fn plain() -> Persistence {
+    Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None, path: None }
+}
+
+fn check(cases: &[(&str, Persistence)]) {
     for kind in ["HTTPRoute", "GRPCRoute"] {
-        for (text, expected) in [
-            (
-                "{}",
-                Persistence {
-                    name: None,
-                    carrier: Carries::Cookie,
-                    absolute: None,
-                    idle: None,
-                    path: None,
-                },
-            ),
-            (
-                "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
-                Persistence {
-                    name: Some("JSESSIONID".into()),
-                    carrier: Carries::Cookie,
-                    absolute: None,
-                    idle: Some(30 * second),
-                    path: None,
-                },
-            ),
-            (
-                "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
-                Persistence {
-                    name: None,
-                    carrier: Carries::LastingCookie,
-                    absolute: Some(5400 * second),
-                    idle: None,
-                    path: None,
-                },
-            ),
-            (
-                "{sessionName: X-Cart, type: Header, absoluteTimeout: 1s}",
-                Persistence {
-                    name: Some("x-cart".into()),
-                    carrier: Carries::Header,
-                    absolute: Some(second),
-                    idle: None,
-                    path: None,
-                },
-            ),
-            (
-                "{cookie: {}}",
-                Persistence {
-                    name: None,
-                    carrier: Carries::Cookie,
-                    absolute: None,
-                    idle: None,
-                    path: Some("/".into()),
-                },
-            ),
-            (
-                "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
-                Persistence {
-                    name: Some("cart".into()),
-                    carrier: Carries::LastingCookie,
-                    absolute: Some(second),
-                    idle: None,
-                    path: Some("/shop".into()),
-                },
-            ),
-            (
-                "{type: Header, header: {name: X-Cart}}",
-                Persistence {
-                    name: Some("x-cart".into()),
-                    carrier: Carries::Header,
-                    absolute: None,
-                    idle: None,
-                    path: None,
-                },
-            ),
-        ] {
-            assert_eq!(read(kind, text), expected, "{kind} {text}");
+        for (text, expected) in cases {
+            assert_eq!(read(kind, text), *expected, "{kind} {text}");
         }
     }
+}
+
+#[test]
+fn reads_how_long_a_client_keeps_to_its_endpoint() {
+    let path = Some("/".to_owned());
+    check(&[
+        ("{}", plain()),
+        ("{cookie: {}}", Persistence { path, ..plain() }),
+        (
+            "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
+            Persistence {
+                name: Some("cart".into()),
+                carrier: Carries::LastingCookie,
+                absolute: Some(SECOND),
+                idle: None,
+                path: Some("/shop".into()),
+            },
+        ),
+        (
+            "{type: Header, header: {name: X-Cart}}",
+            Persistence { name: Some("x-cart".into()), carrier: Carries::Header, ..plain() },
+        ),
+    ]);
+}
+
+#[test]
+fn reads_the_words_of_before() {
+    check(&[
+        (
+            "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
+            Persistence { name: Some("JSESSIONID".into()), idle: Some(30 * SECOND), ..plain() },
+        ),
+        (
+            "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
+            Persistence {
+                carrier: Carries::LastingCookie,
+                absolute: Some(5400 * SECOND),
+                ..plain()
+            },
+        ),
+        (
+            "{sessionName: X-Cart, type: Header, absoluteTimeout: 1s}",
+            Persistence {
+                name: Some("x-cart".into()),
+                carrier: Carries::Header,
+                absolute: Some(SECOND),
+                ..plain()
+            },
+        ),
+    ]);
 }
 
 #[test]
@@ -175,3 +157,5 @@ fn refuses_what_cannot_be_kept_to() {
         "#]],
     );
 }
+
+const SECOND: Duration = Duration::from_secs(1);

@@ -180,7 +180,7 @@ fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
     ] {
         let matches = RequestMatch { path: PathMatch::Prefix("/a".to_owned()), ..<_>::default() };
         let actions = RuleActions { rewrite: of_rule.clone(), ..RuleActions::default() };
-        let rule = CompiledActions::compile(&actions, &[matches.clone()]).map(Arc::new);
+        let rule = CompiledActions::compile(&actions, std::slice::from_ref(&matches)).map(Arc::new);
         let edits = BackendEdits { rewrite: of_backend.clone(), ..BackendEdits::default() };
         let actions = CompiledActions::for_backend(rule.as_ref(), &edits, &[matches]);
         let found = (actions.target("/a/b", Some("q")), actions.host());

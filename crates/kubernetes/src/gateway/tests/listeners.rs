@@ -271,3 +271,18 @@ fn the_younger_of_two_that_would_share_their_pods_is_refused() {
     assert_eq!(accepted(format!("{long}y")), "Invalid");
     assert_eq!(resolved.wishes.len(), 1);
 }
+
+#[test]
+fn a_name_that_is_no_label_is_said_to_be_none() {
+    let mut world = World::new(json!([]));
+    let spec = json!({"listeners": [listener("l", 80, "HTTP", json!({}))]});
+    for length in [64, 253] {
+        let name = "a".repeat(length);
+        world.gateway(&name, spec.clone());
+        let resolved = world.resolve();
+        let said = &resolved.said[&id("infra", &name)].conditions;
+        assert_eq!(reason(said, "Accepted"), "Invalid", "{length}");
+        assert_eq!(reason(said, "Programmed"), "Invalid", "{length}");
+        assert_eq!(resolved.wishes.len(), 0, "{length}");
+    }
+}

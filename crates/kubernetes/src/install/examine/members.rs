@@ -21,8 +21,12 @@ pub(super) async fn sidecars(client: &Client, control: &Deployment) -> Finding {
     };
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let ours = spec.and_then(|spec| spec.containers.first()?.image.clone()).unwrap_or_default();
-    let others: Vec<String> =
-        pods.items.iter().filter(|pod| image(pod).is_some_and(|it| it != ours)).map(shown).collect();
+    let others: Vec<String> = pods
+        .items
+        .iter()
+        .filter(|pod| image(pod).is_some_and(|it| it != ours))
+        .map(shown)
+        .collect();
     let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
     let looked = match more {
         true => format!("the first {}", pods.items.len()),
