@@ -2,6 +2,7 @@
 
 mod custom;
 mod foreign;
+mod image;
 mod namespace;
 mod nearby;
 mod ours;
@@ -18,7 +19,7 @@ use leno_registry::{Place, Rejected, port_name_protocol};
 pub(crate) use custom::{Custom, custom};
 pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
 pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign, IngressGateway};
-pub use namespace::{NamespaceAdmission, namespace};
+pub use namespace::{NamespaceAdmission, NamespaceReading, namespace};
 pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
 pub(crate) use ours::is_service_parent;
 pub use pod::{Member, addresses, member, with_target_ports};

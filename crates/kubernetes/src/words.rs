@@ -45,6 +45,9 @@ pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
 pub const PLAINTEXT: &str = "leno.dev/plaintext";
 /// Annotation of a pod: how much it gets beside the others of its services, 1 to 1000.
 pub const WEIGHT: &str = "leno.dev/weight";
+/// Annotation of a namespace or pod: another image than the control plane's. It has no form of other meshes: theirs
+/// names an image of theirs.
+pub(crate) const SIDECAR_IMAGE: &str = "leno.dev/sidecar-image";
 /// Label of a pod that has a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].
@@ -89,6 +92,5 @@ const MARKS: &[&str] = &[
     "outbound-ip-range-exclusion-list",
     "outbound-ip-range-inclusion-list",
     "outbound-port-exclusion-list",
-    "sidecar-image",
     "sidecar-injection",
 ];

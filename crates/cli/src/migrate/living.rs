@@ -167,9 +167,12 @@ mod tests {
         ] {
             assert!(!is_unread(read), "{read}");
         }
-        for unread in
-            ["flomesh.io/upstream-tls", "flomesh.io/proxy-mode", "gateway.flomesh.io/ignore"]
-        {
+        for unread in [
+            "flomesh.io/upstream-tls",
+            "flomesh.io/proxy-mode",
+            "flomesh.io/sidecar-image",
+            "gateway.flomesh.io/ignore",
+        ] {
             assert!(is_unread(unread), "{unread}");
         }
     }

@@ -342,6 +342,25 @@ fn a_limit_that_nobody_chose_does_not_contradict_a_request() {
 }
 
 #[test]
+fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
+    let image = |namespace_says: &str, pod_says: &str| {
+        let facts = namespace("leno.dev/injection=enabled", namespace_says);
+        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+            Ok(Outcome::Injected { pod, .. }) => {
+                let image = |index: usize| pod["spec"]["initContainers"][index]["image"].clone();
+                assert_eq!(image(0), image(1));
+                image(1).as_str().unwrap().to_owned()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let foreign = "flomesh.io/sidecar-image=pipy openservicemesh.io/sidecar-image=envoy";
+    assert_eq!(image(foreign, foreign), settings().image);
+    assert_eq!(image("leno.dev/sidecar-image=a", foreign), "a");
+    assert_eq!(image("leno.dev/sidecar-image=a", "leno.dev/sidecar-image=b"), "b");
+}
+
+#[test]
 fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     let wanted = namespace("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
     let annotations = |pod: &Value| match inject(pod, Demand::Namespace(&wanted), &settings()) {

@@ -1,6 +1,6 @@
 //! What annotations say about a sidecar: what goes around it, what it may use, which image it is.
 //!
-//! Each may have any of the three prefixes. Lists are joined; of the rest the pod's word counts
+//! Most may have any of the three prefixes. Lists are joined; of the rest the pod's word counts
 //! before its namespace's, and ours before OSM's before FSM's.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::annotation::{InjectError, Of, elements, of_pod, switch};
 use super::{AddressRange, NamespaceFacts, Settings};
-use crate::words::{HEALTH_PORT, PREFIXES, is_read};
+use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, is_read};
 
 /// What is not led to a sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -81,17 +81,6 @@ impl Wishes {
         written.ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
         written.ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
         written.interfaces("network-interface-exclusion-list", &mut exclusions.interfaces)?;
-        let image = match written.first("sidecar-image") {
-            Some((of, key, image)) => {
-                let is_odd = |c: char| c.is_whitespace() || c.is_control();
-                if image.is_empty() || image.contains(is_odd) {
-                    let expected = "the name of an image; use one such as `leno:0.1`";
-                    return Err(invalid(of, key, image, expected));
-                }
-                image.to_owned()
-            }
-            None => settings.image.clone(),
-        };
         let dns = written.dns()?;
         if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
             return Err(InjectError::LookUps);
@@ -99,7 +88,7 @@ impl Wishes {
         Ok(Self {
             exclusions,
             resources: written.resources(settings)?,
-            image,
+            image: written.image()?.unwrap_or(&settings.image).to_owned(),
             scraped: written.scraped()?,
             dns,
             application_metrics: written.application_metrics()?,
@@ -210,11 +199,27 @@ impl<'a> Written<'a> {
         Ok(resources)
     }
 
-    /// Under our own prefix only: nobody else has it.
+    /// An annotation that counts under our own prefix only, by its whole key.
+    fn own(&self, key: &str) -> Option<(Of, &'a str)> {
+        let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(key)?.as_str()));
+        let of_pod = of_pod(self.pod, "annotations", key).map(|text| (Of::Pod, text));
+        of_pod.or_else(of_namespace)
+    }
+
+    /// That of another mesh is an image of another program, which would run in place of ours.
+    fn image(&self) -> Result<Option<&'a str>, InjectError> {
+        let Some((of, image)) = self.own(SIDECAR_IMAGE) else { return Ok(None) };
+        let is_odd = |c: char| c.is_whitespace() || c.is_control();
+        if image.is_empty() || image.contains(is_odd) {
+            let expected = "the name of an image; use one such as `leno:0.1`";
+            return Err(invalid(of, SIDECAR_IMAGE.to_owned(), image, expected));
+        }
+        Ok(Some(image))
+    }
+
+    /// Nobody else has it.
     fn dns(&self) -> Result<bool, InjectError> {
-        let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(DNS)?.as_str()));
-        let of_pod = of_pod(self.pod, "annotations", DNS).map(|text| (Of::Pod, text));
-        match of_pod.or_else(of_namespace) {
+        match self.own(DNS) {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
             Some((of, text)) => {

@@ -2,19 +2,31 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use leno_model::Admission;
-use leno_registry::Rejected;
+use leno_registry::{Rejected, Warning};
 
 use super::admission;
+use super::image::images_of_others;
 
 /// What the annotations of a namespace say; why they say nothing, when they cannot be read.
 pub type NamespaceAdmission = Result<Admission, Box<Rejected>>;
 
-/// Who is let in, as a namespace says.
-///
-/// # Errors
-/// The refusal of an annotation that means nothing.
-pub fn namespace(namespace: &Namespace) -> NamespaceAdmission {
-    admission(&namespace.metadata, "Namespace")
+/// What a namespace says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceReading {
+    /// Who is let in.
+    pub admission: NamespaceAdmission,
+    /// What its annotations say and nobody heeds.
+    pub warnings: Vec<Warning>,
+}
+
+/// Reads the annotations of a namespace.
+#[must_use]
+pub fn namespace(namespace: &Namespace) -> NamespaceReading {
+    let meta = &namespace.metadata;
+    NamespaceReading {
+        admission: admission(meta, "Namespace"),
+        warnings: images_of_others(meta, "Namespace"),
+    }
 }
 
 #[cfg(test)]
@@ -28,7 +40,8 @@ mod tests {
     fn the_annotation_decides() {
         let read = |annotations| {
             let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
-            namespace(&serde_json::from_value(object).unwrap()).map_err(|it| it.to_string())
+            let object = serde_json::from_value(object).unwrap();
+            namespace(&object).admission.map_err(|it| it.to_string())
         };
         assert_eq!(read(json!({})), Ok(Admission::default()));
         assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(Admission::default()));

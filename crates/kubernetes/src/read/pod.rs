@@ -11,6 +11,7 @@ use leno_model::{
 };
 use leno_registry::{Rejected, Warning};
 
+use super::image::images_of_others;
 use super::{SHOWN_CHARACTERS_MAX, admission, is_tcp, place, selects, spoken};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
@@ -119,7 +120,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         sidecar: true,
     };
     let node = spec.node_name.clone();
-    let warnings = warning.into_iter().collect();
+    let warnings = warning.into_iter().chain(images_of_others(meta, "Pod")).collect();
     Ok(Some(Member { workload, admission: admission(meta, "Pod"), node, warnings }))
 }
 

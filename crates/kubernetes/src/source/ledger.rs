@@ -29,7 +29,7 @@ use super::news::{Id, Item, News, Offered, Seen};
 use super::progress::Progress;
 use super::record::Record;
 use crate::gateway::Fact;
-use crate::read::{Custom, IN_DOUBT, Member, NamespaceAdmission, selects, with_target_ports};
+use crate::read::{Custom, IN_DOUBT, Member, NamespaceReading, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
 pub(crate) struct Ledger {
@@ -237,7 +237,7 @@ impl Ledger {
             Item::Service(service) => self.see_service(&origin, service),
             Item::Listed(service) => self.see_listed(service),
             Item::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
-            Item::Namespace(admission) => self.see_namespace(&origin, admission),
+            Item::Namespace(reading) => self.see_namespace(&origin, reading),
             Item::Custom(custom) => self.see_custom(&origin, custom),
             Item::Foreign(foreign) => self.see_foreign(&origin, foreign),
             Item::Node(zone) => self.see_node(&origin.id.name, zone),
@@ -281,8 +281,10 @@ impl Ledger {
         }
     }
 
-    fn see_namespace(&mut self, origin: &Origin, admission: NamespaceAdmission) {
+    fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
+        let NamespaceReading { admission, warnings } = reading;
+        self.remark(origin, Vec::new(), warnings);
         self.dirty.insert(ObjectKey::MeshConfig);
         match admission {
             Ok(admission) if admission == Admission::default() => {

@@ -14,7 +14,7 @@ use leno_registry::{Rejected, ServedKind, Warning};
 use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceAdmission, Nearness, ServiceReading, ZONE,
+    Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness, ServiceReading, ZONE,
     addresses, custom, endpoints, member, namespace, nearness, service,
 };
 
@@ -65,7 +65,7 @@ pub(crate) enum Item {
     Listed(Service),
     /// and some of those.
     Endpoints(Vec<Workload>),
-    Namespace(NamespaceAdmission),
+    Namespace(NamespaceReading),
     Custom(Custom),
     /// The settings of another mesh.
     Foreign(Foreign),
@@ -162,9 +162,11 @@ impl Seen {
     }
 
     pub(crate) fn namespace(object: Namespace) -> Self {
-        let admission = namespace(&object);
-        let record = admission.is_err().then(|| Record::remarked(&object));
-        let item = (admission != Ok(Admission::default())).then_some(Item::Namespace(admission));
+        let reading = namespace(&object);
+        let is_odd = reading.admission.is_err() || !reading.warnings.is_empty();
+        let record = is_odd.then(|| Record::remarked(&object));
+        let says_something = is_odd || reading.admission != Ok(Admission::default());
+        let item = says_something.then_some(Item::Namespace(reading));
         let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
         Self { id: Id::of(&object), item, fact, record }
     }

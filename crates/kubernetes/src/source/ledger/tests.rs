@@ -320,6 +320,25 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
 }
 
 #[test]
+fn an_image_of_another_mesh_is_told_beside_the_namespace() {
+    let mut ledger = settled();
+    let annotated = |annotations: Value| {
+        let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
+        News::Seen(Box::new(Seen::namespace(serde_json::from_value(object).unwrap())))
+    };
+    ledger.flush();
+    ledger.take(NAMESPACES, annotated(json!({"flomesh.io/sidecar-image": "pipy"})));
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.warnings.len(), 1);
+    assert!(update.changes.is_empty() && update.rejected.is_empty());
+    let statement = ledger.statements().unwrap().pop().unwrap();
+    assert_eq!(statement.target.kind, "Namespace");
+    assert!(statement.remark.unwrap().contains("flomesh.io/sidecar-image"));
+    ledger.take(NAMESPACES, annotated(json!({})));
+    assert_eq!(ledger.flush().unwrap().warnings, []);
+}
+
+#[test]
 fn what_may_not_be_read_is_told_and_the_rest_goes_on() {
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let mesh = index("MeshConfig", "leno.dev");
