@@ -57,8 +57,8 @@ pub enum InjectError {
     NoPod(String),
 }
 
-/// Whose label or annotation it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whose label or annotation it is, in the order in which they count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Of {
     /// The pod's.
     Pod,

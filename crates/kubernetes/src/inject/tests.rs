@@ -361,6 +361,34 @@ fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
 }
 
 #[test]
+fn storage_is_the_ephemeral_one_that_containers_have() {
+    let resources = |namespace_says: &str, pod_says: &str| {
+        let facts = namespace("leno.dev/injection=enabled", namespace_says);
+        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+            Ok(Outcome::Injected { pod, .. }) => {
+                pod["spec"]["initContainers"][1]["resources"].clone()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let storage = "flomesh.io/sidecar-resource-limits-storage";
+    let ephemeral = "flomesh.io/sidecar-resource-limits-ephemeral-storage";
+    for (namespace_says, pod_says, expected) in [
+        (String::new(), format!("{storage}=1Gi"), "1Gi"),
+        (String::new(), format!("{storage}=1Gi {ephemeral}=2Gi"), "2Gi"),
+        (format!("{ephemeral}=2Gi"), format!("{storage}=1Gi"), "1Gi"),
+        (format!("{storage}=1Gi {ephemeral}=2Gi"), String::new(), "2Gi"),
+    ] {
+        let limits = &resources(&namespace_says, &pod_says)["limits"];
+        let expected = json!({"memory": "128Mi", "ephemeral-storage": expected});
+        assert_eq!(*limits, expected, "{namespace_says}; {pod_says}");
+    }
+    let requests =
+        resources("", "leno.dev/sidecar-resource-requests-storage=1Gi")["requests"].clone();
+    assert_eq!(requests, json!({"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "1Gi"}));
+}
+
+#[test]
 fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     let wanted = namespace("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
     let annotations = |pod: &Value| match inject(pod, Demand::Namespace(&wanted), &settings()) {

@@ -165,9 +165,10 @@ impl<'a> Written<'a> {
         let mut resources = settings.resources.clone();
         let mut wished = [BTreeMap::new(), BTreeMap::new()];
         for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
-            for (word, resource) in RESOURCES {
-                let name = format!("sidecar-resource-{kind}-{word}");
-                let Some((of, key, text)) = self.first(&name) else { continue };
+            for (resource, words) in RESOURCES {
+                let name = |word| format!("sidecar-resource-{kind}-{word}");
+                let found = words.iter().filter_map(|word| self.first(&name(word)));
+                let Some((of, key, text)) = found.min_by_key(|(of, ..)| *of) else { continue };
                 if !is_quantity(text) {
                     return Err(invalid(of, key, text, "a quantity; use one such as 100m or 64Mi"));
                 }
@@ -301,10 +302,10 @@ const UNITS: &[(&str, f64)] = &[
     ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
 ];
 
-/// The last words of annotations, and the resources that they are about.
-const RESOURCES: &[(&str, &str)] = &[
-    ("cpu", "cpu"),
-    ("memory", "memory"),
-    ("storage", "storage"),
-    ("ephemeral-storage", "ephemeral-storage"),
+/// The resources of a container, and the last words of annotations about them: of several the first counts.
+/// FSM's `storage` is nothing that a container has.
+const RESOURCES: &[(&str, &[&str])] = &[
+    ("cpu", &["cpu"]),
+    ("memory", &["memory"]),
+    ("ephemeral-storage", &["ephemeral-storage", "storage"]),
 ];
