@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
-    remove_gateways, wait_for_rollout, wait_for_webhook, withdraw,
+    remove_gateways, wait_for_rollout, wait_for_webhook, withdraw, withdraw_gateways,
 };
 use leno_model::{MeshConfig, Name, TrustDomain};
 use serde_json::Value;
@@ -134,8 +134,11 @@ impl InstallArgs {
             eprintln!("as installed before: {}", kept.join(" "));
         }
         apply(&client, &manifests(&options), tell).await?;
-        // What is listed no more must not stay a right.
+        // What is not wanted any more must not stay a right.
         withdraw(&client, &options.access_certs, tell).await?;
+        if !options.gateways {
+            withdraw_gateways(&client, tell).await?;
+        }
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         eprintln!("waiting until pods get sidecars …");

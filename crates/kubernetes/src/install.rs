@@ -27,7 +27,7 @@ pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, Trouble, examine};
 pub use installed::Installed;
 pub use kinds::crd_name;
-pub use remove::{Extent, removals, remove, remove_gateways, withdraw};
+pub use remove::{Extent, removals, remove, remove_gateways, withdraw, withdraw_gateways};
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]

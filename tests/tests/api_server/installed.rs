@@ -74,12 +74,20 @@ fn installing_again_keeps_the_options_of_before() {
         assert!(second.contains(kept), "{second}");
         let has = |arguments: &Value| arguments.as_array().unwrap().contains(&json!("--gateways"));
         assert!(has(&arguments(&server).await));
+        for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
+            assert!(server.find(kind, None, "leno-gateways").await.is_some(), "{kind}");
+        }
         again(&["--gateways=false"]);
         assert!(!has(&arguments(&server).await));
+        for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
+            assert_eq!(server.find(kind, None, "leno-gateways").await, None, "{kind}");
+        }
         let third = again(&[]);
         assert!(third.contains("--trust-domain cluster.local\n"), "{third}");
     });
 }
 
 const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
+const CLUSTER_ROLES: &str = "rbac.authorization.k8s.io/v1/ClusterRole";
+const CLUSTER_ROLE_BINDINGS: &str = "rbac.authorization.k8s.io/v1/ClusterRoleBinding";
 const DEFINITIONS: &str = "apiextensions.k8s.io/v1/CustomResourceDefinition";

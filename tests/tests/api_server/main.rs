@@ -14,6 +14,7 @@ mod installed;
 mod migration;
 mod refusals;
 mod server;
+mod rights;
 mod statuses;
 mod world;
 

@@ -1,4 +1,5 @@
-//! What is said of objects stands in their status, written by one control plane.
+//! What is said of objects stands in their status, written by one control plane with the rights that are
+//! installed.
 
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::installed::{install, options};
 use crate::server::{Server, run};
 
 #[test]
@@ -16,18 +18,19 @@ fn one_control_plane_says_what_became_of_objects() {
     run(async {
         let server = Server::start().await;
         server.namespace("shop").await;
-        server.namespace("leno-system").await;
+        install(&server, &options()).await;
         server.define(ROUTES).await;
         server.define(GROUPS).await;
         let mut tasks = JoinSet::new();
         for name in ["leno-control-a", "leno-control-b"] {
-            let source = Source::new(server.client().await, Options::default());
+            let client = server.client_as(ACCOUNT).await;
+            let source = Source::new(client.clone(), Options::default());
             let statements = source.statements();
-            let writer = Writer { namespace: "leno-system".to_owned(), name: name.to_owned() };
+            let writer = Writer { namespace: "mesh".to_owned(), name: name.to_owned() };
             let (leads, leading) = watch::channel(false);
-            tasks.spawn(hold(server.client().await, writer, leads));
+            tasks.spawn(hold(client.clone(), writer, leads));
             let name = name.to_owned();
-            tasks.spawn(keep_statuses(server.client().await, name, statements, leading));
+            tasks.spawn(keep_statuses(client, name, statements, leading));
             let (told, mut queue) = mpsc::channel(4);
             tasks.spawn(source.follow(told));
             tasks.spawn(async move { while queue.recv().await.is_some() {} });
@@ -65,7 +68,7 @@ fn one_control_plane_says_what_became_of_objects() {
         assert_eq!(events[0]["reason"], "Refused");
         assert_eq!(events[0]["regarding"]["name"], "g");
         let lease = "coordination.k8s.io/v1/Lease";
-        let lease = server.read(lease, "leno-system", "leno-control").await;
+        let lease = server.read(lease, "mesh", "leno-control").await;
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
         assert!(holder.starts_with("leno-control-"), "{holder}");
         // What stands there is not written again.
@@ -92,6 +95,7 @@ fn ours(route: &Value) -> Option<&Value> {
     parents.iter().find(|entry| entry["controllerName"] == "leno.dev/mesh-controller")
 }
 
+const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
 const ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
 const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
 const PATIENCE: Duration = Duration::from_secs(60);

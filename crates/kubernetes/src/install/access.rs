@@ -89,17 +89,17 @@ fn everywhere() -> Value {
         read(&[""], &["pods", "services", "namespaces", "nodes"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
-        rule(&["leno.dev"], &own_status, &["get", "patch", "update"]),
+        rule(&["leno.dev"], &own_status, &["patch"]),
         read(&["gateway.networking.k8s.io"], &[&routes[..], &["referencegrants"]].concat()),
-        rule(&["gateway.networking.k8s.io"], &routes_status, &["get", "patch", "update"]),
+        rule(&["gateway.networking.k8s.io"], &routes_status, &["patch"]),
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
         read(&[kinds::OSM, kinds::FSM], &policies),
-        rule(&[kinds::OSM, kinds::FSM], &policies_status, &["get", "patch", "update"]),
+        rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
         read(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
         rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
-        rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
+        rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
         named(
             rule(
                 &["admissionregistration.k8s.io"],
@@ -122,7 +122,7 @@ fn gateways() -> Value {
         rule(
             &["gateway.networking.k8s.io"],
             &["gatewayclasses/status", "gateways/status"],
-            &["get", "patch", "update"],
+            &["patch"],
         ),
         read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["list", "watch"]),
@@ -140,16 +140,17 @@ fn access_certs() -> Value {
 
 /// What has no name yet cannot be restricted to one.
 fn here() -> Value {
-    let known = ["get", "list", "watch", "update", "patch"];
+    let followed = ["get", "list", "watch", "update"];
     json!([
         // By which control planes find each other.
         read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["create"]),
-        named(rule(&[""], &["secrets"], &known), &[AUTHORITY_SECRET, WEBHOOK_SECRET]),
+        named(rule(&[""], &["secrets"], &followed), &[AUTHORITY_SECRET]),
+        named(rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
         rule(&[""], &["configmaps"], &["create"]),
-        named(rule(&[""], &["configmaps"], &known), &[ROOTS_CONFIG_MAP]),
+        named(rule(&[""], &["configmaps"], &["get", "patch"]), &[ROOTS_CONFIG_MAP]),
         rule(&["coordination.k8s.io"], &["leases"], &["create"]),
-        named(rule(&["coordination.k8s.io"], &["leases"], &known), &[CONTROL]),
+        named(rule(&["coordination.k8s.io"], &["leases"], &["get", "update"]), &[CONTROL]),
     ])
 }
 
@@ -170,6 +171,6 @@ fn named(mut rule: Value, names: &[&str]) -> Value {
 /// The roles, one in each namespace that is listed, for Secrets of clients outside the mesh.
 pub(super) const ACCESS_CERTS: &str = "leno-access-certs";
 /// The role for what only gateways need.
-const GATEWAYS: &str = "leno-gateways";
+pub(super) const GATEWAYS: &str = "leno-gateways";
 const GROUP: &str = "rbac.authorization.k8s.io";
 const GROUP_VERSION: &str = "rbac.authorization.k8s.io/v1";

@@ -9,7 +9,7 @@ use leno_model::Name;
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
-use super::access::ACCESS_CERTS;
+use super::access::{ACCESS_CERTS, GATEWAYS};
 use super::apply::api_of;
 use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
 use crate::webhook::WEBHOOK_SECRET;
@@ -70,7 +70,9 @@ pub async fn remove(
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
         // A right ends now, and not when somebody has looked for what it owns.
         let parameters = match manifest["kind"].as_str() {
-            Some("Role" | "RoleBinding") => DeleteParams::background(),
+            Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
+                DeleteParams::background()
+            }
             _ => DeleteParams::foreground(),
         };
         let done = match api.delete(name, &parameters).await {
@@ -139,6 +141,32 @@ pub async fn withdraw(
             }
             let mut manifest = described.clone();
             manifest["metadata"] = json!({"name": ACCESS_CERTS, "namespace": namespace});
+            remove(client, &[manifest], &mut told).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes away what only gateways need.
+///
+/// # Errors
+/// When the API server refuses; those before are removed.
+pub async fn withdraw_gateways(
+    client: &Client,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    for kind in ["ClusterRoleBinding", "ClusterRole"] {
+        let manifest = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"name": GATEWAYS},
+        });
+        let (object, api) = api_of(client, &manifest);
+        let found = api.get_opt(GATEWAYS).await;
+        let found = found.map_err(|error| InstallError::of("get", &object, error))?;
+        let is_ours =
+            |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
+        if found.as_ref().is_some_and(is_ours) {
             remove(client, &[manifest], &mut told).await?;
         }
     }

@@ -1,0 +1,132 @@
+//! What a control plane keeps in its own namespace, with the rights that are installed and no others.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use leno_identity::{AuthoritySource, Rotation};
+use leno_kubernetes::authority::SharedAuthority;
+use leno_kubernetes::inject::Settings;
+use leno_kubernetes::webhook::{INJECTOR, serve};
+use leno_model::TrustDomain;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::installed::{install, options};
+use crate::server::{Server, run};
+
+fn domain() -> TrustDomain {
+    TrustDomain::new("cluster.local").unwrap()
+}
+
+/// An object of the control plane's namespace, once it is so.
+async fn until(
+    server: &Server,
+    (kind, name): (&str, &str),
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let object = server.find(kind, Some("mesh"), name).await.unwrap_or_default();
+        if is_so(&object) {
+            return object;
+        }
+        assert!(Instant::now() < deadline, "{kind} {name} is not so");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The authority, once the API server knows what its account may.
+async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match authority.establish().await {
+            Ok(source) => return source,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn roots(map: &Value) -> usize {
+    let text = map["data"]["roots.pem"].as_str().unwrap_or_default();
+    text.matches("BEGIN CERTIFICATE").count()
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn the_authority_is_made_followed_and_changed() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        let client = server.client_as(ACCOUNT).await;
+        let directory = tempfile::tempdir().unwrap();
+        let mut tasks = JoinSet::new();
+        for name in ["one", "two"] {
+            let place = directory.path().join(name);
+            let mut shared = SharedAuthority::new(client.clone(), "mesh", &place, domain());
+            established(&mut shared).await;
+            tasks.spawn(shared.keep());
+        }
+        let made = until(&server, (SECRETS, "leno-authority"), |it| !it.is_null()).await;
+        until(&server, (MAPS, "leno-roots"), |it| roots(it) == 1).await;
+        // Changed in one replica, it goes to the Secret, and from there to the other one.
+        let rotation = |name| Rotation::of(&directory.path().join(name), domain());
+        rotation("one").add(SystemTime::now()).unwrap();
+        until(&server, (SECRETS, "leno-authority"), |it| it["data"] != made["data"]).await;
+        until(&server, (MAPS, "leno-roots"), |it| roots(it) == 2).await;
+        let deadline = Instant::now() + PATIENCE;
+        while rotation("two").stage() != rotation("one").stage() {
+            assert!(Instant::now() < deadline, "the other replica does not follow");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn the_certificates_of_the_webhook_are_replaced_and_published() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &options()).await;
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
+        params.not_after = (SystemTime::now() + Duration::from_secs(86_400 * 20)).into();
+        let old = params.self_signed(&key).unwrap().pem();
+        let data = json!({
+            "ca.crt": STANDARD.encode(&old),
+            "ca.key": STANDARD.encode(key.serialize_pem()),
+        });
+        server.apply(SECRETS, Some("mesh"), "leno-webhook", json!({"data": data})).await;
+        let settings =
+            Settings::new("leno:test".to_owned(), "mesh".to_owned(), domain(), String::new());
+        let (_settings, told) = watch::channel(settings);
+        let (_stop, stop) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, told, stop));
+        let certificate = |it: &Value| it["data"]["ca.crt"].clone();
+        let is_new = |it: &Value| certificate(it) != data["ca.crt"];
+        let new = certificate(&until(&server, (SECRETS, "leno-webhook"), is_new).await);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();
+            let webhooks = found["webhooks"].as_array().unwrap();
+            if webhooks.iter().all(|it| it["clientConfig"]["caBundle"] == new) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the API server is not told whom to trust");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    });
+}
+
+const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
+const SECRETS: &str = "v1/Secret";
+const MAPS: &str = "v1/ConfigMap";
+const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
