@@ -73,6 +73,10 @@ pub const GATEWAY_CONTROLLER: &str = "leno.dev/gateway-controller";
 /// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];
 
+/// Labels by which a namespace is in the mesh, as ours and as OSM's and FSM's users have them.
+pub(crate) const MEMBERSHIPS: [&str; 3] =
+    [INJECTION, "openservicemesh.io/monitored-by", "flomesh.io/monitored-by"];
+
 /// Whether a label or annotation with one of the [`PREFIXES`] says something here, by what stands behind the
 /// prefix.
 #[must_use]

@@ -6,17 +6,32 @@ use crate::installed::{install, options};
 use crate::server::{Server, run};
 use leno_kubernetes::install::Options;
 
-/// Waits until a policy that was just made is in force, and what it says then.
-async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
+/// Waits until a policy that was just made is in force in a namespace, and what it says then.
+async fn refused_in(
+    server: &Server,
+    namespace: &str,
+    (kind, name): (&str, &str),
+    spec: &Value,
+) -> String {
     for _ in 0..LOOKS_MAX {
-        match server.offer(kind, Some("shop"), name, json!({"spec": spec})).await {
+        match server.offer(kind, Some(namespace), name, json!({"spec": spec})).await {
             Err(said) => return said,
             Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
         }
         // What was wrong before may stay as it is.
-        server.delete(kind, Some("shop"), name).await;
+        server.delete(kind, Some(namespace), name).await;
     }
-    panic!("{kind} {name} is accepted")
+    panic!("{kind} {name} is accepted in {namespace}")
+}
+
+async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
+    refused_in(server, "shop", (kind, name), spec).await
+}
+
+/// A namespace with a label.
+async fn labelled(server: &Server, name: &str, label: &str) {
+    let labels = json!({"metadata": {"labels": {label: "a-word"}}});
+    server.apply("v1/Namespace", None, name, labels).await;
 }
 
 #[test]
@@ -24,7 +39,7 @@ async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> Strin
 fn rules_that_can_mean_nothing_are_refused_early() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
+        labelled(&server, "shop", "leno.dev/injection").await;
         install(&server, &Options { with_smi: true, ..options() }).await;
         let target = |namespace: &str| {
             json!({
@@ -56,6 +71,41 @@ fn rules_that_can_mean_nothing_are_refused_early() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         panic!("nobody warns of an Egress to everywhere");
+    });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn namespaces_outside_the_mesh_are_left_alone() {
+    run(async {
+        let server = Server::start().await;
+        for (name, label) in [
+            ("ours", "leno.dev/injection"),
+            ("osm", "openservicemesh.io/monitored-by"),
+            ("fsm", "flomesh.io/monitored-by"),
+        ] {
+            labelled(&server, name, label).await;
+        }
+        server.namespace("other").await;
+        install(&server, &Options { with_smi: true, ..options() }).await;
+        let nobody =
+            json!({"backends": [{"name": "web", "port": {"number": 80, "protocol": "http"}}]});
+        for name in ["ours", "osm", "fsm"] {
+            let said = refused_in(&server, name, (BACKENDS, "b"), &nobody).await;
+            assert!(said.contains("spec.sources: is empty"), "{said}");
+            // Whoever warns may be heard of later than who refuses.
+            let mut looks = 0..LOOKS_MAX;
+            while !server
+                .warnings(EGRESSES, name, "e")
+                .await
+                .contains("so that everything is meant")
+            {
+                looks.next().expect("somebody warns of an Egress to everywhere");
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+        server.offer(BACKENDS, Some("other"), "b", json!({"spec": nobody})).await.unwrap();
+        assert_eq!(server.warnings(EGRESSES, "other", "e").await, "");
     });
 }
 

@@ -111,6 +111,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
     let namespace = Namespace::with_metadata("astray", strict);
     let elsewhere = Namespace::new("elsewhere", Injection::Disabled);
+    let member = Namespace::new("member", Injection::Enabled);
     namespace.http_server("server", 1);
     namespace.client("one");
     namespace.client("two");
@@ -121,8 +122,14 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
     printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
-    // Elsewhere they are refused at once, or taken and of no effect, as in OSM with its webhook on and off.
-    drop(elsewhere.try_apply(&targets));
+    // In another namespace of the mesh they are refused at once.
+    let refused = member.try_apply(&targets);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
+    assert_eq!(printed(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
+    // Outside the mesh they are taken, and of no effect, as in OSM with its webhook off.
+    elsewhere.apply(&targets);
     // What was applied after them is in force, so that they have been read.
     let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
     namespace.apply(last);

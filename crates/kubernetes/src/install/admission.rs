@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Options, cluster_metadata};
 use crate::inject::SYSTEM_NAMESPACES;
 use crate::webhook::{INJECTOR, MUTATE_PATH};
-use crate::words::{CONTROL, INJECTION, PREFIXES};
+use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
 /// One webhook for each way of asking for sidecars.
 pub(super) fn configuration(options: &Options) -> Value {
@@ -22,7 +22,6 @@ pub(super) fn configuration(options: &Options) -> Value {
     let with = |expressions: &[Value], more: &[Value]| [expressions, more].concat();
     let exists = |key: &str| expression(key, "Exists", &[]);
     let absent = |key: &str| expression(key, "DoesNotExist", &[]);
-    let monitored = |prefix: &str| format!("{prefix}/monitored-by");
     let mut webhooks = vec![
         // The namespace has our label.
         webhook(
@@ -40,8 +39,8 @@ pub(super) fn configuration(options: &Options) -> Value {
         ),
     ];
     // The namespace is in a mesh as OSM or FSM has it; annotations decide.
-    for (name, prefix) in [("osm", PREFIXES[1]), ("fsm", PREFIXES[2])] {
-        let asked = [exists(&monitored(prefix)), absent(INJECTION)];
+    for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
+        let asked = [exists(label), absent(INJECTION)];
         // About a pod that has our label the one above asks.
         let pods = vec![absent(INJECTION)];
         webhooks.push(webhook(name, options, with(&namespaces, &asked), pods));
@@ -84,7 +83,8 @@ fn webhook(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Valu
     })
 }
 
-fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
+/// A condition of a selector.
+pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
     match values {
         [] => json!({"key": key, "operator": operator}),
         values => json!({"key": key, "operator": operator, "values": values}),

@@ -1,12 +1,16 @@
 //! What the API server refuses by itself, or warns of, before anything of ours reads it: rules of SMI, OSM
 //! and FSM that can mean nothing.
 //!
+//! That holds in namespaces of the mesh alone: of others it is none of ours.
+//!
 //! Clusters before 1.30 have no such policies: there the status of the object says it, as everywhere.
 //! What another mesh in the cluster may mean something by is warned of and not refused.
 
 use serde_json::{Value, json};
 
+use super::admission::expression;
 use super::{cluster_metadata, kinds};
+use crate::words::MEMBERSHIPS;
 
 /// A check of one kind of rule.
 struct Check {
@@ -17,10 +21,14 @@ struct Check {
     message: &'static str,
 }
 
-/// The policies, and that they hold everywhere.
+/// The policies, and where they hold.
 pub(super) fn objects() -> Vec<Value> {
-    let refused = pair("leno-refuses", "Deny", REFUSED);
-    refused.into_iter().chain(pair("leno-warns", "Warn", WARNED)).collect()
+    let of = |name: &str, action: &str, checks: &[Check]| {
+        let mut all = vec![policy(name, checks)];
+        all.extend(bindings(name, action));
+        all
+    };
+    [of("leno-refuses", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
 }
 
 /// Whether an object is one that clusters before 1.30 do not have.
@@ -28,7 +36,7 @@ pub(super) fn is_kind(kind: &str) -> bool {
     kind == POLICY || kind == BINDING
 }
 
-fn pair(name: &str, action: &str, checks: &[Check]) -> [Value; 2] {
+fn policy(name: &str, checks: &[Check]) -> Value {
     let rule = |groups: &[&str], resources: &[&str]| {
         json!({
             "apiGroups": groups,
@@ -45,28 +53,40 @@ fn pair(name: &str, action: &str, checks: &[Check]) -> [Value; 2] {
             "reason": "Invalid",
         })
     };
-    [
-        json!({
-            "apiVersion": VERSION,
-            "kind": POLICY,
-            "metadata": cluster_metadata(name),
-            "spec": {
-                // What cannot be judged here the status of the object tells.
-                "failurePolicy": "Ignore",
-                "matchConstraints": {"resourceRules": [
-                    rule(&["access.smi-spec.io"], &["traffictargets"]),
-                    rule(&[kinds::OSM, kinds::FSM], &["ingressbackends", "egresses"]),
-                ]},
-                "validations": checks.iter().map(validation).collect::<Vec<_>>(),
-            },
-        }),
+    json!({
+        "apiVersion": VERSION,
+        "kind": POLICY,
+        "metadata": cluster_metadata(name),
+        "spec": {
+            // What cannot be judged here the status of the object tells.
+            "failurePolicy": "Ignore",
+            "matchConstraints": {"resourceRules": [
+                rule(&["access.smi-spec.io"], &["traffictargets"]),
+                rule(&[kinds::OSM, kinds::FSM], &["ingressbackends", "egresses"]),
+            ]},
+            "validations": checks.iter().map(validation).collect::<Vec<_>>(),
+        },
+    })
+}
+
+/// One for each label by which a namespace is in the mesh: a selector has no word for one of several. A namespace
+/// that has two of them is matched once, so that nobody is warned twice.
+fn bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
+    ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
+        let (before, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
+        let mut namespaces = vec![expression(label, "Exists", &[])];
+        namespaces.extend(before.map(|label| expression(label, "DoesNotExist", &[])));
         json!({
             "apiVersion": VERSION,
             "kind": BINDING,
-            "metadata": cluster_metadata(name),
-            "spec": {"policyName": name, "validationActions": [action]},
-        }),
-    ]
+            "metadata": cluster_metadata(&format!("{name}{suffix}")),
+            "spec": {
+                "policyName": name,
+                "validationActions": [action],
+                "matchResources": {"namespaceSelector": {"matchExpressions": namespaces}},
+            },
+        })
+    })
 }
 
 /// What every mesh that reads these kinds refuses.

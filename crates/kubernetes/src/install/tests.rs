@@ -159,23 +159,48 @@ fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
     }
 }
 
+/// Whether labels satisfy a selector, as the API server reads it.
+fn fits(selector: &Value, labels: &[(&str, &str)]) -> bool {
+    selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
+        let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
+        let listed = found.is_some_and(|value| {
+            it["values"].as_array().into_iter().flatten().any(|known| known == value)
+        });
+        match it["operator"].as_str().unwrap() {
+            "Exists" => found.is_some(),
+            "DoesNotExist" => found.is_none(),
+            "NotIn" => !listed,
+            other => panic!("{other}"),
+        }
+    })
+}
+
+#[test]
+fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
+    let bindings: Vec<Value> = refusals::objects()
+        .into_iter()
+        .filter(|it| it["kind"] == "ValidatingAdmissionPolicyBinding")
+        .collect();
+    let refusing = |labels: &[(&str, &str)]| -> Vec<String> {
+        let selector = |it: &Value| it["spec"]["matchResources"]["namespaceSelector"].clone();
+        let found = bindings.iter().filter(|it| fits(&selector(it), labels));
+        found.map(|it| it["spec"]["policyName"].as_str().unwrap().to_owned()).collect()
+    };
+    let ours = ("leno.dev/injection", "enabled");
+    let (osm, fsm) = (("openservicemesh.io/monitored-by", "a"), ("flomesh.io/monitored-by", "b"));
+    let both = ["leno-refuses", "leno-warns"];
+    for labels in [&[ours][..], &[osm], &[fsm], &[ours, osm], &[osm, fsm], &[ours, osm, fsm]] {
+        assert_eq!(refusing(labels), both, "{labels:?}");
+    }
+    assert_eq!(refusing(&[("app", "web")]), [""; 0]);
+    let removed = names(&removals(&options(), Extent::Running));
+    for binding in names(&bindings) {
+        assert!(removed.contains(&binding), "{binding}");
+    }
+}
+
 #[test]
 fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
-    // As the API server reads selectors.
-    let fits = |selector: &Value, labels: &[(&str, &str)]| {
-        selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
-            let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
-            let listed = found.is_some_and(|value| {
-                it["values"].as_array().into_iter().flatten().any(|known| known == value)
-            });
-            match it["operator"].as_str().unwrap() {
-                "Exists" => found.is_some(),
-                "DoesNotExist" => found.is_none(),
-                "NotIn" => !listed,
-                other => panic!("{other}"),
-            }
-        })
-    };
     let webhooks = named("MutatingWebhookConfiguration")["webhooks"].clone();
     let asked = |namespace: &[(&str, &str)], pod: &[(&str, &str)]| -> Vec<String> {
         let webhooks = webhooks.as_array().unwrap().iter();
