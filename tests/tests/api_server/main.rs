@@ -13,8 +13,9 @@ mod gateways;
 mod installed;
 mod migration;
 mod refusals;
-mod server;
 mod rights;
+mod rules;
+mod server;
 mod statuses;
 mod world;
 

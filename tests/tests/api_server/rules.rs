@@ -1,0 +1,133 @@
+//! The rules (CEL) in the schemas of our kinds, as a real API server evaluates them: each refuses, in its words,
+//! what breaks it alone, and takes what does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leno_kubernetes::install::manifests;
+use serde_json::{Value, json};
+
+use crate::installed::{install, options};
+use crate::server::{Server, run};
+
+/// A rule of a schema.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Rule {
+    kind: String,
+    /// Where in `spec`, with `[]` for the elements of lists.
+    at: String,
+    message: String,
+}
+
+/// All rules of a schema and of what is in it.
+fn collect(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
+    for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
+        let message = rule["message"].as_str().unwrap().to_owned();
+        let rule = Rule { kind: kind.to_owned(), at: at.to_owned(), message };
+        assert!(found.insert(rule.clone()), "two rules with the same words: {rule:?}");
+    }
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        collect(kind, &format!("{at}.{name}"), field, found);
+    }
+    for (inner, mark) in [("items", "[]"), ("additionalProperties", ".*")] {
+        if schema[inner].is_object() {
+            collect(kind, &format!("{at}{mark}"), &schema[inner], found);
+        }
+    }
+}
+
+/// The rules of all kinds of ours, and whether the objects of each kind have a namespace.
+fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
+    let (mut rules, mut scopes) = (BTreeSet::new(), BTreeMap::new());
+    for definition in manifests(&options()) {
+        if definition["kind"] != "CustomResourceDefinition" {
+            continue;
+        }
+        let spec = &definition["spec"];
+        let kind = spec["names"]["kind"].as_str().unwrap();
+        let schema = &spec["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        // What a rule beside `spec` would be about no example here could show.
+        assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
+        let mut elsewhere = BTreeSet::new();
+        collect(kind, "", &schema["status"], &mut elsewhere);
+        assert!(elsewhere.is_empty(), "{elsewhere:?}");
+        collect(kind, "", &schema["spec"], &mut rules);
+        scopes.insert(kind.to_owned(), spec["scope"] == "Namespaced");
+    }
+    (rules, scopes)
+}
+
+/// Whether something stands at a place, with `[]` for any element of a list.
+fn has(value: &Value, at: &str) -> bool {
+    let Some(rest) = at.strip_prefix('.') else {
+        let Some(rest) = at.strip_prefix("[]") else { return !value.is_null() };
+        return value.as_array().into_iter().flatten().any(|element| has(element, rest));
+    };
+    let end = rest.find(['.', '[']).unwrap_or(rest.len());
+    has(&value[&rest[..end]], &rest[end..])
+}
+
+fn examples() -> BTreeMap<String, Value> {
+    let read: Value = serde_saphyr::from_str(include_str!("rules.yaml")).unwrap();
+    read.as_object().unwrap().clone().into_iter().collect()
+}
+
+fn text<'a>(example: &'a Value, key: &str) -> &'a str {
+    example[key].as_str().unwrap()
+}
+
+/// The rules that an example of each kind is refused by, and one is taken beside.
+fn shown(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
+    let mut shown = BTreeSet::new();
+    for (kind, all) in examples {
+        for refused in all["refused"].as_array().unwrap() {
+            let at = text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
+            let is_taken = all["taken"].as_array().unwrap().iter().any(|spec| has(spec, &at));
+            assert!(is_taken, "{kind}: no spec that is taken has{at}");
+            shown.insert(Rule {
+                kind: kind.clone(),
+                at,
+                message: text(refused, "says").to_owned(),
+            });
+        }
+    }
+    shown
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn each_rule_refuses_what_breaks_it_alone() {
+    run(async {
+        let (rules, scopes) = all_rules();
+        let examples = examples();
+        assert_eq!(shown(&examples), rules, "each rule needs an example in rules.yaml");
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        install(&server, &options()).await;
+        for (kind, all) in &examples {
+            let namespace = scopes[kind].then_some("shop");
+            let named = format!("leno.dev/v1alpha1/{kind}");
+            for (index, spec) in all["taken"].as_array().unwrap().iter().enumerate() {
+                let offered = json!({"spec": spec});
+                let name = format!("taken-{index}");
+                let said = server.offer(&named, namespace, &name, offered).await;
+                assert_eq!(said, Ok(()), "{kind}: {spec}");
+            }
+            for refused in all["refused"].as_array().unwrap() {
+                let offered = json!({"spec": refused["spec"]});
+                let said = server.offer(&named, namespace, "refused", offered).await;
+                let said = said.expect_err(text(refused, "says"));
+                let expected = format!("spec{}: Invalid value", text(refused, "at"));
+                assert!(said.contains(&expected), "{kind}: {said}");
+                let messages = rules.iter().filter(|rule| rule.kind == *kind);
+                let heard: BTreeSet<&str> = messages
+                    .map(|rule| rule.message.as_str())
+                    .filter(|message| said.contains(message))
+                    .collect();
+                assert_eq!(heard, [text(refused, "says")].into(), "{kind}: {said}");
+                assert_eq!(said.matches("Invalid value").count(), 1, "{kind}: {said}");
+            }
+        }
+    });
+}
+
+const VALIDATIONS: &str = "x-kubernetes-validations";
