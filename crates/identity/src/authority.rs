@@ -371,6 +371,12 @@ pub enum AuthorityError {
         /// Which file.
         file: &'static str,
     },
+    /// Its key is none that signs here.
+    #[error(
+        "`tls.key` holds no P-256 private key: have the authority issued with one \
+         (`privateKey: {{algorithm: ECDSA, size: 256}}` in a Certificate of cert-manager)"
+    )]
+    IssuerKey(#[source] rcgen::Error),
     /// Its certificate is another key's, or not one that may sign.
     #[error(
         "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign \

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 /// A P-256 private key. It cannot be cloned or printed.
@@ -35,8 +37,19 @@ impl PrivateKey {
         request.der().to_vec()
     }
 
+    /// Of PKCS #8, or of SEC 1 (RFC 5915), as cert-manager and older openssl write it. From here on it is the former.
     pub(crate) fn from_pem(text: &str) -> Result<Self, rcgen::Error> {
-        KeyPair::from_pkcs8_pem_and_sign_algo(text, &PKCS_ECDSA_P256_SHA256).map(Self)
+        let unreadable = rcgen::Error::CouldNotParseKeyPair;
+        let Ok(der) = PrivateKeyDer::from_pem_slice(text.as_bytes()) else {
+            return Err(unreadable);
+        };
+        let pair =
+            EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_ASN1_SIGNING, der.secret_der());
+        let Some(der) = pair.ok().and_then(|pair| pair.to_pkcs8v1().ok()) else {
+            return Err(unreadable);
+        };
+        let der = PrivatePkcs8KeyDer::from(der.as_ref());
+        KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).map(Self)
     }
 
     /// Only for a file of mode 0600.
@@ -73,7 +86,11 @@ impl fmt::Debug for PrivateKey {
 
 #[cfg(test)]
 mod tests {
+    use aws_lc_rs::encoding::{AsDer as _, EcPrivateKeyRfc5915Der};
+    use aws_lc_rs::signature::KeyPair as _;
+
     use super::*;
+    use crate::pem::write;
 
     #[test]
     fn never_prints_itself() {
@@ -88,9 +105,25 @@ mod tests {
     }
 
     #[test]
+    fn reads_what_cert_manager_writes() {
+        let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).unwrap();
+        let der: EcPrivateKeyRfc5915Der<'_> = pair.private_key().as_der().unwrap();
+        let mut text = String::new();
+        write(&mut text, "EC PRIVATE KEY", der.as_ref());
+        let key = PrivateKey::from_pem(&text).unwrap();
+        assert_eq!(key.public(), pair.public_key().as_ref());
+        assert!(key.to_pem().starts_with("-----BEGIN PRIVATE KEY-----"));
+        assert_eq!(PrivateKey::from_pem(&key.to_pem()).unwrap().public(), key.public());
+        assert!(matches!(key.to_der(), PrivateKeyDer::Pkcs8(_)));
+    }
+
+    #[test]
     fn refuses_keys_of_other_kinds() {
-        let other = KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
-        assert!(PrivateKey::from_pem(&other.serialize_pem()).is_err());
+        for kind in [&rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_RSA_SHA256]
+        {
+            let other = KeyPair::generate_for(kind).unwrap();
+            assert!(PrivateKey::from_pem(&other.serialize_pem()).is_err());
+        }
         assert!(PrivateKey::from_pem("").is_err());
     }
 }

@@ -69,7 +69,7 @@ fn issuer(
         disk::read(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
     };
     let key = PrivateKey::from_pem(&read("tls.key", Readers::Owner)?);
-    let key = key.map_err(AuthorityError::Key)?;
+    let key = key.map_err(AuthorityError::IssuerKey)?;
     let roots = Roots::from_pem(&read("ca.crt", Readers::Everyone)?)?;
     let text = read("tls.crt", Readers::Everyone)?;
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
@@ -244,6 +244,9 @@ mod tests {
         let (one, two) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
         fs::copy(one.path().join("tls.key"), two.path().join("tls.key")).unwrap();
         assert!(matches!(open(two.path()), Err(AuthorityError::Issuer)));
+        fs::write(two.path().join("tls.key"), "").unwrap();
+        let error = open(two.path()).unwrap_err().to_string();
+        assert!(error.contains("`tls.key` holds no P-256 private key"), "{error}");
         fs::remove_file(one.path().join("ca.crt")).unwrap();
         let error = open(one.path()).unwrap_err().to_string();
         assert!(error.contains("`ca.crt` is not there"), "{error}");
