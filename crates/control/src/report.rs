@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
-    HttpRoute, RouteKind, RouteName, RouteParent, Service, ServiceName, WeightedBackend, Workload,
-    leads_back,
+    HttpRoute, RouteKind, RouteName, RouteParent, Service, ServiceName, TlsRoute, WeightedBackend,
+    Workload, leads_back,
 };
 use leno_registry::{Warning, lint};
 use serde_json::{Value, json};
@@ -238,6 +238,9 @@ impl Report<'_> {
             let kind = RouteKind::Tls.as_str();
             let mut status = self.route((kind, name), 1, &route.parents, &backends);
             status.unresolve(self.ungranted((RouteKind::Tls, name), route));
+            for (index, parent) in route.parents.iter().enumerate() {
+                status.contest(index, self.outnamed(route, parent));
+            }
             status
         });
         let tcp = self.mesh.gateway_tcp_routes().all();
@@ -303,20 +306,30 @@ impl Report<'_> {
     /// At each port of a parent, the `GRPCRoute`s beside which an `HTTPRoute` has no say there.
     fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let attached = self.mesh.routes().of(&parent.service);
-        let others = attached.filter(|other| {
-            other.kind > route.kind && other.name.namespace == route.name.namespace
-        });
-        let others: Vec<&HttpRoute> = others.collect();
+        let others: Vec<&HttpRoute> = attached.filter(|other| other.goes_before(route)).collect();
         let at = |port: u16| {
-            let is_there = |it: &RouteParent| {
-                it.service == parent.service && it.port.is_none_or(|only| only == port)
-            };
+            let is_there = |it: &RouteParent| it.has(&parent.service, port);
             let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
             let told = others.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
                 format!("{kind} {name} is attached to the same port, and goes before")
             });
             told.collect()
+        };
+        self.ports(parent).into_iter().map(at).collect()
+    }
+
+    /// At each port of a parent, the `TLSRoute` that leaves another one no name there.
+    fn outnamed(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
+        let at = |port: u16| {
+            let consumer = Some(&route.rule.route.namespace);
+            let all: Vec<_> =
+                self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
+            let rival = route.rival(all.into_iter()).map(|it| &it.rule.route);
+            let told = rival.map(|it| {
+                format!("TLSRoute {it} has its names at port {port} too, and comes first")
+            });
+            told.into_iter().collect()
         };
         self.ports(parent).into_iter().map(at).collect()
     }

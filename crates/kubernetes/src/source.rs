@@ -228,14 +228,15 @@ impl Joined {
             self.ledger.resolve();
             self.ledger.settle_guests();
             self.report();
-            if let Some(statements) = self.ledger.statements() {
-                self.out.statements.send_replace(Arc::new(statements));
-            }
             if let Some(mut update) = self.ledger.flush() {
                 update.noticed = Some(noticed.into_std());
                 if updates.send(update).await.is_err() {
                     return;
                 }
+            }
+            // What is said to be in force is on its way by now.
+            if let Some(statements) = self.ledger.statements() {
+                self.out.statements.send_replace(Arc::new(statements));
             }
         }
     }
@@ -330,3 +331,6 @@ const WATCHED_FIRST: &[&str] = &["Pod", "Service", "Namespace"];
 const QUIET_FAILURE: Duration = Duration::from_secs(90);
 /// News that wait to be joined; further ones wait in their streams.
 const NEWS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
-use kube::runtime::events::Recorder;
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -41,14 +40,14 @@ pub async fn keep_statuses(
     statements: watch::Receiver<Arc<Vec<Statement>>>,
     leading: watch::Receiver<bool>,
 ) {
-    let recorder = event::recorder(client.clone(), Some(name));
-    Scribe { recorder, client, written: HashMap::new() }.run(statements, leading).await;
+    Scribe { client, name, written: HashMap::new() }.run(statements, leading).await;
 }
 
 /// Writes, and remembers what it has written: the watch tells of it a moment later.
 struct Scribe {
     client: Client,
-    recorder: Recorder,
+    /// The name of this control plane among all.
+    name: String,
     written: HashMap<Target, Written>,
 }
 
@@ -59,8 +58,8 @@ struct Written {
     at: Option<Instant>,
     /// Whether the API server took it.
     landed: bool,
-    /// What events said of it: why it is refused, and what of it is not heeded.
-    told: [Option<String>; 2],
+    /// The events beside it, in the order of [`Statement::notes`].
+    told: [Option<event::Told>; 3],
 }
 
 impl Scribe {
@@ -99,15 +98,7 @@ impl Scribe {
         if before.filter(same).is_some() {
             return;
         }
-        let told = before.map(|before| before.told.clone()).unwrap_or_default();
-        let to_tell = [statement.refusal.clone(), statement.remark.clone()];
-        for ((reason, note), told) in ["Refused", "Unheeded"].into_iter().zip(&to_tell).zip(&told) {
-            if let Some(note) = note
-                && told.as_ref() != Some(note)
-            {
-                self.tell(statement, reason, note).await;
-            }
-        }
+        let told = self.tell(statement).await;
         let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         let (mut at, mut landed) = (Some(Instant::now()), true);
         if let Some(status) = statement.status(&now)
@@ -125,7 +116,7 @@ impl Scribe {
                 }
             }
         }
-        let written = Written { statement: statement.clone(), at, landed, told: to_tell };
+        let written = Written { statement: statement.clone(), at, landed, told };
         self.written.insert(statement.target.clone(), written);
     }
 
@@ -147,7 +138,8 @@ impl Scribe {
         api.patch_status(&target.name, &parameters, &Patch::Merge(patch)).await.map(drop)
     }
 
-    async fn tell(&self, statement: &Statement, reason: &str, note: &str) {
+    /// Writes events, and renews those that stand there and still say what is so.
+    async fn tell(&mut self, statement: &Statement) -> [Option<event::Told>; 3] {
         let Statement { target, resource, .. } = statement;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
@@ -157,7 +149,21 @@ impl Scribe {
             uid: Some(target.uid.clone()),
             ..ObjectReference::default()
         };
-        event::warn(&self.recorder, &object, (reason, "Read"), note).await;
+        let before = self.written.remove(target).map(|before| before.told).unwrap_or_default();
+        let now = Instant::now();
+        let mut told = [None, None, None];
+        for ((told, before), (reason, note)) in told.iter_mut().zip(before).zip(statement.notes()) {
+            let Some(note) = note else { continue };
+            if let Some(mut standing) = before.filter(|it| it.tells(note))
+                && standing.renew(&self.client, now).await
+            {
+                *told = Some(standing);
+                continue;
+            }
+            let about = (self.name.as_str(), &object);
+            *told = event::Told::write(&self.client, about, (reason, note), now).await;
+        }
+        told
     }
 }
 

@@ -42,6 +42,8 @@ impl Store {
         if self.forbidden.as_ref().is_some_and(forbids) {
             return refusal(403);
         }
+        // Others are applied, and then need not be there.
+        let is_event = key.contains("/events/");
         let held = self.objects.get(&key);
         match method {
             "GET" if self.blind > 0 => {
@@ -54,6 +56,11 @@ impl Store {
                 None => refusal(404),
             },
             "POST" if held.is_some() => refusal(409),
+            "PATCH" if is_event => {
+                let Some(held) = self.objects.get_mut(&key) else { return refusal(404) };
+                json_patch::merge(held, &sent);
+                (200, held.clone())
+            }
             "PUT" if held.is_none_or(|held| version(held) != version(&sent)) => refusal(409),
             _ => {
                 self.version += 1;

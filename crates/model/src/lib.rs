@@ -32,6 +32,7 @@ pub mod policy;
 pub mod rate_limit;
 pub mod reason;
 pub mod retry_policy;
+pub mod rivals;
 pub mod route;
 pub mod rule_kind;
 pub mod server;

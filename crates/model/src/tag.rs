@@ -1,5 +1,6 @@
 //! Tags: which instances of a service take which requests, by the labels that they carry.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::change::ObjectKey;
@@ -386,6 +387,40 @@ pub struct Caller {
 }
 
 impl TagRules {
+    /// Those for a port of a service, from what is said of it, the nearest first. Those by request and those
+    /// by caller are found apart: each where first there are some.
+    #[must_use]
+    pub fn nearest(all: impl IntoIterator<Item = Self>) -> Self {
+        let mut found = Self::default();
+        for rules in all {
+            if found.rules.is_empty() {
+                found.rules = rules.rules;
+                found.otherwise = rules.otherwise;
+            }
+            if found.by_caller.is_empty() {
+                found.by_caller = rules.by_caller;
+            }
+        }
+        found
+    }
+
+    /// The rules of all `TagRoute`s for the same traffic, which come by name. What takes requests that no rule
+    /// fits is what the strictest of them says.
+    #[must_use]
+    pub fn joined<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
+        let mut joined = Self::default();
+        let mut strictest: Option<&Vec<Otherwise>> = None;
+        for route in routes {
+            joined.rules.extend(route.rules.rules.iter().cloned());
+            joined.by_caller.extend(route.rules.by_caller.iter().cloned());
+            let says = Some(&route.rules.otherwise).filter(|_| !route.rules.rules.is_empty());
+            strictest = strictest.into_iter().chain(says).min_by_key(|says| leniency(says));
+        }
+        joined.rules.sort_by_key(|rule| Reverse(rule.precedence));
+        joined.otherwise = strictest.cloned().unwrap_or_default();
+        joined
+    }
+
     /// Whether they say nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -427,5 +462,15 @@ impl TagSet {
             Self::Default | Self::Every => None,
         };
         tags.into_iter().flat_map(BTreeMap::keys).map(String::as_str)
+    }
+}
+
+/// Failing is the strictest, then the default set, then any instance as well.
+fn leniency(otherwise: &[Otherwise]) -> u8 {
+    match otherwise {
+        [] => 0,
+        [Otherwise::Default] => 1,
+        [Otherwise::Default, ..] => 2,
+        [Otherwise::Any, ..] => 3,
     }
 }

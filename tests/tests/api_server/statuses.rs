@@ -21,20 +21,7 @@ fn one_control_plane_says_what_became_of_objects() {
         install(&server, &options()).await;
         server.define(ROUTES).await;
         server.define(GROUPS).await;
-        let mut tasks = JoinSet::new();
-        for name in ["leno-control-a", "leno-control-b"] {
-            let client = server.client_as(ACCOUNT).await;
-            let source = Source::new(client.clone(), Options::default());
-            let statements = source.statements();
-            let writer = Writer { namespace: "mesh".to_owned(), name: name.to_owned() };
-            let (leads, leading) = watch::channel(false);
-            tasks.spawn(hold(client.clone(), writer, leads));
-            let name = name.to_owned();
-            tasks.spawn(keep_statuses(client, name, statements, leading));
-            let (told, mut queue) = mpsc::channel(4);
-            tasks.spawn(source.follow(told));
-            tasks.spawn(async move { while queue.recv().await.is_some() {} });
-        }
+        let _tasks = control_planes(&server, &["leno-control-a", "leno-control-b"]).await;
         let parent = json!({"group": "", "kind": "Service", "name": "web"});
         let rules = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
         let theirs = json!({
@@ -59,14 +46,9 @@ fn one_control_plane_says_what_became_of_objects() {
 
         let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
         server.apply(GROUPS, Some("shop"), "g", bad).await;
-        let deadline = Instant::now() + PATIENCE;
-        while server.events("shop").await.is_empty() {
-            assert!(Instant::now() < deadline, "there is no event");
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        let events = server.events("shop").await;
-        assert_eq!(events[0]["reason"], "Refused");
-        assert_eq!(events[0]["regarding"]["name"], "g");
+        let event = event(&server).await;
+        assert_eq!(event["reason"], "Refused");
+        assert_eq!(event["regarding"]["name"], "g");
         let lease = "coordination.k8s.io/v1/Lease";
         let lease = server.read(lease, "mesh", "leno-control").await;
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
@@ -75,6 +57,79 @@ fn one_control_plane_says_what_became_of_objects() {
         let again = server.read(ROUTES, "shop", "r").await;
         assert_eq!(again["metadata"]["resourceVersion"], said["metadata"]["resourceVersion"]);
     });
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn what_gives_way_says_who_decides_until_that_goes() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        install(&server, &options()).await;
+        for kind in [ROUTES, GRPC_ROUTES, SPLITS] {
+            server.define(kind).await;
+        }
+        let _tasks = control_planes(&server, &["leno-control-a"]).await;
+        server.service("web", 8080).await;
+        let spec = json!({
+            "parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
+        });
+        server.apply(ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
+        said_of_route(&server, "Accepted").await;
+        server.apply(GRPC_ROUTES, Some("shop"), "g", json!({"spec": spec})).await;
+        let said = said_of_route(&server, "Conflicted").await;
+        let conditions = &ours(&said).unwrap()["conditions"];
+        assert_eq!(conditions[0]["status"], "False");
+        assert_eq!(conditions[0]["observedGeneration"], said["metadata"]["generation"]);
+        let why = "GRPCRoute shop/g is attached there too, and decides instead";
+        assert_eq!(conditions[0]["message"], why);
+        assert_eq!(
+            (&conditions[2]["type"], &conditions[2]["status"]),
+            (&"Programmed".into(), &"False".into())
+        );
+        server.delete(GRPC_ROUTES, Some("shop"), "g").await;
+        let said = said_of_route(&server, "Accepted").await;
+        assert_eq!(ours(&said).unwrap()["conditions"][2]["status"], "True");
+
+        let split = json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
+        server.apply(SPLITS, Some("shop"), "s", json!({"spec": split})).await;
+        let event = event(&server).await;
+        assert_eq!(event["reason"], "Conflicted");
+        assert_eq!(event["regarding"]["name"], "s");
+        let why = "HTTPRoute shop/r is attached to shop/web, and decides there alone";
+        assert_eq!(event["note"], why);
+    });
+}
+
+/// Control planes that read and say, with the rights that are installed, until they are dropped.
+async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for name in names {
+        let client = server.client_as(ACCOUNT).await;
+        let source = Source::new(client.clone(), Options::default());
+        let statements = source.statements();
+        let writer = Writer { namespace: "mesh".to_owned(), name: (*name).to_owned() };
+        let (leads, leading) = watch::channel(false);
+        tasks.spawn(hold(client.clone(), writer, leads));
+        tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading));
+        let (told, mut queue) = mpsc::channel(4);
+        tasks.spawn(source.follow(told));
+        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+    }
+    tasks
+}
+
+/// The first event of the namespace, once there is one.
+async fn event(server: &Server) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(event) = server.events("shop").await.into_iter().next() {
+            return event;
+        }
+        assert!(Instant::now() < deadline, "there is no event");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 /// The route, once it is accepted, or not, for this reason.
@@ -97,6 +152,8 @@ fn ours(route: &Value) -> Option<&Value> {
 
 const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
 const ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
+const GRPC_ROUTES: &str = "gateway.networking.k8s.io/v1/GRPCRoute";
+const SPLITS: &str = "split.smi-spec.io/v1alpha4/TrafficSplit";
 const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Lane, LaneRule, Name, Object, ObjectKey, Otherwise, SermantRouteRule, SermantRules,
-    ServiceName, TagRoute, TagRouteName, TagRules, TagScope,
+    Lane, LaneRule, Name, Object, ObjectKey, SermantRouteRule, SermantRules, ServiceName, TagRoute,
+    TagRouteName, TagRules, TagScope,
 };
 
 use super::index::Index;
@@ -104,20 +104,10 @@ impl Tags {
             Scope::Namespace(service.namespace.clone()),
             Scope::Mesh,
         ];
-        let mut found = TagRules::default();
-        for scope in &scopes {
-            let native = self.native(scope, port);
+        let found = TagRules::nearest(scopes.iter().flat_map(|scope| {
             let published = self.published(scope).map(|(_, rules)| rules.rules.clone());
-            for rules in [native].into_iter().chain(published) {
-                if found.rules.is_empty() {
-                    found.rules = rules.rules;
-                    found.otherwise = rules.otherwise;
-                }
-                if found.by_caller.is_empty() {
-                    found.by_caller = rules.by_caller;
-                }
-            }
-        }
+            [self.native(scope, port)].into_iter().chain(published)
+        }));
         (!found.is_empty()).then(|| Arc::new(found))
     }
 
@@ -170,8 +160,7 @@ impl Tags {
         self.lanes.values()
     }
 
-    /// The rules of all `TagRoute`s for this traffic. What takes requests that no rule fits is
-    /// what the strictest of them says.
+    /// The rules of all `TagRoute`s for this traffic.
     fn native(&self, scope: &Scope, port: u16) -> TagRules {
         let names = self.routes_by_scope.of(scope);
         let routes = names.filter_map(|name| self.routes.get(name));
@@ -179,17 +168,7 @@ impl Tags {
             TagScope::Service(_, only) => only.is_none_or(|only| only == port),
             TagScope::Namespace(_) | TagScope::Mesh => true,
         });
-        let mut merged = TagRules::default();
-        let mut strictest: Option<&Vec<Otherwise>> = None;
-        for route in routes {
-            merged.rules.extend(route.rules.rules.iter().cloned());
-            merged.by_caller.extend(route.rules.by_caller.iter().cloned());
-            let says = Some(&route.rules.otherwise).filter(|_| !route.rules.rules.is_empty());
-            strictest = strictest.into_iter().chain(says).min_by_key(|says| leniency(says));
-        }
-        merged.rules.sort_by_key(|rule| Reverse(rule.precedence));
-        merged.otherwise = strictest.cloned().unwrap_or_default();
-        merged
+        TagRules::joined(routes)
     }
 
     /// A key of a configuration centre has one value: that of the first object by name.
@@ -283,15 +262,5 @@ fn scope_of(scope: &TagScope) -> Scope {
         TagScope::Service(service, _) => Scope::Service(service.clone()),
         TagScope::Namespace(namespace) => Scope::Namespace(namespace.clone()),
         TagScope::Mesh => Scope::Mesh,
-    }
-}
-
-/// Failing is the strictest, then the default set, then any instance as well.
-fn leniency(otherwise: &[Otherwise]) -> u8 {
-    match otherwise {
-        [] => 0,
-        [Otherwise::Default] => 1,
-        [Otherwise::Default, ..] => 2,
-        [Otherwise::Any, ..] => 3,
     }
 }

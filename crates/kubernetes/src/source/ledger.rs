@@ -8,6 +8,7 @@ mod judge;
 mod listed;
 mod mesh_config;
 mod places;
+mod rivals;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -191,6 +192,11 @@ impl Ledger {
         self.last = last;
         let objects = self.told.len();
         Some(Update { changes: removals, rejected, warnings, objects, noticed: None })
+    }
+
+    /// Whether there was a first update.
+    fn has_told(&self) -> bool {
+        self.last.is_some()
     }
 
     /// Whether every kind has been listed.

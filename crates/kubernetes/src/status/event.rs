@@ -1,10 +1,102 @@
 //! Events: warnings beside an object, for who looks at it.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
+use k8s_openapi::api::events::v1::{Event as Written, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Error};
+use serde_json::json;
+use tokio::time::Instant;
 
 use crate::words::CONTROL;
+
+/// A warning beside an object that stands there as long as what it tells: the server forgets an event after
+/// an hour, and this one is counted up before.
+pub(crate) struct Told {
+    note: String,
+    event: Written,
+    count: i32,
+    at: Instant,
+}
+
+impl Told {
+    /// Writes a warning beside an object in the name of `instance`; `reason` is a word for what happened.
+    pub(crate) async fn write(
+        client: &Client,
+        (instance, object): (&str, &ObjectReference),
+        (reason, note): (&str, &str),
+        now: Instant,
+    ) -> Option<Self> {
+        let wall = Timestamp::now();
+        let name = object.name.as_deref().unwrap_or(CONTROL);
+        let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let event = Written {
+            metadata: ObjectMeta {
+                // As the name of an object may have 253 characters, so may this one.
+                name: Some(format!(
+                    "{}.{:x}",
+                    cut(name, NAME_CHARACTERS_MAX),
+                    wall.as_nanosecond()
+                )),
+                namespace: Some(namespace),
+                ..ObjectMeta::default()
+            },
+            type_: Some("Warning".to_owned()),
+            reason: Some(reason.to_owned()),
+            action: Some("Read".to_owned()),
+            note: Some(cut(note, NOTE_CHARACTERS_MAX)),
+            regarding: Some(object.clone()),
+            event_time: Some(MicroTime(wall)),
+            reporting_controller: Some(CONTROL.to_owned()),
+            reporting_instance: Some(cut(instance, INSTANCE_CHARACTERS_MAX)),
+            ..Written::default()
+        };
+        match api(client, &event).create(&PostParams::default(), &event).await {
+            Ok(_) => Some(Self { note: note.to_owned(), event, count: 1, at: now }),
+            Err(error) => {
+                tracing::debug!(kind = object.kind, name, %error, "an event cannot be written");
+                None
+            }
+        }
+    }
+
+    /// Whether it tells this.
+    pub(crate) fn tells(&self, note: &str) -> bool {
+        self.note == note
+    }
+
+    /// Counts it up if it is time to. Whether it still stands there.
+    pub(crate) async fn renew(&mut self, client: &Client, now: Instant) -> bool {
+        if now.duration_since(self.at) < RENEW_EVERY {
+            return true;
+        }
+        self.count = self.count.saturating_add(1);
+        let last_observed_time = MicroTime(Timestamp::now());
+        let series = EventSeries { count: self.count, last_observed_time };
+        let name = self.event.metadata.name.as_deref().unwrap_or_default();
+        let patch = Patch::Merge(json!({"series": series}));
+        match api(client, &self.event).patch(name, &PatchParams::default(), &patch).await {
+            Ok(_) => self.at = now,
+            Err(Error::Api(status)) if status.code == 404 => return false,
+            // Tried again in the next round.
+            Err(error) => tracing::debug!(name, %error, "an event cannot be renewed"),
+        }
+        true
+    }
+}
+
+fn api(client: &Client, event: &Written) -> Api<Written> {
+    let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+    Api::namespaced(client.clone(), namespace)
+}
+
+fn cut(text: &str, characters: usize) -> String {
+    text.chars().take(characters).collect()
+}
 
 /// Writes events of a control plane; `instance` is its name among all.
 pub(crate) fn recorder(client: Client, instance: Option<String>) -> Recorder {
@@ -22,7 +114,7 @@ pub(crate) async fn warn(
     let event = Event {
         type_: EventType::Warning,
         reason: reason.to_owned(),
-        note: Some(note.chars().take(NOTE_CHARACTERS_MAX).collect()),
+        note: Some(cut(note, NOTE_CHARACTERS_MAX)),
         action: action.to_owned(),
         secondary: None,
     };
@@ -33,3 +125,46 @@ pub(crate) async fn warn(
 
 /// An event's note has at most a kilobyte; characters may have four bytes.
 const NOTE_CHARACTERS_MAX: usize = 250;
+/// A name has at most 253 characters; those that are left are for the time.
+const NAME_CHARACTERS_MAX: usize = 220;
+const INSTANCE_CHARACTERS_MAX: usize = 128;
+/// Often enough that one that fails once, or comes late, is still in time.
+const RENEW_EVERY: Duration = Duration::from_secs(20 * 60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Server;
+
+    #[tokio::test]
+    async fn it_is_counted_up_while_it_stands() {
+        let server = Server::open().await;
+        let object = ObjectReference {
+            kind: Some("HTTPRouteGroup".to_owned()),
+            name: Some("g".to_owned()),
+            namespace: Some("shop".to_owned()),
+            ..ObjectReference::default()
+        };
+        let start = Instant::now();
+        let said = ("Refused", "no");
+        let mut standing =
+            Told::write(&server.client, ("one", &object), said, start).await.unwrap();
+        assert!(standing.tells("no") && !standing.tells("yes"));
+        let events = || -> Vec<serde_json::Value> {
+            server.store.lock().unwrap().objects.values().cloned().collect()
+        };
+        // Well before the server forgets it, in an hour; not all the time.
+        for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
+        {
+            let now = start + Duration::from_secs(minutes * 60);
+            assert!(standing.renew(&server.client, now).await);
+            let [event] = &events()[..] else { panic!("one event stands there") };
+            assert_eq!(event["series"]["count"].as_i64(), count, "after {minutes} minutes");
+            assert_eq!((&event["reason"], &event["note"]), (&json!("Refused"), &json!("no")));
+        }
+        server.store.lock().unwrap().objects.clear();
+        assert!(standing.renew(&server.client, start + Duration::from_secs(50 * 60)).await);
+        let much_later = start + Duration::from_secs(70 * 60);
+        assert!(!standing.renew(&server.client, much_later).await, "it is to be written anew");
+    }
+}

@@ -25,6 +25,8 @@ pub struct Statement {
     pub(crate) refusal: Option<String>,
     /// What of it is not heeded, if anything.
     pub(crate) remark: Option<String>,
+    /// What decides instead of it, where no status has room for that.
+    pub(crate) conflict: Option<String>,
 }
 
 /// Which object is meant.
@@ -63,7 +65,7 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Whether what decides is told of an object, which it is once it is accepted: `told` says so.
+    /// Whether an object has come to where it decides, in the words of `told`; only one that is accepted has.
     pub(crate) fn programmed(accepted: &Self, told: &str) -> Self {
         let (status, reason, message) = match accepted.status {
             "True" => ("True", "Programmed", told),
@@ -216,9 +218,18 @@ impl Statement {
             && (&self.said, self.generation) == (&other.said, other.generation)
     }
 
+    /// What events tell of it, each with its reason.
+    pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 3] {
+        [
+            ("Refused", self.refusal.as_deref()),
+            ("Unheeded", self.remark.as_deref()),
+            ("Conflicted", self.conflict.as_deref()),
+        ]
+    }
+
     /// Whether there is anything to write or to tell.
     pub(crate) fn is_due(&self) -> bool {
-        self.refusal.is_some() || self.remark.is_some() || self.status(&Value::Null).is_some()
+        self.notes().iter().any(|(_, note)| note.is_some()) || self.status(&Value::Null).is_some()
     }
 }
 
@@ -305,6 +316,7 @@ mod tests {
             said,
             refusal: None,
             remark: None,
+            conflict: None,
         }
     }
 

@@ -9,6 +9,7 @@ use leno_model::{
 };
 use serde_json::Value;
 
+use super::rivals::Rivals;
 use super::{Ledger, Origin};
 use crate::gateway::{ParentSaid, RouteId};
 use crate::guests::ACCESS_CERT;
@@ -16,9 +17,10 @@ use crate::source::record::Record;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
 impl Ledger {
-    /// What is to be said and does not stand in a status yet; `None` when that is as it was.
+    /// What is to be said and does not stand in a status yet; `None` when that is as it was, and before
+    /// anything is told.
     pub(crate) fn statements(&mut self) -> Option<Vec<Statement>> {
-        if !self.is_settled() || !std::mem::take(&mut self.unjudged) {
+        if !self.has_told() || !std::mem::take(&mut self.unjudged) {
             return None;
         }
         let others = self.others();
@@ -32,7 +34,8 @@ impl Ledger {
     /// What is looked at for many objects.
     fn others(&self) -> Others<'_> {
         let mut others = Others::default();
-        for object in self.customs.all() {
+        for (_, object, _) in self.customs.in_force_all() {
+            others.rivals.put(object);
             match object {
                 Object::ReferenceGrant(grant) => others.grants.push(grant),
                 Object::ServicePolicy(policy) => others.put(policy),
@@ -80,7 +83,7 @@ impl Ledger {
                 Said::Current(refusal.clone().or_else(idle).map_or(Ok(()), Err))
             }
             Form::Conditions => {
-                let reason = if duplicate.is_some() { "Conflicted" } else { "Invalid" };
+                let reason = if duplicate.is_some() { CONFLICTED } else { "Invalid" };
                 let refused = refusal.as_deref().map(|refusal| refused(refusal, reason));
                 Said::Conditions(with_programmed(
                     refused.unwrap_or_else(|| self.attached(origin, others)),
@@ -91,10 +94,7 @@ impl Ledger {
                 let parents = record.parents.iter().map(|parent| {
                     let accepted = match refusal.as_deref() {
                         Some(refusal) => accepted(Some(refusal), "UnsupportedValue"),
-                        None => {
-                            let missing = self.missing_parent(parent, &record.target.namespace);
-                            accepted(missing.as_deref(), "NoMatchingParent")
-                        }
+                        None => self.taken(origin, (record, parent), others),
                     };
                     ParentSaid {
                         parent: parent.clone(),
@@ -117,7 +117,42 @@ impl Ledger {
             said,
             refusal: refusal.or_else(|| self.edge.refusal(record.target.kind, id)),
             remark: self.remarks_of(origin),
+            conflict: self.unsaid_conflict(origin, record, others),
         })
+    }
+
+    /// Whether a good route decides anything at one of its parents.
+    fn taken(
+        &self,
+        origin: &Origin,
+        (record, parent): (&Record, &Value),
+        others: &Others<'_>,
+    ) -> Condition {
+        let (service, port) = match parent_of(parent, &record.target.namespace) {
+            Ok(known) => known,
+            Err(problem) => return accepted(Some(&problem), "NoMatchingParent"),
+        };
+        if let Some(missing) = self.missing(&service, port) {
+            return accepted(Some(&missing), "NoMatchingParent");
+        }
+        let route = self.customs.said(origin);
+        let rival = route.and_then(|it| self.rival_of_route(it, (&service, port), &others.rivals));
+        accepted(rival.as_deref(), CONFLICTED)
+    }
+
+    /// What decides instead of a good object whose kind has no status.
+    fn unsaid_conflict(
+        &self,
+        origin: &Origin,
+        record: &Record,
+        others: &Others<'_>,
+    ) -> Option<String> {
+        match self.customs.said(origin)? {
+            Object::TrafficSplit(split) if record.form == Form::Nothing => {
+                self.rival_of_split(split, &others.rivals)
+            }
+            _ => None,
+        }
     }
 
     /// Whether a good object decides something, and whether what it is about is there.
@@ -132,7 +167,7 @@ impl Ledger {
         let missing = (!missing.is_empty()).then(|| cut(&missing.join("\n")));
         let first = match (&missing, self.outdone(object, others)) {
             (Some(missing), _) if is_nowhere => accepted(Some(missing), "TargetNotFound"),
-            (_, Some(overruled)) => accepted(Some(&overruled), "Conflicted"),
+            (_, Some(overruled)) => accepted(Some(&overruled), CONFLICTED),
             _ => accepted(None, ""),
         };
         // Always said: what stood there before would stay otherwise.
@@ -153,9 +188,19 @@ impl Ledger {
         first.or_else(|| self.outdone(object, others))
     }
 
-    /// Why a policy decides nothing although what it is attached to is there.
+    /// Why a good object decides nothing although what it is about is there.
     fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<String> {
-        let Object::ServicePolicy(policy) = object else { return None };
+        match object {
+            Object::ServicePolicy(policy) => self.overruled_policy(policy, others),
+            Object::Retry(policy) => self.rival_of_retry(policy, &others.rivals),
+            Object::TagRoute(_) | Object::SermantRouteRule(_) => {
+                self.rival_of_tags(object, &others.rivals)
+            }
+            _ => None,
+        }
+    }
+
+    fn overruled_policy(&self, policy: &ServicePolicy, others: &Others<'_>) -> Option<String> {
         let namespace = &policy.name.namespace;
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
@@ -213,18 +258,6 @@ impl Ledger {
         resolved("True", "ResolvedRefs", "every backend is there")
     }
 
-    fn missing_parent(&self, parent: &Value, own: &str) -> Option<String> {
-        let text = |key: &str| parent.get(key).and_then(Value::as_str);
-        let name = text("name").unwrap_or_default();
-        let namespace = text("namespace").unwrap_or(own);
-        let port = parent.get("port").and_then(Value::as_u64);
-        let port = port.and_then(|port| u16::try_from(port).ok());
-        match ServiceName::new(namespace, name) {
-            Ok(service) => self.missing(&service, port),
-            Err(error) => Some(error.to_string()),
-        }
-    }
-
     /// What of a service is not there.
     fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(known) = self.services.get(service) else {
@@ -235,7 +268,17 @@ impl Ledger {
     }
 }
 
-/// Says as well whether what decides is told of it.
+/// The service, or the port of it, that a route names as its parent.
+fn parent_of(parent: &Value, own: &str) -> Result<(ServiceName, Option<u16>), String> {
+    let text = |key: &str| parent.get(key).and_then(Value::as_str);
+    let name = text("name").unwrap_or_default();
+    let port = parent.get("port").and_then(Value::as_u64);
+    let port = port.and_then(|port| u16::try_from(port).ok());
+    let service = ServiceName::new(text("namespace").unwrap_or(own), name);
+    service.map(|service| (service, port)).map_err(|error| error.to_string())
+}
+
+/// Says as well whether it is on its way to sidecars.
 fn with_programmed([accepted, resolved]: [Condition; 2]) -> Vec<Condition> {
     let programmed = Condition::programmed(&accepted, TOLD);
     vec![accepted, resolved, programmed]
@@ -272,6 +315,7 @@ struct Others<'a> {
     /// The policies that name a service, and those that are about a whole namespace.
     by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
     by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
+    rivals: Rivals<'a>,
 }
 
 impl<'a> Others<'a> {
@@ -358,8 +402,11 @@ fn cut(text: &str) -> String {
     text.chars().take(MESSAGE_CHARACTERS_MAX).collect()
 }
 
-/// What is said of what decides.
-const TOLD: &str = "every sidecar that it concerns is told";
+/// Of what gives way to another; also the word of the Gateway API for a route beside one of a kind that goes
+/// before (GEP-1426).
+const CONFLICTED: &str = "Conflicted";
+/// What is said of what decides. Whether sidecars have applied it is not waited for.
+const TOLD: &str = "on its way to each connected sidecar that it concerns";
 /// What is said of the targets of an object that has none.
 const NAMES_NOTHING: &str = "it names nothing";
 /// The most refusals told in one status.

@@ -26,6 +26,11 @@ impl Services {
         self.by_name.get(name)
     }
 
+    /// All of them, by name.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Service> {
+        self.by_name.values()
+    }
+
     /// Those of a namespace, by name.
     pub(super) fn of_namespace<'a>(
         &'a self,

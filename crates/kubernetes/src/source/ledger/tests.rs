@@ -14,6 +14,7 @@ mod border;
 mod gateways;
 mod guests;
 mod places;
+mod rivals;
 mod settings;
 
 const PODS: usize = 0;

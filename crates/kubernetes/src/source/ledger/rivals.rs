@@ -1,0 +1,271 @@
+//! What decides instead of objects that meet others: routes at a port, splits, rules about tags, retries.
+
+use std::collections::BTreeMap;
+
+use leno_model::{
+    Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule, SermantRules, Service,
+    ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
+};
+
+use super::Ledger;
+use crate::read::{preference_name, preferring};
+
+/// Objects in force, by what they are about: those that meet are found among many.
+#[derive(Default)]
+pub(super) struct Rivals<'a> {
+    /// Routes of the Gateway API, by the services that they are attached to.
+    routes: BTreeMap<&'a ServiceName, Vec<&'a Object>>,
+    splits: BTreeMap<&'a ServiceName, Vec<&'a TrafficSplit>>,
+    retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
+    /// Rules about tags, by the traffic that they are for, whatever the port.
+    tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
+    published: BTreeMap<TagScope, &'a SermantRouteRule>,
+}
+
+impl<'a> Rivals<'a> {
+    /// They come by name within each kind.
+    pub(super) fn put(&mut self, object: &'a Object) {
+        for parent in parents(object) {
+            let near = self.routes.entry(&parent.service).or_default();
+            // It may be attached to several ports of one.
+            if near.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
+                near.push(object);
+            }
+        }
+        match object {
+            Object::TrafficSplit(split) => {
+                self.splits.entry(&split.root.service).or_default().push(split);
+            }
+            Object::Retry(policy) => {
+                self.retries.entry(&policy.source).or_default().push(policy);
+            }
+            Object::TagRoute(route) => {
+                self.tags.entry(traffic(&route.scope)).or_default().push(route);
+            }
+            Object::SermantRouteRule(rule) => {
+                for (scope, _) in &rule.entries {
+                    self.published.entry(traffic(scope)).or_insert(rule);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The routes of a namespace that are attached to a port.
+    fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
+        let near = self.routes.get(service).into_iter().flatten().copied();
+        let is_there = |route: &&Object| {
+            let mut parents = parents(route).iter();
+            of_namespace(route) == Some(namespace) && parents.any(|it| it.has(service, port))
+        };
+        near.filter(is_there).collect()
+    }
+
+    /// What leaves a route no say at a port.
+    fn of_route(&self, route: &Object, service: &ServiceName, port: u16) -> Option<ObjectKey> {
+        let near = self.at(service, port, of_namespace(route)?);
+        let mut near = near.iter().copied();
+        match route {
+            Object::HttpRoute(own) | Object::GrpcRoute(own) => {
+                let goes_before = |it: &&Object| match it {
+                    Object::HttpRoute(it) | Object::GrpcRoute(it) => it.goes_before(own),
+                    _ => false,
+                };
+                near.find(goes_before).map(Object::key)
+            }
+            Object::GatewayTcpRoute(own) => {
+                let before = near.filter_map(|it| match it {
+                    Object::GatewayTcpRoute(it) => Some(it).filter(|it| it.goes_before(own)),
+                    _ => None,
+                });
+                let first = before.min_by_key(|it| (it.created, &it.rule.route))?;
+                Some(ObjectKey::GatewayTcpRoute(first.rule.route.clone()))
+            }
+            Object::TlsRoute(own) => {
+                let all = near.filter_map(|it| match it {
+                    Object::TlsRoute(it) => Some(it),
+                    _ => None,
+                });
+                own.rival(all).map(|it| ObjectKey::TlsRoute(it.rule.route.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether an object is the one whose lanes a service has.
+    fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
+        let Object::SermantRouteRule(own) = object else { return false };
+        let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
+        let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
+        matches!(traffic, TagScope::Service(..))
+            && is_first
+            && said_of(own, traffic).is_some_and(has_lanes)
+    }
+}
+
+impl Ledger {
+    /// What leaves a route no say at any port of one of its parents.
+    pub(super) fn rival_of_route(
+        &self,
+        route: &Object,
+        (service, port): (&ServiceName, Option<u16>),
+        rivals: &Rivals<'_>,
+    ) -> Option<String> {
+        let ports = self.ports(service, port);
+        let all: Option<Vec<ObjectKey>> =
+            ports.map(|port| rivals.of_route(route, service, port)).collect();
+        let first = all?.into_iter().next()?;
+        Some(format!("{first} is attached there too, and decides instead"))
+    }
+
+    /// What decides instead of a split, wherever its root is called.
+    pub(super) fn rival_of_split(
+        &self,
+        split: &TrafficSplit,
+        rivals: &Rivals<'_>,
+    ) -> Option<String> {
+        let root = &split.root.service;
+        let mut splits = rivals.splits.get(root).into_iter().flatten();
+        if let Some(first) = splits.find(|it| it.goes_before(split)) {
+            let name = &first.name;
+            return Some(format!(
+                "TrafficSplit {name} is for the same service, and comes first by name"
+            ));
+        }
+        let ports = self.ports(root, None);
+        let attached = |port| rivals.at(root, port, &root.namespace).first().map(|it| it.key());
+        let all: Option<Vec<ObjectKey>> = ports.map(attached).collect();
+        let first = all?.into_iter().next()?;
+        Some(format!("{first} is attached to {root}, and decides there alone"))
+    }
+
+    /// What decides instead of a policy about retries, of all its services that are there.
+    pub(super) fn rival_of_retry(
+        &self,
+        policy: &RetryPolicy,
+        rivals: &Rivals<'_>,
+    ) -> Option<String> {
+        let of_source = || rivals.retries.get(&policy.source).into_iter().flatten();
+        let there = policy.services.iter().filter(|it| self.services.get(it).is_some());
+        let firsts = there.map(|service| of_source().find(|it| it.goes_before(policy, service)));
+        let firsts: Option<Vec<_>> = firsts.collect();
+        let first = &firsts?.first()?.name;
+        Some(format!("Retry {first} is about the same requests, and comes first by name"))
+    }
+
+    /// What decides instead of rules about tags, whatever they are for.
+    pub(super) fn rival_of_tags(&self, object: &Object, rivals: &Rivals<'_>) -> Option<String> {
+        let own = object.key();
+        let mut others = Vec::new();
+        for scope in scopes(object) {
+            let only = match scope {
+                TagScope::Service(_, only) => *only,
+                TagScope::Namespace(_) | TagScope::Mesh => None,
+            };
+            for service in self.services_of(scope) {
+                for port in self.ports(&service.name, only) {
+                    others.extend(self.deciding(&service.name, port, rivals));
+                    if others.contains(&own) || rivals.marks(object, &traffic(scope)) {
+                        return None;
+                    }
+                    others.truncate(1);
+                }
+            }
+        }
+        let first = others.into_iter().next()?;
+        Some(match &first {
+            // Nobody wrote it.
+            ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
+                let service = preferring(name)?;
+                format!("the traffic distribution of the Service {service} decides instead")
+            }
+            _ => format!("{first} decides instead"),
+        })
+    }
+
+    /// Whose rules about tags decide at a port.
+    fn deciding(&self, service: &ServiceName, port: u16, rivals: &Rivals<'_>) -> Vec<ObjectKey> {
+        let preference = preference_name(service).and_then(|name| {
+            let is_written = self.customs.get(&ObjectKey::TagRoute(name.clone())).is_some();
+            self.preference(&name).filter(|_| !is_written)
+        });
+        let near = TagScope::Service(service.clone(), None);
+        let all = [near, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
+        let found = TagRules::nearest(all.iter().flat_map(|traffic| {
+            let written = rivals.tags.get(traffic).into_iter().flatten().copied();
+            let written = written.filter(|route| match route.scope {
+                TagScope::Service(_, only) => only.is_none_or(|only| only == port),
+                TagScope::Namespace(_) | TagScope::Mesh => true,
+            });
+            let asked = preference.iter().filter_map(|object| match object {
+                Object::TagRoute(route) => Some(route).filter(|it| it.scope == *traffic),
+                _ => None,
+            });
+            let published = rivals.published.get(traffic);
+            let published = published.and_then(|rule| said_of(rule, traffic));
+            let published = published.map(|said| said.rules.clone());
+            [TagRules::joined(written.chain(asked))].into_iter().chain(published)
+        }));
+        let by_request = found.rules.iter().map(|it| it.origin.object());
+        by_request.chain(found.by_caller.iter().map(|it| it.origin.object())).collect()
+    }
+
+    /// The services that rules are for.
+    fn services_of<'a>(
+        &'a self,
+        scope: &'a TagScope,
+    ) -> Box<dyn Iterator<Item = &'a Service> + 'a> {
+        match scope {
+            TagScope::Service(service, _) => Box::new(self.services.get(service).into_iter()),
+            TagScope::Namespace(namespace) => Box::new(self.services.of_namespace(namespace)),
+            TagScope::Mesh => Box::new(self.services.all()),
+        }
+    }
+
+    /// The ports of a service, or one of them.
+    fn ports(&self, service: &ServiceName, only: Option<u16>) -> impl Iterator<Item = u16> {
+        let known = self.services.get(service).into_iter().flat_map(|it| &it.ports);
+        known.map(|it| it.port).filter(move |port| only.is_none_or(|only| only == *port))
+    }
+}
+
+/// What rules about tags are for.
+fn scopes(object: &Object) -> Vec<&TagScope> {
+    match object {
+        Object::TagRoute(route) => vec![&route.scope],
+        Object::SermantRouteRule(rule) => rule.entries.iter().map(|(scope, _)| scope).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// The same for every port.
+fn traffic(scope: &TagScope) -> TagScope {
+    match scope {
+        TagScope::Service(service, _) => TagScope::Service(service.clone(), None),
+        TagScope::Namespace(_) | TagScope::Mesh => scope.clone(),
+    }
+}
+
+fn said_of<'a>(rule: &'a SermantRouteRule, wanted: &TagScope) -> Option<&'a SermantRules> {
+    let mut entries = rule.entries.iter();
+    entries.find(|(scope, _)| traffic(scope) == *wanted).map(|(_, said)| said)
+}
+
+/// What a route of the Gateway API is attached to.
+fn parents(object: &Object) -> &[RouteParent] {
+    match object {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => &route.parents,
+        Object::TlsRoute(route) => &route.parents,
+        Object::GatewayTcpRoute(route) => &route.parents,
+        _ => &[],
+    }
+}
+
+fn of_namespace(route: &Object) -> Option<&Name> {
+    match route {
+        Object::HttpRoute(route) | Object::GrpcRoute(route) => Some(&route.name.namespace),
+        Object::TlsRoute(route) => Some(&route.rule.route.namespace),
+        Object::GatewayTcpRoute(route) => Some(&route.rule.route.namespace),
+        _ => None,
+    }
+}

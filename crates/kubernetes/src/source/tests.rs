@@ -1,0 +1,57 @@
+//! What leaves when.
+
+use kube::core::ApiResource;
+use serde_json::json;
+
+use super::news::Seen;
+use super::*;
+
+#[tokio::test]
+async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
+    let served = served_kinds().into_iter().find(|kind| kind.kind == "Hedging").unwrap();
+    let resource = Arc::new(ApiResource {
+        group: served.group.to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: served.api_versions[0].to_owned(),
+        kind: served.kind.to_owned(),
+        plural: "hedgings".to_owned(),
+    });
+    let object = json!({
+        "metadata": {"name": "h", "namespace": "shop", "uid": "u", "generation": 1},
+        "spec": {"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"},
+    });
+    let seen = Seen::custom(served, &resource, serde_json::from_value(object).unwrap());
+    let (news, told) = mpsc::channel(4);
+    for it in [News::Begin, News::Seen(Box::new(seen)), News::Complete] {
+        news.send((0, it)).await.unwrap();
+    }
+    let out = Out {
+        progress: watch::Sender::new(Progress { waiting: vec!["Hedging"], forbidden: Vec::new() }),
+        statements: watch::Sender::default(),
+        wishes: watch::Sender::default(),
+        guests: watch::Sender::default(),
+        exclusions: watch::Sender::default(),
+        secrets: watch::Sender::default(),
+    };
+    let (mut progress, mut statements) = (out.progress.subscribe(), out.statements.subscribe());
+    let outcomes = watch::Sender::default();
+    let joined = Joined {
+        ledger: Ledger::new(vec![Watched::Custom(served)]),
+        options: Options { quiet: Duration::ZERO, ..Options::default() },
+        out,
+        told,
+        outcomes: outcomes.subscribe(),
+        failed: None,
+    };
+    let (updates, mut queue) = mpsc::channel(1);
+    let full = updates.clone().reserve_owned().await.unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(joined.run(updates));
+    // All is listed, and the queue of the control plane is full.
+    progress.wait_for(Progress::is_synced).await.unwrap();
+    assert!(!statements.has_changed().unwrap(), "said before it is on its way");
+    drop(full);
+    queue.recv().await.unwrap();
+    let all = statements.wait_for(|all| !all.is_empty()).await.unwrap().clone();
+    assert_eq!(all[0].target.name, "h");
+}

@@ -1,0 +1,105 @@
+//! Which of several routes, splits or policies about retries has a say where they meet, and which has none.
+
+use crate::name::{RouteName, ServiceName};
+use crate::retry_policy::RetryPolicy;
+use crate::route::{HttpRoute, RouteParent};
+use crate::tcp_rule::GatewayTcpRoute;
+use crate::tls_route::TlsRoute;
+use crate::traffic_split::TrafficSplit;
+
+impl RouteParent {
+    /// Whether this port is it, or one of its.
+    #[must_use]
+    pub fn has(&self, service: &ServiceName, port: u16) -> bool {
+        self.service == *service && self.port.is_none_or(|only| only == port)
+    }
+}
+
+impl HttpRoute {
+    /// Whether another one has no say beside it on a port of both. Those of another namespace decide for
+    /// other clients.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        self.kind > other.kind && self.name.namespace == other.name.namespace
+    }
+}
+
+impl GatewayTcpRoute {
+    /// Whether another one has no say beside it on a port of both.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        is_before((self.created, &self.rule.route), (other.created, &other.rule.route))
+    }
+}
+
+impl TlsRoute {
+    /// Of routes on one port, the first that leaves this one nothing, alone or with others: each of its
+    /// host names is that of one that goes before.
+    pub fn rival<'a>(&self, others: impl Iterator<Item = &'a Self> + Clone) -> Option<&'a Self> {
+        let own = (self.created, &self.rule.route);
+        let before = others.filter(|it| is_before((it.created, &it.rule.route), own));
+        let mut taken = self.rule.hostnames.iter().map(|name| {
+            let theirs = before.clone().filter(|it| it.rule.hostnames.contains(name));
+            theirs.min_by_key(|it| (it.created, &it.rule.route))
+        });
+        let first = taken.next().flatten()?;
+        taken.all(|it| it.is_some()).then_some(first)
+    }
+}
+
+impl TrafficSplit {
+    /// Whether another one decides nothing beside it: both are about everything that is meant for one root.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self) -> bool {
+        let are_whole = self.groups.is_none() && other.groups.is_none();
+        are_whole && self.root.service == other.root.service && self.name < other.name
+    }
+}
+
+impl RetryPolicy {
+    /// Whether another one decides nothing beside it about requests to a service.
+    #[must_use]
+    pub fn goes_before(&self, other: &Self, service: &ServiceName) -> bool {
+        let are_both = self.services.contains(service) && other.services.contains(service);
+        are_both && self.source == other.source && self.name < other.name
+    }
+}
+
+/// The oldest goes first, then the first by name; of another namespace it is for other clients.
+fn is_before(one: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
+    one.1.namespace == other.1.namespace && one < other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls_route::TlsRule;
+
+    fn tls(name: &str, created: i64, hostnames: &[&str]) -> TlsRoute {
+        let (namespace, name) = name.split_once('/').unwrap_or(("shop", name));
+        let hostnames = hostnames.iter().map(|it| it.parse().unwrap()).collect();
+        let route = RouteName::new(namespace, name).unwrap();
+        let rule = TlsRule { route, hostnames, backends: Vec::new(), ungranted_weight: 0 };
+        TlsRoute { parents: Vec::new(), rule, created }
+    }
+
+    #[test]
+    fn a_tls_route_has_a_say_while_one_of_its_names_is_its_own() {
+        let rival = |own: &TlsRoute, others: &[&TlsRoute]| {
+            own.rival(others.iter().copied()).map(|it| it.rule.route.to_string())
+        };
+        let own = tls("own", 5, &["a.b", "*.c"]);
+        let (first, second) = (tls("first", 3, &["a.b"]), tls("second", 4, &["a.b", "*.c"]));
+        let shown = |name: &str| Some(name.to_owned());
+        assert_eq!(rival(&own, &[&own]), None);
+        assert_eq!(rival(&own, &[&own, &first]), None);
+        assert_eq!(rival(&own, &[&second, &first, &own]), shown("shop/first"));
+        assert_eq!(rival(&first, &[&second, &first, &own]), None);
+        // A name below another one is another name, and clients of another namespace are others.
+        assert_eq!(rival(&tls("x", 5, &["a.c"]), &[&second]), None);
+        assert_eq!(rival(&own, &[&tls("bank/it", 1, &["a.b", "*.c"])]), None);
+        // Of one age the first by name goes before.
+        assert_eq!(rival(&own, &[&tls("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
+        assert_eq!(rival(&own, &[&tls("zoo", 5, &["a.b", "*.c"])]), None);
+    }
+}
