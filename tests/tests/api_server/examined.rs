@@ -135,10 +135,11 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_told() {
                 },
             })
         };
-        server.apply("v1/Pod", Some("shop"), "new", pod(&options().image)).await;
+        server.namespace("apart").await;
+        server.apply("v1/Pod", Some("apart"), "new", pod(&options().image)).await;
         assert_found(&server, "sidecars", ("ok", "1, none of another image")).await;
-        server.apply("v1/Pod", Some("shop"), "old", pod("leno:before")).await;
-        let old = format!("1 of 2 have another image than {}: shop/old", options().image);
+        server.apply("v1/Pod", Some("apart"), "old", pod("leno:before")).await;
+        let old = format!("1 of 2 have another image than {}: apart/old", options().image);
         assert_found(&server, "sidecars", ("warning", &old)).await;
     });
 }
