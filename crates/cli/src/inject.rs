@@ -1,20 +1,20 @@
 //! `leno inject`: sidecars into manifests, where no webhook is to do it.
 
+mod found;
+
+use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use leno_kubernetes::inject::{Injected, Settings, Told, has_native_sidecars, inject_manifest};
-use leno_kubernetes::words::{CONTROL, ROOTS_CONFIG_MAP};
+use leno_kubernetes::inject::{Injected, Settings, Told, inject_manifest, namespaces_of};
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
 
-use crate::cluster::{self, ClusterArgs, plain};
+use self::found::Found;
+use crate::cluster::{self, ClusterArgs};
 use crate::{install, output, yaml};
 
 /// Arguments of `leno inject`.
@@ -36,6 +36,10 @@ pub(crate) struct InjectArgs {
     /// For clusters older than 1.29: a sidecar beside the application instead of before it
     #[arg(long)]
     classic: bool,
+    /// For meshes that were installed with --cni: network plugins lead connections to sidecars, so that pods need no
+    /// NET_ADMIN [default: as installed; with --roots not]
+    #[arg(long)]
+    cni: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -44,21 +48,24 @@ impl InjectArgs {
     /// Prints the manifests with sidecars; what was done is told beside.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let documents = read(&self.file)?;
-        let settings = match &self.roots {
+        let found = match &self.roots {
             Some(path) => {
                 let roots = std::fs::read_to_string(path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
-                self.settings(roots, Found::default())
+                Found { roots, ..Found::default() }
             }
             None => {
-                let (roots, found) = cluster::run(Found::in_cluster(&self.cluster))?;
-                self.settings(roots, found)
+                let namespaces: BTreeSet<String> =
+                    documents.iter().flat_map(namespaces_of).collect();
+                cluster::run(Found::in_cluster(&self.cluster, namespaces))?
             }
         };
+        let settings = self.settings(&found);
         let mut injected = Vec::with_capacity(documents.len());
         for document in documents {
-            let Injected { manifest, told } = inject_manifest(document, &settings)
-                .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
+            let Injected { manifest, told } =
+                inject_manifest(document, &found.namespaces, &settings)
+                    .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
             for (object, told) in told {
                 tell(&object, &told);
             }
@@ -68,56 +75,18 @@ impl InjectArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn settings(&self, roots: String, found: Found) -> Settings {
-        let image = self.image.clone().or(found.image).unwrap_or_else(|| install::IMAGE.to_owned());
-        let trust_domain = self.trust_domain.clone().or(found.trust_domain);
+    fn settings(&self, found: &Found) -> Settings {
+        let image = self.image.as_ref().or(found.image.as_ref());
+        let image = image.map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
+        let trust_domain = self.trust_domain.as_ref().or(found.trust_domain.as_ref()).cloned();
         let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
-        let native_sidecars = !self.classic && !found.is_old;
-        Settings { native_sidecars, ..Settings::new(image, namespace, trust_domain, roots) }
-    }
-}
-
-/// What the cluster tells of its mesh.
-#[derive(Debug, Default)]
-struct Found {
-    image: Option<String>,
-    trust_domain: Option<TrustDomain>,
-    is_old: bool,
-}
-
-impl Found {
-    async fn in_cluster(cluster: &ClusterArgs) -> anyhow::Result<(String, Self)> {
-        let client = cluster.client().await?;
-        let namespace = cluster.namespace.as_str();
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let map = maps.get(ROOTS_CONFIG_MAP).await.map_err(plain).with_context(|| {
-            format!(
-                "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
-                 install the mesh, or pass --roots FILE"
-            )
-        })?;
-        let roots = map.data.and_then(|mut data| data.remove("roots.pem"));
-        let roots = roots.with_context(|| {
-            format!("ConfigMap {namespace}/{ROOTS_CONFIG_MAP} has no roots.pem; pass --roots FILE")
-        })?;
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-        let deployment = deployments.get(CONTROL).await.map_err(plain).with_context(|| {
-            format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
-        })?;
-        let pod = deployment.spec.and_then(|spec| spec.template.spec);
-        let container =
-            pod.and_then(|pod| pod.containers.into_iter().find(|it| it.name == CONTROL));
-        let variable = |name: &str| {
-            let variables = container.as_ref()?.env.as_ref()?;
-            variables.iter().find(|it| it.name == name)?.value.clone()
-        };
-        let trust_domain = variable("LENO_TRUST_DOMAIN").and_then(|it| TrustDomain::new(&it).ok());
-        let image = container.as_ref().and_then(|it| it.image.clone());
-        let version =
-            client.apiserver_version().await.map_err(plain).context("cannot ask the API server")?;
-        let is_old = !has_native_sidecars(&version.major, &version.minor);
-        Ok((roots, Self { image, trust_domain, is_old }))
+        Settings {
+            native_sidecars: !self.classic && !found.is_old,
+            by_plugin: self.cni || found.by_plugin,
+            exclusions: found.exclusions.clone(),
+            ..Settings::new(image, namespace, trust_domain, found.roots.clone())
+        }
     }
 }
 
@@ -167,8 +136,13 @@ Examples:
   leno inject -f web.yaml --roots roots.pem --image registry.example.org/leno:0.1.0
 
 It is for clusters whose pods are not to wait for a webhook. Pods that were made so keep their image
-and roots until they are made again. Annotations count as they do for the webhook; docs/kubernetes.md
-lists them.
+and roots until they are made again.
+
+The cluster is asked for what the webhook knows: annotations of namespaces, the exclusions that a
+MeshConfig of OSM or FSM has for all pods, and whether the mesh was installed with --cni. What names no
+namespace is taken to be for that of the context. With --roots none of it is known: annotate the pods
+with what those annotations and lists say, and give --cni where the mesh has it. docs/kubernetes.md
+lists the annotations.
 ";
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod wishes;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use k8s_openapi::api::core::v1::Namespace;
 use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
@@ -25,7 +26,7 @@ use crate::words::{
 
 pub use annotation::{InjectError, Of};
 pub use range::AddressRange;
-pub use template::{Injected, Told, inject_manifest};
+pub use template::{Injected, Told, inject_manifest, namespaces_of};
 pub use wishes::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
 
 use container::Sidecar;
@@ -91,20 +92,32 @@ pub struct NamespaceFacts {
     pub annotations: BTreeMap<String, String>,
 }
 
+impl From<Namespace> for NamespaceFacts {
+    fn from(namespace: Namespace) -> Self {
+        let meta = namespace.metadata;
+        Self {
+            name: meta.name.unwrap_or_default(),
+            labels: meta.labels.unwrap_or_default(),
+            annotations: meta.annotations.unwrap_or_default(),
+        }
+    }
+}
+
 /// Who wants a sidecar in a pod.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand<'a> {
     /// Labels and annotations of the pod and of its namespace decide.
     Namespace(&'a NamespaceFacts),
-    /// Somebody names the pod: it gets one unless it says that it wants none.
-    Person,
+    /// Somebody names the pod: it gets one unless it says that it wants none. Of its namespace, where it is known,
+    /// annotations about sidecars count.
+    Person(Option<&'a NamespaceFacts>),
 }
 
 impl<'a> Demand<'a> {
     fn namespace(self) -> Option<&'a NamespaceFacts> {
         match self {
             Self::Namespace(facts) => Some(facts),
-            Self::Person => None,
+            Self::Person(facts) => facts,
         }
     }
 }

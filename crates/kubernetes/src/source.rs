@@ -1,6 +1,7 @@
 //! The API server as a source of facts: every kind is watched, and what changed is told.
 
 mod arrivals;
+mod exclusions;
 mod kinds;
 mod ledger;
 mod news;
@@ -20,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use self::arrivals::watch_arrivals;
+pub use self::exclusions::exclusions;
 use self::kinds::{Following, Watched};
 use self::ledger::Ledger;
 pub(crate) use self::news::Id;

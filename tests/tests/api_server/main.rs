@@ -10,6 +10,7 @@ mod certificates;
 mod examined;
 mod foreign;
 mod gateways;
+mod inject;
 mod installed;
 mod migration;
 mod refusals;

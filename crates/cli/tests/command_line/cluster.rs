@@ -55,6 +55,20 @@ fn manifests_get_sidecars_without_a_cluster() {
 }
 
 #[test]
+fn without_a_cluster_somebody_says_that_network_plugins_lead_connections() {
+    let pod = "{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app}]}}";
+    let place = Place::with(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
+    let words = ["inject", "-f", "web.yaml", "--roots", "roots.pem"];
+    let needs = |more: &[&str]| {
+        let done = place.leno(&[&words[..], more].concat());
+        assert_eq!(done.code, Some(0), "{done:?}");
+        (done.out.contains("NET_ADMIN"), done.out.contains("leno.dev/intercept:"))
+    };
+    assert_eq!(needs(&[]), (true, false));
+    assert_eq!(needs(&["--cni"]), (false, true));
+}
+
+#[test]
 fn a_pod_that_cannot_have_a_sidecar_is_told() {
     let pod = "{kind: Pod, metadata: {name: web, annotations: {leno.dev/inbound-port-exclusion-list: x}}, \
                spec: {containers: [{name: app}]}}";

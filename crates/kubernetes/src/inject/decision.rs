@@ -20,7 +20,7 @@ pub(crate) fn decide(
     }
     let namespace = match demand {
         Demand::Namespace(facts) => facts,
-        Demand::Person => {
+        Demand::Person(_) => {
             let word = match spoken_by_pod(pod, None)? {
                 Some(false) => Some(Skip::Disabled),
                 Some(true) | None => None,

@@ -17,7 +17,7 @@ fn with_a_network_plugin_no_container_has_privileges() {
     });
     for by_plugin in [true, false] {
         let settings = Settings { by_plugin, ..settings() };
-        let outcome = inject(&pod, Demand::Person, &settings).unwrap();
+        let outcome = inject(&pod, Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
         let told = &pod["metadata"]["annotations"]["leno.dev/intercept"];
@@ -69,7 +69,7 @@ fn verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
 }
 
 fn injected(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
-    match inject(pod, Demand::Person, settings).unwrap() {
+    match inject(pod, Demand::Person(None), settings).unwrap() {
         Outcome::Injected { pod, warnings } => (pod, warnings),
         Outcome::Skipped(skip) => panic!("{skip}"),
     }
@@ -180,7 +180,7 @@ fn nobody_gets_two() {
     for native_sidecars in [true, false] {
         let settings = Settings { native_sidecars, ..settings() };
         let (once, _) = injected(&pod("", ""), &settings);
-        let again = inject(&once, Demand::Person, &settings);
+        let again = inject(&once, Demand::Person(None), &settings);
         assert_eq!(again, Ok(Outcome::Skipped(Skip::Present)));
     }
 }
@@ -307,7 +307,7 @@ fn annotations_that_cannot_be_read_are_refused() {
         let (key, value) = annotation.split_once('=').unwrap();
         let mut pod = pod("", "");
         pod["metadata"]["annotations"][key] = json!(value);
-        inject(&pod, Demand::Person, &settings()).unwrap_err().to_string()
+        inject(&pod, Demand::Person(None), &settings()).unwrap_err().to_string()
     };
     let told: Vec<String> = [
         "leno.dev/outbound-port-exclusion-list=80,http",
@@ -448,7 +448,8 @@ fn manifests_of_every_kind_get_sidecars() {
          "spec": {"containers": []}},
         {"kind": "Service", "metadata": {"name": "d"}},
     ]});
-    let Injected { manifest, told } = inject_manifest(manifest, &settings()).unwrap();
+    let Injected { manifest, told } =
+        inject_manifest(manifest, &BTreeMap::new(), &settings()).unwrap();
     let told: Vec<String> = told.iter().map(|(name, told)| format!("{name}: {told:?}")).collect();
     expect![[r#"
         [
@@ -461,9 +462,38 @@ fn manifests_of_every_kind_get_sidecars() {
     let pointer = "/items/1/spec/jobTemplate/spec/template/metadata/labels/leno.dev~1meshed";
     assert_eq!(manifest.pointer(pointer), Some(&json!("sidecar")));
     let wrong = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});
-    let (name, error) = inject_manifest(wrong, &settings()).unwrap_err();
+    let (name, error) = inject_manifest(wrong, &BTreeMap::new(), &settings()).unwrap_err();
     assert_eq!(name, "Job e");
     assert!(error.to_string().starts_with("Job e has no `spec` with `containers`"));
+}
+
+#[test]
+fn annotations_of_namespaces_count_for_manifests() {
+    let deployment = |metadata: Value| {
+        let template = json!({"spec": {"containers": [{"name": "app"}]}});
+        json!({"kind": "Deployment", "metadata": metadata, "spec": {"template": template}})
+    };
+    let manifest = json!({"kind": "List", "items": [
+        deployment(json!({"name": "a", "namespace": "shop"})),
+        deployment(json!({"name": "b"})),
+        deployment(json!({"name": "c", "namespace": "unknown"})),
+        {"kind": "Service", "metadata": {"name": "d", "namespace": "services"}},
+    ]});
+    assert_eq!(namespaces_of(&manifest), ["", "shop", "unknown"].map(str::to_owned).into());
+    // Who names a pod has asked: its namespace need not be in the mesh.
+    let of = |port: &str| {
+        let annotation = format!("leno.dev/outbound-port-exclusion-list={port}");
+        namespace("leno.dev/injection=disabled", &annotation)
+    };
+    let known = [("shop".to_owned(), of("25")), (String::new(), of("26"))].into();
+    let Injected { manifest, .. } = inject_manifest(manifest, &known, &settings()).unwrap();
+    let args = |index: usize| {
+        let spec = &manifest["items"][index]["spec"]["template"]["spec"];
+        spec["initContainers"][0]["args"].clone()
+    };
+    assert_eq!(args(0), json!(["intercept", "--exclude-outbound-ports=25"]));
+    assert_eq!(args(1), json!(["intercept", "--exclude-outbound-ports=26"]));
+    assert_eq!(args(2), json!(["intercept"]));
 }
 
 #[test]
@@ -513,7 +543,7 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
     let option = "--exclude-interfaces=eth1,net0";
     for by_plugin in [true, false] {
         let settings = Settings { by_plugin, ..settings() };
-        let outcome = inject(&pod("eth1, net0"), Demand::Person, &settings).unwrap();
+        let outcome = inject(&pod("eth1, net0"), Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         if by_plugin {
             assert_eq!(pod["metadata"]["annotations"]["leno.dev/intercept"], option);
@@ -522,7 +552,7 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
             assert_eq!(*args, json!(["intercept", option]));
         }
     }
-    let refused = inject(&pod("a-name-that-is-too-long"), Demand::Person, &settings());
+    let refused = inject(&pod("a-name-that-is-too-long"), Demand::Person(None), &settings());
     assert_eq!(
         refused.unwrap_err().to_string(),
         "pod: annotation `flomesh.io/network-interface-exclusion-list`: `a-name-that-is-too-long` is \

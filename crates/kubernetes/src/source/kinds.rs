@@ -108,7 +108,7 @@ enum End {
 }
 
 /// What the server has of a kind.
-enum Found {
+pub(super) enum Found {
     Served(ApiResource),
     Absent,
 }
@@ -309,7 +309,7 @@ async fn until_others(
 }
 
 /// The best version of a kind that the server has.
-async fn find(client: &Client, kind: ServedKind) -> Result<Found, Error> {
+pub(super) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Error> {
     for api_version in kind.api_versions {
         let list = match client.list_api_group_resources(api_version).await {
             Ok(list) => list,

@@ -123,11 +123,7 @@ impl Answering {
                 return review.refuse(UNAVAILABLE, "the namespace was not told in time; try again");
             }
         };
-        let facts = NamespaceFacts {
-            name: name.to_owned(),
-            labels: namespace.metadata.labels.unwrap_or_default(),
-            annotations: namespace.metadata.annotations.unwrap_or_default(),
-        };
+        let facts = NamespaceFacts::from(namespace);
         let settings = self.settings.borrow().clone();
         review.mutate(&facts, &settings)
     }

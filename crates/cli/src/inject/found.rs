@@ -1,0 +1,107 @@
+//! What a cluster tells of its mesh and of namespaces, as its webhook knows them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Api, Client};
+use leno_kubernetes::inject::{Exclusions, NamespaceFacts, has_native_sidecars};
+use leno_kubernetes::install::Installed;
+use leno_kubernetes::source::exclusions;
+use leno_kubernetes::words::{CONTROL, ROOTS_CONFIG_MAP};
+use leno_model::TrustDomain;
+
+use crate::cluster::{ClusterArgs, plain};
+
+/// What a cluster tells of its mesh; without one, the roots alone.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Whom members trust, as PEM.
+    pub(super) roots: String,
+    pub(super) image: Option<String>,
+    pub(super) trust_domain: Option<TrustDomain>,
+    /// Whether it has no native sidecars.
+    pub(super) is_old: bool,
+    /// Whether network plugins lead connections to sidecars.
+    pub(super) by_plugin: bool,
+    /// What goes around every sidecar.
+    pub(super) exclusions: Exclusions,
+    /// The namespaces of manifests, each under the text that a manifest has for it.
+    pub(super) namespaces: BTreeMap<String, NamespaceFacts>,
+}
+
+impl Found {
+    /// What the cluster tells, of these namespaces too.
+    pub(super) async fn in_cluster(
+        cluster: &ClusterArgs,
+        namespaces: BTreeSet<String>,
+    ) -> anyhow::Result<Self> {
+        let client = cluster.client().await?;
+        let namespace = cluster.namespace.as_str();
+        let roots = roots(&client, namespace).await?;
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+        let deployment = deployments.get(CONTROL).await.map_err(plain).with_context(|| {
+            format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
+        })?;
+        let installed = Installed::of(&deployment);
+        let version =
+            client.apiserver_version().await.map_err(plain).context("cannot ask the API server")?;
+        let exclusions = exclusions(&client).await.map_err(plain).context(
+            "cannot read the MeshConfig of OSM or FSM, whose exclusions count for every pod: ask for the \
+             right to list it, or pass --roots FILE and annotate the pods",
+        )?;
+        Ok(Self {
+            roots,
+            image: image(deployment),
+            trust_domain: installed.trust_domain,
+            is_old: !has_native_sidecars(&version.major, &version.minor),
+            by_plugin: installed.cni,
+            exclusions,
+            namespaces: facts(&client, namespaces).await?,
+        })
+    }
+}
+
+async fn roots(client: &Client, namespace: &str) -> anyhow::Result<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = maps.get(ROOTS_CONFIG_MAP).await.map_err(plain).with_context(|| {
+        format!(
+            "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
+             install the mesh, or pass --roots FILE"
+        )
+    })?;
+    let roots = map.data.and_then(|mut data| data.remove("roots.pem"));
+    roots.with_context(|| {
+        format!("ConfigMap {namespace}/{ROOTS_CONFIG_MAP} has no roots.pem; pass --roots FILE")
+    })
+}
+
+/// The control plane's, which sidecars have too.
+fn image(deployment: Deployment) -> Option<String> {
+    let pod = deployment.spec?.template.spec?;
+    pod.containers.into_iter().find(|it| it.name == CONTROL)?.image
+}
+
+/// Manifests that name no namespace are for that of the context, as `kubectl apply` has it.
+async fn facts(
+    client: &Client,
+    written: BTreeSet<String>,
+) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let mut known = BTreeMap::new();
+    for text in written {
+        let name = if text.is_empty() { client.default_namespace() } else { &text };
+        let found = namespaces.get_opt(name).await.map_err(plain).with_context(|| {
+            format!(
+                "cannot read the namespace {name}, whose annotations count for its pods: ask for the right \
+                 to get it, or pass --roots FILE and annotate the pods"
+            )
+        })?;
+        match found {
+            Some(found) => drop(known.insert(text, found.into())),
+            None => eprintln!("the namespace {name} is not there: its annotations are not known"),
+        }
+    }
+    Ok(known)
+}

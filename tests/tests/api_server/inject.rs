@@ -1,0 +1,67 @@
+//! `leno inject` beside a cluster: what counts for the webhook counts for it too.
+
+use kube::config::Kubeconfig;
+use leno_kubernetes::install::{NodeNetwork, Options};
+use leno_tests::leno;
+use serde_json::json;
+
+use crate::installed::{install, options, program};
+use crate::server::{Server, run};
+
+const POD: &str = "{kind: Pod, apiVersion: v1, metadata: {name: web, namespace: shop}, spec: {containers: \
+                   [{name: app, image: 'app:1'}]}}";
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn what_the_webhook_knows_the_cluster_is_asked_for() {
+    run(async {
+        let server = Server::start().await;
+        install(&server, &Options { cni: Some(NodeNetwork::default()), ..options() }).await;
+        let roots = json!({"data": {"roots.pem": "ROOTS\n"}});
+        server.apply("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
+        server.define(SETTINGS).await;
+        server.namespace("fsm-system").await;
+        let settings = json!({"spec": {"traffic": {"outboundPortExclusionList": [26]}}});
+        server.apply(SETTINGS, Some("fsm-system"), "fsm-mesh-config", settings).await;
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("web.yaml");
+        std::fs::write(&file, POD).unwrap();
+        let words = ["inject", "-n", "mesh", "-f", file.to_str().unwrap()];
+
+        let (_, said) = program(&server, &words);
+        let unknown = "the namespace shop is not there: its annotations are not known\n";
+        assert_eq!(said, format!("{unknown}Pod web: has a sidecar now\n"));
+        let annotations = json!({"flomesh.io/outbound-port-exclusion-list": "25"});
+        let namespace = json!({"metadata": {"annotations": annotations}});
+        server.apply("v1/Namespace", None, "shop", namespace).await;
+        let (written, said) = program(&server, &words);
+        assert_eq!(said, "Pod web: has a sidecar now\n");
+        assert!(written.contains("--exclude-outbound-ports=25,26"), "{written}");
+        assert!(written.contains("leno.dev/intercept"), "{written}");
+        assert!(!written.contains("NET_ADMIN"), "{written}");
+
+        // Whoever may read the mesh and not the namespace hears of that one.
+        let role = "rbac.authorization.k8s.io/v1/ClusterRole";
+        let rules = json!({"rules": [
+            {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]},
+            {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]},
+            {"apiGroups": ["config.flomesh.io"], "resources": ["meshconfigs"], "verbs": ["list"]},
+        ]});
+        server.allow("deployer", &["configmaps"]).await;
+        server.apply(role, None, "deployer", rules).await;
+        let mut kubeconfig = Kubeconfig::read_from(server.kubeconfig()).unwrap();
+        for named in &mut kubeconfig.auth_infos {
+            named.auth_info.as_mut().unwrap().impersonate = Some("deployer".to_owned());
+        }
+        let other = directory.path().join("kubeconfig");
+        std::fs::write(&other, serde_json::to_string(&kubeconfig).unwrap()).unwrap();
+        let done = leno().args(words).env("KUBECONFIG", other).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success());
+        let expected = "cannot read the namespace shop, whose annotations count for its pods: ask for the right \
+                        to get it, or pass --roots FILE";
+        assert!(said.contains(expected), "{said}");
+    });
+}
+
+const SETTINGS: &str = "config.flomesh.io/v1alpha3/MeshConfig";
