@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use leno_model::RetryRule;
-
 /// What may be spent on retries of requests to one service, as one thread counts it.
 ///
 /// Every request pays in a part of a retry, every retry takes one out. So retries are no more than
@@ -18,16 +16,15 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget that has as much as time gives.
+    /// A budget that is full.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { balance: FLOOR_RETRIES * RETRY, paid_until: now }
+        Self { balance: FULL, paid_until: now }
     }
 
     /// A request was made.
     pub fn deposit(&mut self) {
-        let most = BALANCE_RETRIES_MAX * RETRY;
-        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(most);
+        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(FULL);
     }
 
     /// Takes a retry out, if there is one.
@@ -43,34 +40,29 @@ impl RetryBudget {
         }
     }
 
-    /// Pays for the time that has passed, as long as there is less than the floor.
+    /// Pays for the time that has passed.
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.paid_until);
-        let periods = passed.as_nanos() / FLOOR_PERIOD.as_nanos();
+        let periods = passed.as_nanos() / RETRY_PERIOD.as_nanos();
         let Ok(periods @ 1..) = u32::try_from(periods) else {
             return;
         };
         self.paid_until = now;
-        let floor = FLOOR_RETRIES * RETRY;
-        if self.balance < floor {
-            let paid = self.balance.saturating_add(periods.saturating_mul(RETRY));
-            self.balance = paid.min(floor);
-        }
+        self.balance = self.balance.saturating_add(periods.saturating_mul(RETRY)).min(FULL);
     }
 }
 
 /// Retries for each hundred requests.
 pub const SHARE_PERCENT: u32 = 20;
-/// What is there for a service that is asked seldom, and comes back with time: all the retries that one
-/// request may have.
-pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
-/// How long it takes for one of these to come back: ten each second, as the Gateway API's default of
-/// `minRetryRate` has it (GEP-3388).
-pub const FLOOR_PERIOD: Duration = Duration::from_millis(100);
-/// The most that can be saved up: a good hour does not pay for a storm.
+/// How long it takes for a retry to come back: ten each second, as the Gateway API's default of `minRetryRate`
+/// has it (GEP-3388).
+pub const RETRY_PERIOD: Duration = Duration::from_millis(100);
+/// What is there from the start, and the most that can be saved up: what comes back in the ten seconds over
+/// which the Gateway API's budgets count. A good hour does not pay for a storm.
 pub const BALANCE_RETRIES_MAX: u32 = 100;
 /// A retry, in the unit of the balance.
 const RETRY: u32 = 100;
+const FULL: u32 = BALANCE_RETRIES_MAX * RETRY;
 
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a budget needs some moment to begin at")]
@@ -83,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_a_fifth_of_the_requests_beside_the_floor() {
+    fn retries_are_a_fifth_of_the_requests_beside_what_was_there() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 20, now), 10);
+        assert_eq!(spend(&mut budget, 200, now), 100);
         for _ in 0..50 {
             budget.deposit();
         }
@@ -102,18 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_comes_back_with_time_and_savings_are_bounded() {
+    fn retries_come_back_with_time_and_savings_are_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 10, now), 10);
-        now += FLOOR_PERIOD;
+        assert_eq!(spend(&mut budget, 100, now), 100);
+        now += RETRY_PERIOD;
         assert_eq!(spend(&mut budget, 3, now), 1);
-        now += FLOOR_PERIOD * 1_000_000;
+        now += Duration::from_secs(1);
         assert_eq!(spend(&mut budget, 20, now), 10);
         for _ in 0..100_000 {
             budget.deposit();
         }
-        now += FLOOR_PERIOD * 10;
+        now += RETRY_PERIOD * 1_000_000;
         assert_eq!(spend(&mut budget, 1_000, now), 100);
     }
 }
