@@ -60,23 +60,6 @@ fn cert(name: &str, secret: (&str, &str)) -> Value {
     json!({"spec": {"subjectAltNames": [name], "secret": {"namespace": secret.0, "name": secret.1}}})
 }
 
-/// What is read, once it is so.
-async fn until(
-    server: &Server,
-    (kind, namespace, name): (&str, &str, &str),
-    is_so: impl Fn(&Value) -> bool,
-) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let object = server.find(kind, Some(namespace), name).await.unwrap_or_default();
-        if is_so(&object) {
-            return object;
-        }
-        assert!(Instant::now() < deadline, "{kind} {namespace}/{name}: {object}");
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
 fn current(object: &Value) -> &Value {
     &object["status"]["currentStatus"]
 }
@@ -99,7 +82,8 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         server
             .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "batch-tls")))
             .await;
-        let said = until(&server, (CERTS, "shop", "batch"), |it| current(it) == "committed").await;
+        let said =
+            server.until((CERTS, Some("shop"), "batch"), |it| current(it) == "committed").await;
         let secret = server.read(SECRETS, "shop", "batch-tls").await;
         assert_eq!(secret["type"], "kubernetes.io/tls");
         assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], said["metadata"]["uid"]);
@@ -109,19 +93,19 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
 
         // Another authority signs: at once there is another certificate.
         control.authority.send_replace(Arc::new(made(&control.directory, "second")));
-        let again = until(&server, (SECRETS, "shop", "batch-tls"), |it| {
+        let again = server.until((SECRETS, Some("shop"), "batch-tls"), |it| {
             it["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
         assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
 
         // Where it may not, it says so; and what somebody else made stays as it is.
         server.apply(CERTS, Some("other"), "a", cert("a.corp.example", ("other", "a"))).await;
-        let said = until(&server, (CERTS, "other", "a"), |it| current(it) == "error").await;
+        let said = server.until((CERTS, Some("other"), "a"), |it| current(it) == "error").await;
         let reason = said["status"]["reason"].as_str().unwrap();
         assert!(reason.contains("--access-certs other"), "{reason}");
         server.apply(SECRETS, Some("shop"), "theirs", json!({"stringData": {"a": "b"}})).await;
         server.apply(CERTS, Some("shop"), "b", cert("b.corp.example", ("shop", "theirs"))).await;
-        let said = until(&server, (CERTS, "shop", "b"), |it| current(it) == "error").await;
+        let said = server.until((CERTS, Some("shop"), "b"), |it| current(it) == "error").await;
         let reason = said["status"]["reason"].as_str().unwrap();
         assert!(reason.contains("was not made for the AccessCert shop/b"), "{reason}");
         assert_eq!(server.read(SECRETS, "shop", "theirs").await["data"], json!({"a": "Yg=="}));
@@ -130,10 +114,12 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         server
             .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "new-tls")))
             .await;
-        until(&server, (SECRETS, "shop", "batch-tls"), Value::is_null).await;
-        until(&server, (SECRETS, "shop", "new-tls"), |it| it["data"]["tls.key"].is_string()).await;
+        server.until((SECRETS, Some("shop"), "batch-tls"), Value::is_null).await;
+        server
+            .until((SECRETS, Some("shop"), "new-tls"), |it| it["data"]["tls.key"].is_string())
+            .await;
         server.delete(CERTS, Some("shop"), "batch").await;
-        until(&server, (SECRETS, "shop", "new-tls"), Value::is_null).await;
+        server.until((SECRETS, Some("shop"), "new-tls"), Value::is_null).await;
 
         // What is listed no more is a right no more.
         withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
@@ -147,7 +133,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         server
             .apply(CERTS, Some("shop"), "late", cert("late.corp.example", ("shop", "late-tls")))
             .await;
-        let said = until(&server, (CERTS, "shop", "late"), |it| current(it) == "error").await;
+        let said = server.until((CERTS, Some("shop"), "late"), |it| current(it) == "error").await;
         let reason = said["status"]["reason"].as_str().unwrap();
         assert!(reason.contains("forbidden"), "{reason}");
     });

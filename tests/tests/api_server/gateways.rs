@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leno_kubernetes::gateway::provision;
 use leno_kubernetes::inject::Settings;
@@ -51,7 +51,7 @@ fn a_gateway_is_told_said_and_made() {
         // Only now somebody leads there.
         cluster.until("the endpoint", |all| all.iter().any(is_endpoint)).await;
 
-        let said = found(&server, GATEWAY, Some("shop"), "edge", |it| {
+        let said = server.until((GATEWAY, Some("shop"), "edge"), |it| {
             is_said(it, "Programmed", "Pending")
                 && it["status"]["listeners"][0]["attachedRoutes"] == 1
         });
@@ -60,7 +60,7 @@ fn a_gateway_is_told_said_and_made() {
         assert_eq!(listener["supportedKinds"][0]["kind"], "HTTPRoute");
         let owner = &said["metadata"]["uid"];
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment"] {
-            let made = found(&server, kind, Some("shop"), MADE, |_| true).await;
+            let made = server.until((kind, Some("shop"), MADE), |it| !it.is_null()).await;
             assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }
         let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
@@ -68,18 +68,18 @@ fn a_gateway_is_told_said_and_made() {
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
         server.say("v1/Service", "shop", MADE, ingress).await;
         let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
-        let said = found(&server, GATEWAY, Some("shop"), "edge", is_served).await;
+        let said = server.until((GATEWAY, Some("shop"), "edge"), is_served).await;
         assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
         let generation = &said["metadata"]["generation"];
         assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
 
-        let route = found(&server, ROUTE, Some("shop"), "web", |it| {
+        let route = server.until((ROUTE, Some("shop"), "web"), |it| {
             it["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
         });
         let route = route.await;
         let parent = &route["status"]["parents"][0];
         assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
-        let class = found(&server, CLASS, None, "leno", |it| {
+        let class = server.until((CLASS, None, "leno"), |it| {
             it["status"]["conditions"][0]["reason"] == "Accepted"
         });
         let features = class.await["status"]["supportedFeatures"].clone();
@@ -89,7 +89,7 @@ fn a_gateway_is_told_said_and_made() {
         server.delete("v1/Secret", Some("shop"), "cert").await;
         cluster.gateway("one port", |gateway| gateway.ports.len() == 1).await;
         let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
-        found(&server, "v1/Service", Some("shop"), MADE, one).await;
+        server.until(("v1/Service", Some("shop"), MADE), one).await;
         server.delete(GATEWAY, Some("shop"), "edge").await;
         cluster
             .until("nothing of it", |all| !all.iter().any(|it| is_gateway(it) || is_endpoint(it)))
@@ -213,27 +213,8 @@ fn is_said(object: &Value, condition: &str, reason: &str) -> bool {
     conditions.is_some_and(|all| all.iter().any(is_it))
 }
 
-async fn found(
-    server: &Server,
-    kind: &str,
-    namespace: Option<&str>,
-    name: &str,
-    is_so: impl Fn(&Value) -> bool,
-) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let found = server.find(kind, namespace, name).await;
-        if let Some(found) = found.as_ref().filter(|it| is_so(it)) {
-            return found.clone();
-        }
-        assert!(Instant::now() < deadline, "{kind} {name} never is so: {found:?}");
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
 const CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
 const GATEWAY: &str = "gateway.networking.k8s.io/v1/Gateway";
 const ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
 const MADE: &str = "leno-gateway-edge";
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -236,6 +236,23 @@ impl Server {
         object.map(|object| serde_json::to_value(object).unwrap())
     }
 
+    /// What is read, once it is so; null while it is not there.
+    pub(crate) async fn until(
+        &self,
+        (kind, namespace, name): (&str, Option<&str>, &str),
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let object = self.find(kind, namespace, name).await.unwrap_or_default();
+            if is_so(&object) {
+                return object;
+            }
+            assert!(Instant::now() < deadline, "{kind} {name} never is so: {object}");
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     pub(crate) async fn events(&self, namespace: &str) -> Vec<Value> {
         let api = self.api("events.k8s.io/v1/Event", Some(namespace)).0;
         let list = api.list(&ListParams::default()).await.unwrap();
@@ -309,4 +326,5 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/envtest.sh")
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
