@@ -21,6 +21,15 @@ pub fn decider(name: &str) -> PathBuf {
     fetched(name, "deciders")
 }
 
+/// cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.
+///
+/// # Panics
+/// When they were not built.
+#[must_use]
+pub fn cert_manager() -> PathBuf {
+    fetched("cert-manager", "cert-manager")
+}
+
 /// Envoy, where `leno bench install envoy` puts it.
 ///
 /// # Panics

@@ -39,7 +39,9 @@ pub use dialogue::Dialogue;
 pub use envoy::{Envoy, Passage};
 pub use family::{Descendant, children, is_running};
 pub use http::{Response, exchange, get};
-pub use installed::{decider, go_program, java_programs, page_script, python, script, zipkin};
+pub use installed::{
+    cert_manager, decider, go_program, java_programs, page_script, python, script, zipkin,
+};
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
 pub use maria::Maria;

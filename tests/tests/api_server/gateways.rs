@@ -25,7 +25,7 @@ fn a_gateway_is_told_said_and_made() {
         for name in ["shop", "leno-system"] {
             server.namespace(name).await;
         }
-        server.gateway_api();
+        server.install("gateway-api.sh");
         let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
         server.apply(CLASS, None, "leno", class).await;
         let mut cluster = Cluster::start(&server).await;

@@ -12,6 +12,7 @@ mod foreign;
 mod gateways;
 mod inject;
 mod installed;
+mod issuer;
 mod migration;
 mod refusals;
 mod rights;

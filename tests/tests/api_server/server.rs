@@ -166,7 +166,10 @@ impl Server {
     pub(crate) async fn pod(&self, name: &str, address: &str) {
         let pod = json!({
             "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
-            "spec": {"containers": [{"name": "web", "image": "none"}]},
+            "spec": {
+                "serviceAccountName": "web",
+                "containers": [{"name": "web", "image": "none"}],
+            },
             "status": {
                 "phase": "Running",
                 "podIP": address,
@@ -259,9 +262,9 @@ impl Server {
         list.items.into_iter().map(|event| event.data).collect()
     }
 
-    /// Installs the kinds of the Gateway API.
-    pub(crate) fn gateway_api(&self) {
-        let script = script().with_file_name("gateway-api.sh");
+    /// Installs the kinds of somebody else, by the script that has them of their module.
+    pub(crate) fn install(&self, script: &str) {
+        let script = self::script().with_file_name(script);
         let kubeconfig = self.directory.path().join("kubeconfig");
         let done = Command::new(script).arg(kubeconfig).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

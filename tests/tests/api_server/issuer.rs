@@ -1,0 +1,293 @@
+//! An authority that cert-manager makes and renews, by its own controllers, as the documentation has it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::Api;
+use kube::api::PostParams;
+use leno_tests::{Answer, Application, Program, cert_manager, eventually, free_port, leno};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::server::{Server, run};
+
+#[test]
+#[ignore = "takes cert-manager's controllers: ./test cert-manager"]
+fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
+    run(async {
+        let server = Server::start().await;
+        let _controllers = company(&server).await;
+        made(&server, documented()).await;
+        let mesh = Mesh::start(&server).await;
+        let before = mesh.signed(&server).await;
+        let root = text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        for (namespace, name) in [("cert-manager", "company"), ("leno-system", "leno-authority")] {
+            renew(&server, namespace, name).await;
+        }
+        let after = mesh.signed(&server).await;
+        let next = text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        // Whoever has heard of it, and whoever has not yet.
+        for roots in [root, next] {
+            for chain in [&before, &after] {
+                mesh.assert_verified(&roots, chain);
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "takes cert-manager's controllers: ./test cert-manager"]
+fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
+    run(async {
+        let server = Server::start().await;
+        let _controllers = company(&server).await;
+        made(&server, documented()).await;
+        let client = made(&server, client()).await;
+        let application = Application::start(|_| Answer::ok("here"));
+        server.service("web", application.port()).await;
+        server.define(BACKEND).await;
+        server.apply(BACKEND, Some("shop"), "web", opening(application.port())).await;
+        let mesh = Mesh::start(&server).await;
+        mesh.assert_verified(&roots(&server).await, &text(&client, "tls.crt"));
+        let door = mesh.door();
+        eventually("the controller comes in", PATIENCE, || {
+            (mesh.asked(door, &client) == "here 200").then_some(())
+        });
+    });
+}
+
+#[test]
+#[ignore = "takes cert-manager's controllers: ./test cert-manager"]
+fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
+    run(async {
+        let server = Server::start().await;
+        let _controllers = company(&server).await;
+        for (lacking, expected) in [
+            (
+                "privateKey",
+                "`tls.key` holds no P-256 private key: have the authority issued with one",
+            ),
+            (
+                "isCA",
+                "`tls.crt` does not begin with the certificate of `tls.key`, one that may sign",
+            ),
+        ] {
+            let mut certificate = documented();
+            certificate["spec"].as_object_mut().unwrap().remove(lacking).unwrap();
+            let namespace = lacking.to_lowercase();
+            certificate["metadata"]["namespace"] = json!(namespace);
+            server.namespace(&namespace).await;
+            made(&server, certificate).await;
+            let directory = tempfile::tempdir().unwrap();
+            let mut control = control(&server, &namespace, free_port(), directory.path());
+            assert!(!control.wait(PATIENCE).success());
+            let printed = control.printed();
+            assert!(printed.contains(expected), "{printed}");
+        }
+    });
+}
+
+/// cert-manager, and a ClusterIssuer with a root that it made: how companies have their own authority there.
+async fn company(server: &Server) -> Program {
+    server.install("cert-manager.sh");
+    for namespace in ["cert-manager", "leno-system", "ingress", "shop"] {
+        server.namespace(namespace).await;
+    }
+    let mut command = Command::new(cert_manager());
+    command.arg("--kubeconfig").arg(server.kubeconfig());
+    let controllers = Program::start("cert-manager", &mut command);
+    server.apply(ISSUER, None, "itself", json!({"spec": {"selfSigned": {}}})).await;
+    let root = json!({"metadata": {"name": "company", "namespace": "cert-manager"}, "spec": {
+        "isCA": true,
+        "secretName": "company",
+        "commonName": "company",
+        "privateKey": {"rotationPolicy": "Never"},
+        "issuerRef": {"kind": "ClusterIssuer", "name": "itself"},
+    }});
+    made(server, root).await;
+    server.apply(ISSUER, None, "company", json!({"spec": {"ca": {"secretName": "company"}}})).await;
+    controllers
+}
+
+/// The Certificate that the documentation shows.
+fn documented() -> Value {
+    let mut blocks = include_str!("../../../docs/kubernetes.md").split("```");
+    let certificate = blocks.find(|block| block.contains("\nkind: Certificate\n")).unwrap();
+    serde_saphyr::from_str(certificate.strip_prefix("yaml\n").unwrap()).unwrap()
+}
+
+/// The one that it describes for an ingress controller.
+fn client() -> Value {
+    json!({"metadata": {"name": "leno-client", "namespace": "ingress"}, "spec": {
+        "uris": ["spiffe://cluster.local/ns/ingress/sa/nginx"],
+        "usages": ["client auth"],
+        "secretName": "leno-client",
+        "issuerRef": {"kind": "ClusterIssuer", "name": "company"},
+    }})
+}
+
+/// Opens the port of the application to that controller.
+fn opening(port: u16) -> Value {
+    let backend = json!({
+        "name": "web",
+        "port": {"number": port, "protocol": "https"},
+        "tls": {"skipClientCertValidation": false},
+    });
+    let source = json!({"kind": "AuthenticatedPrincipal", "name": "nginx.ingress.cluster.local"});
+    json!({"spec": {"backends": [backend], "sources": [source]}})
+}
+
+/// Has cert-manager make a certificate; the Secret that it is in then.
+async fn made(server: &Server, certificate: Value) -> Value {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let (metadata, spec) = (&certificate["metadata"], &certificate["spec"]);
+    let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
+    let secret = text(&spec["secretName"]);
+    server.apply(CERTIFICATE, Some(&namespace), &name, certificate).await;
+    let is_ready = |it: &Value| {
+        let conditions = it["status"]["conditions"].as_array();
+        let is_ready = |it: &Value| it["type"] == "Ready" && it["status"] == "True";
+        conditions.is_some_and(|all| all.iter().any(is_ready))
+    };
+    server.until((CERTIFICATE, Some(&namespace), &name), is_ready).await;
+    server.read(SECRET, &namespace, &secret).await
+}
+
+/// Has cert-manager renew a certificate, in the way of `cmctl renew`.
+async fn renew(server: &Server, namespace: &str, name: &str) {
+    let before = server.read(SECRET, namespace, name).await;
+    let certificate = server.read(CERTIFICATE, namespace, name).await;
+    let mut status = json!({"conditions": certificate["status"]["conditions"]});
+    let asked = json!({"type": "Issuing", "status": "True", "reason": "ManuallyTriggered"});
+    status["conditions"].as_array_mut().unwrap().push(asked);
+    server.say(CERTIFICATE, namespace, name, status).await;
+    let is_another = |it: &Value| it["data"]["tls.crt"] != before["data"]["tls.crt"];
+    server.until((SECRET, Some(namespace), name), is_another).await;
+}
+
+/// Whom members trust, as the cluster is told.
+async fn roots(server: &Server) -> String {
+    let map = ("v1/ConfigMap", Some("leno-system"), "leno-roots");
+    let told = server.until(map, |it| it["data"]["roots.pem"].is_string()).await;
+    told["data"]["roots.pem"].as_str().unwrap().to_owned()
+}
+
+/// What is in a Secret.
+fn text(secret: &Value, key: &str) -> String {
+    let bytes = STANDARD.decode(secret["data"][key].as_str().unwrap()).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+/// A control plane of the cluster, in a namespace.
+fn control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program {
+    let listen = format!("127.0.0.1:{port}");
+    let mut command = leno();
+    command.args(["control", "--kubernetes", "--page", "off", "--listen", &listen, "--data"]);
+    command.arg(data).env("KUBECONFIG", server.kubeconfig());
+    command.env("POD_IP", "127.0.0.1").env("POD_NAMESPACE", namespace);
+    Program::start("leno control", &mut command)
+}
+
+/// A control plane, and the sidecar of the pod `shop/web-1`.
+struct Mesh {
+    directory: TempDir,
+    _programs: [Program; 2],
+}
+
+impl Mesh {
+    async fn start(server: &Server) -> Self {
+        let strict = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "strict"}}});
+        server.apply("v1/Namespace", None, "shop", strict).await;
+        server.apply("v1/ServiceAccount", Some("shop"), "web", json!({"metadata": {}})).await;
+        server.pod("web-1", "127.0.0.1").await;
+        let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
+        let control = control(server, "leno-system", port, &directory.path().join("control"));
+        control.wait_for_line("the control plane is up", PATIENCE);
+
+        let shown = directory.path().join("token");
+        fs::write(&shown, token(server).await).unwrap();
+        let mut command = leno();
+        command.args(["proxy", "--workload", "shop/web-1", "--trust-domain", "cluster.local"]);
+        command.arg("--control").arg(format!("127.0.0.1:{port}"));
+        command.arg("--service-account-token").arg(shown).env("LENO_ROOTS", roots(server).await);
+        command.arg("--state").arg(directory.path().join("sidecar"));
+        let sidecar = Program::start("leno proxy", &mut command);
+        Self { directory, _programs: [sidecar, control] }
+    }
+
+    /// The certificate of the sidecar and what leads from it to a root, once the authority that is in the Secret
+    /// has signed it.
+    async fn signed(&self, server: &Server) -> String {
+        let held = self.directory.path().join("sidecar/credential.pem");
+        let by_it = |secret: &Value| {
+            let signer = text(secret, "tls.crt");
+            fs::read_to_string(&held).is_ok_and(|chain| chain.contains(signer.trim()))
+        };
+        server.until((SECRET, Some("leno-system"), "leno-authority"), by_it).await;
+        fs::read_to_string(&held).unwrap()
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.directory.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Asks somebody else's verifier.
+    fn assert_verified(&self, roots: &str, chain: &str) {
+        let (roots, chain) = (self.file("roots.pem", roots), self.file("chain.pem", chain));
+        let mut openssl = Command::new("openssl");
+        openssl.args(["verify", "-no-CApath", "-no-CAstore", "-purpose", "sslclient", "-CAfile"]);
+        let done = openssl.arg(roots).arg("-untrusted").arg(&chain).arg(&chain).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    /// Where the sidecar takes connections for the application.
+    fn door(&self) -> u16 {
+        let data = self.directory.path().join("control");
+        let look = || {
+            let mut command = leno();
+            command.args(["get", "workloads", "-o", "json", "--data"]).arg(&data);
+            let told: Value = serde_json::from_slice(&command.output().ok()?.stdout).ok()?;
+            let listeners = told[0]["listeners"].as_object()?.values().next()?.as_str()?;
+            listeners.rsplit(':').next()?.parse().ok()
+        };
+        eventually("the sidecar has a door", PATIENCE, look).0
+    }
+
+    /// What the application answers to somebody outside the mesh with such a certificate.
+    fn asked(&self, door: u16, client: &Value) -> String {
+        let file = |key: &str| self.file(key, &text(client, key));
+        let url = format!("https://web.shop.cluster.local:{door}/");
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "-w", " %{http_code}", "--tlsv1.3", "--cacert"]).arg(file("ca.crt"));
+        curl.arg("--cert").arg(file("tls.crt")).arg("--key").arg(file("tls.key"));
+        curl.arg("--resolve").arg(format!("web.shop.cluster.local:{door}:127.0.0.1")).arg(url);
+        String::from_utf8(curl.output().unwrap().stdout).unwrap()
+    }
+}
+
+/// A token of the pod's own account, as its node has one made.
+async fn token(server: &Server) -> String {
+    let pod = server.read("v1/Pod", "shop", "web-1").await;
+    let bound = json!({
+        "apiVersion": "v1", "kind": "Pod", "name": "web-1", "uid": pod["metadata"]["uid"],
+    });
+    let request = json!({"metadata": {}, "spec": {"audiences": ["leno"], "boundObjectRef": bound}});
+    let request: TokenRequest = serde_json::from_value(request).unwrap();
+    let accounts: Api<ServiceAccount> = Api::namespaced(server.client().await, "shop");
+    let made = accounts.create_token_request("web", &PostParams::default(), &request).await;
+    made.unwrap().status.unwrap().token
+}
+
+const CERTIFICATE: &str = "cert-manager.io/v1/Certificate";
+const ISSUER: &str = "cert-manager.io/v1/ClusterIssuer";
+const BACKEND: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
+const SECRET: &str = "v1/Secret";
+const PATIENCE: Duration = Duration::from_secs(60);
