@@ -240,7 +240,8 @@ const NONE: &str = "none";
 /// What is removed of the rights that --access-certs gave.
 const GRANTED: &str = "Roles and RoleBindings named leno-access-certs";
 /// What is removed of gateways, by label.
-const MADE: &str = "Deployments, Services and ServiceAccounts with the label leno.dev/gateway";
+const MADE: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
+                    leno.dev/gateway";
 /// The image of this version.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
 /// Once control planes are ready, a moment is enough.

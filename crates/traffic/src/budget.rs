@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 /// What may be spent on retries of requests to one service, as one thread counts it.
 ///
 /// Every request pays in a part of a retry, every retry takes one out. So retries are no more than
-/// [`SHARE_PERCENT`] of the requests, beside the few that come back with time: a service that is
-/// asked seldom may be asked again, and one that fails altogether is not asked many times more.
+/// [`SHARE_PERCENT`] of the requests, beside those that come back with time: a service that is asked
+/// seldom may be asked again, and one that is asked often and fails altogether is not asked many
+/// times more.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
     /// In hundredths of a retry.
@@ -47,7 +48,7 @@ impl RetryBudget {
         let Ok(periods @ 1..) = u32::try_from(periods) else {
             return;
         };
-        self.paid_until = now;
+        self.paid_until += RETRY_PERIOD * periods;
         self.balance = self.balance.saturating_add(periods.saturating_mul(RETRY)).min(FULL);
     }
 }
@@ -100,8 +101,13 @@ mod tests {
         assert_eq!(spend(&mut budget, 100, now), 100);
         now += RETRY_PERIOD;
         assert_eq!(spend(&mut budget, 3, now), 1);
-        now += Duration::from_secs(1);
-        assert_eq!(spend(&mut budget, 20, now), 10);
+        // However often it is looked at.
+        let mut back = 0;
+        for _ in 0..50 {
+            now += Duration::from_millis(60);
+            back += spend(&mut budget, 20, now);
+        }
+        assert_eq!(back, 30);
         for _ in 0..100_000 {
             budget.deposit();
         }

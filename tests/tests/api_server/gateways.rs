@@ -59,7 +59,8 @@ fn a_gateway_is_told_said_and_made() {
         let listener = &said["status"]["listeners"][0];
         assert_eq!(listener["supportedKinds"][0]["kind"], "HTTPRoute");
         let owner = &said["metadata"]["uid"];
-        for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment"] {
+        let budget = "policy/v1/PodDisruptionBudget";
+        for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment", budget] {
             let made = server.until((kind, Some("shop"), MADE), |it| !it.is_null()).await;
             assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }

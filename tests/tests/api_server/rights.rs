@@ -22,23 +22,6 @@ fn domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
 }
 
-/// An object of the control plane's namespace, once it is so.
-async fn until(
-    server: &Server,
-    (kind, name): (&str, &str),
-    is_so: impl Fn(&Value) -> bool,
-) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let object = server.find(kind, Some("mesh"), name).await.unwrap_or_default();
-        if is_so(&object) {
-            return object;
-        }
-        assert!(Instant::now() < deadline, "{kind} {name} is not so");
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
 /// The authority, once the API server knows what its account may.
 async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
     let deadline = Instant::now() + PATIENCE;
@@ -71,13 +54,16 @@ fn the_authority_is_made_followed_and_changed() {
             established(&mut shared).await;
             tasks.spawn(shared.keep());
         }
-        let made = until(&server, (SECRETS, "leno-authority"), |it| !it.is_null()).await;
-        until(&server, (MAPS, "leno-roots"), |it| roots(it) == 1).await;
+        let made =
+            server.until((SECRETS, Some("mesh"), "leno-authority"), |it| !it.is_null()).await;
+        server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 1).await;
         // Changed in one replica, it goes to the Secret, and from there to the other one.
         let rotation = |name| Rotation::of(&directory.path().join(name), domain());
         rotation("one").add(SystemTime::now()).unwrap();
-        until(&server, (SECRETS, "leno-authority"), |it| it["data"] != made["data"]).await;
-        until(&server, (MAPS, "leno-roots"), |it| roots(it) == 2).await;
+        server
+            .until((SECRETS, Some("mesh"), "leno-authority"), |it| it["data"] != made["data"])
+            .await;
+        server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 2).await;
         let deadline = Instant::now() + PATIENCE;
         while rotation("two").stage() != rotation("one").stage() {
             assert!(Instant::now() < deadline, "the other replica does not follow");
@@ -110,7 +96,7 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
         tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, told, stop));
         let certificate = |it: &Value| it["data"]["ca.crt"].clone();
         let is_new = |it: &Value| certificate(it) != data["ca.crt"];
-        let new = certificate(&until(&server, (SECRETS, "leno-webhook"), is_new).await);
+        let new = certificate(&server.until((SECRETS, Some("mesh"), "leno-webhook"), is_new).await);
         let deadline = Instant::now() + PATIENCE;
         loop {
             let found = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();

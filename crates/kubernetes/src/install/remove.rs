@@ -98,8 +98,12 @@ pub async fn remove_gateways(
     client: &Client,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    for (version, kind) in [("apps/v1", "Deployment"), ("v1", "Service"), ("v1", "ServiceAccount")]
-    {
+    for (version, kind) in [
+        ("apps/v1", "Deployment"),
+        ("policy/v1", "PodDisruptionBudget"),
+        ("v1", "Service"),
+        ("v1", "ServiceAccount"),
+    ] {
         let (_, all) = api_of(client, &json!({"apiVersion": version, "kind": kind}));
         let made = ListParams::default().labels(GATEWAY_PART);
         let listed = all.list(&made).await;

@@ -39,7 +39,7 @@ impl Told {
                 // As the name of an object may have 253 characters, so may this one.
                 name: Some(format!(
                     "{}.{:x}",
-                    cut(name, NAME_CHARACTERS_MAX),
+                    cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']),
                     wall.as_nanosecond()
                 )),
                 namespace: Some(namespace),
@@ -74,13 +74,12 @@ impl Told {
         if now.duration_since(self.at) < RENEW_EVERY {
             return true;
         }
-        self.count = self.count.saturating_add(1);
-        let last_observed_time = MicroTime(Timestamp::now());
-        let series = EventSeries { count: self.count, last_observed_time };
+        let count = self.count.saturating_add(1);
+        let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
         let name = self.event.metadata.name.as_deref().unwrap_or_default();
         let patch = Patch::Merge(json!({"series": series}));
         match api(client, &self.event).patch(name, &PatchParams::default(), &patch).await {
-            Ok(_) => self.at = now,
+            Ok(_) => (self.at, self.count) = (now, count),
             Err(Error::Api(status)) if status.code == 404 => return false,
             // Tried again in the next round.
             Err(error) => tracing::debug!(name, %error, "an event cannot be renewed"),

@@ -28,10 +28,12 @@ fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
 /// Takes all pods from a node under a load, none of which may fail.
 fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
-    printed(&kubectl(&[&drain[..], &["--timeout=120s"]].concat()));
-    assert!(is_empty());
-    let (requests, failed) = load.end();
+    let drained = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
+    let is_empty = is_empty();
     printed(&kubectl(&["uncordon", node]));
+    printed(&drained);
+    assert!(is_empty);
+    let (requests, failed) = load.end();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -63,7 +65,7 @@ fn a_drained_node_takes_no_gateway_away() {
     let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
     printed(&namespace.kubectl(&rolled_out));
     let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
-    assert_eq!(there(), 1, "its pods are spread over the nodes");
+    assert!(there() > 0, "the node has some of the pods");
     let strangers = Namespace::new("strangers", Injection::Disabled);
     strangers.client("stranger");
     strangers.wait_ready();

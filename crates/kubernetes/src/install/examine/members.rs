@@ -1,7 +1,7 @@
 //! Whether the pods of the mesh can be what the control plane would make of them.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Container, Namespace, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
@@ -9,22 +9,23 @@ use serde_json::Value;
 use super::{Finding, few, unreadable};
 use crate::inject::{Demand, NamespaceFacts, decide};
 use crate::install::Installed;
-use crate::words::{MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER};
+use crate::words::{CONTROL, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER};
 
 /// Whether sidecars are of the control plane's image.
 pub(super) async fn sidecars(client: &Client, control: &Deployment) -> Finding {
     let pods: Api<Pod> = Api::all(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
-    let pods = match pods.list(&ListParams::default().labels(&with_sidecar).limit(PODS_MAX)).await {
+    let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
+    let pods = match pods.list(&running).await {
         Ok(pods) => pods,
         Err(error) => return unreadable(&error),
     };
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let ours = spec.and_then(|spec| spec.containers.first()?.image.clone()).unwrap_or_default();
+    let ours = spec.and_then(|spec| image(spec, CONTROL)).unwrap_or_default();
     let others: Vec<String> = pods
         .items
         .iter()
-        .filter(|pod| image(pod).is_some_and(|it| it != ours))
+        .filter(|pod| sidecar(pod).is_some_and(|it| it != ours))
         .map(shown)
         .collect();
     let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
@@ -77,19 +78,21 @@ fn enforced(namespace: &Namespace) -> Option<String> {
     refuses.then(|| format!("{} ({standard})", namespace.name_any()))
 }
 
-fn image(pod: &Pod) -> Option<&str> {
-    let spec = pod.spec.as_ref()?;
-    let sidecar = containers(spec).find(|container| container.name == PROXY_CONTAINER)?;
-    sidecar.image.as_deref()
+fn sidecar(pod: &Pod) -> Option<&str> {
+    image(pod.spec.as_ref()?, PROXY_CONTAINER)
 }
 
-fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
-    spec.init_containers.iter().flatten().chain(&spec.containers)
+/// The image of a container.
+fn image<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a str> {
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    all.find(|container| container.name == name)?.image.as_deref()
 }
 
 fn shown(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
+/// Those that are over stay as they are.
+const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Of how many pods the image is looked at.
 const PODS_MAX: u32 = 5000;
