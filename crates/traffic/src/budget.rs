@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use leno_model::RetryRule;
+
 /// What may be spent on retries of requests to one service, as one thread counts it.
 ///
 /// Every request pays in a part of a retry, every retry takes one out. So retries are no more than
-/// [`SHARE_PERCENT`] of the requests, beside those that come back with time: a service that is asked
-/// seldom may be asked again, and one that is asked often and fails altogether is not asked many
-/// times more.
+/// [`SHARE_PERCENT`] of the requests, beside the few that come back with time: a service that is
+/// asked seldom may be asked again, and one that fails altogether is not asked many times more.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
     /// In hundredths of a retry.
@@ -17,15 +18,16 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget that is full.
+    /// A budget that has as much as time gives.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        Self { balance: FULL, paid_until: now }
+        Self { balance: FLOOR_RETRIES * RETRY, paid_until: now }
     }
 
     /// A request was made.
     pub fn deposit(&mut self) {
-        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(FULL);
+        let most = BALANCE_RETRIES_MAX * RETRY;
+        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(most);
     }
 
     /// Takes a retry out, if there is one.
@@ -41,29 +43,33 @@ impl RetryBudget {
         }
     }
 
-    /// Pays for the time that has passed.
+    /// Pays for the time that has passed, as long as there is less than the floor.
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.paid_until);
-        let periods = passed.as_nanos() / RETRY_PERIOD.as_nanos();
+        let periods = passed.as_nanos() / FLOOR_PERIOD.as_nanos();
         let Ok(periods @ 1..) = u32::try_from(periods) else {
             return;
         };
-        self.paid_until += RETRY_PERIOD * periods;
-        self.balance = self.balance.saturating_add(periods.saturating_mul(RETRY)).min(FULL);
+        self.paid_until = now;
+        let floor = FLOOR_RETRIES * RETRY;
+        if self.balance < floor {
+            let paid = self.balance.saturating_add(periods.saturating_mul(RETRY));
+            self.balance = paid.min(floor);
+        }
     }
 }
 
 /// Retries for each hundred requests.
 pub const SHARE_PERCENT: u32 = 20;
-/// How long it takes for a retry to come back: ten each second, as the Gateway API's default of `minRetryRate`
-/// has it (GEP-3388).
-pub const RETRY_PERIOD: Duration = Duration::from_millis(100);
-/// What is there from the start, and the most that can be saved up: what comes back in the ten seconds over
-/// which the Gateway API's budgets count. A good hour does not pay for a storm.
+/// What is there for a service that is asked seldom, and comes back with time: all the retries that one
+/// request may have.
+pub const FLOOR_RETRIES: u32 = RetryRule::ATTEMPTS_MAX as u32;
+/// How long it takes for one of these to come back.
+pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
+/// The most that can be saved up: a good hour does not pay for a storm.
 pub const BALANCE_RETRIES_MAX: u32 = 100;
 /// A retry, in the unit of the balance.
 const RETRY: u32 = 100;
-const FULL: u32 = BALANCE_RETRIES_MAX * RETRY;
 
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a budget needs some moment to begin at")]
@@ -76,10 +82,10 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_a_fifth_of_the_requests_beside_what_was_there() {
+    fn retries_are_a_fifth_of_the_requests_beside_the_floor() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 200, now), 100);
+        assert_eq!(spend(&mut budget, 20, now), 10);
         for _ in 0..50 {
             budget.deposit();
         }
@@ -95,23 +101,18 @@ mod tests {
     }
 
     #[test]
-    fn retries_come_back_with_time_and_savings_are_bounded() {
+    fn the_floor_comes_back_with_time_and_savings_are_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 100, now), 100);
-        now += RETRY_PERIOD;
+        assert_eq!(spend(&mut budget, 10, now), 10);
+        now += FLOOR_PERIOD;
         assert_eq!(spend(&mut budget, 3, now), 1);
-        // However often it is looked at.
-        let mut back = 0;
-        for _ in 0..50 {
-            now += Duration::from_millis(60);
-            back += spend(&mut budget, 20, now);
-        }
-        assert_eq!(back, 30);
+        now += FLOOR_PERIOD * 1_000_000;
+        assert_eq!(spend(&mut budget, 20, now), 10);
         for _ in 0..100_000 {
             budget.deposit();
         }
-        now += RETRY_PERIOD * 1_000_000;
+        now += FLOOR_PERIOD * 10;
         assert_eq!(spend(&mut budget, 1_000, now), 100);
     }
 }

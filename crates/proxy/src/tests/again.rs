@@ -84,21 +84,21 @@ fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
 }
 
 #[test]
-fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_what_was_there() {
+fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
     run(async {
         let busy = Application::canned(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
         obey(&mesh, retrying(&[503], 3), &[]);
         let mut client = Client::connect(mesh.door).await;
         let started = std::time::Instant::now();
-        for _ in 0..200 {
+        for _ in 0..100 {
             assert_eq!(client.ask(GET).await.status, 503);
         }
-        let there = 100 + 10 * (started.elapsed().as_secs() + 1);
+        let floor = 10 + started.elapsed().as_secs();
         let (retries, over) = counted(&mesh);
-        assert!((140..=40 + there).contains(&retries), "{retries} retries");
+        assert!((30..=20 + floor).contains(&retries), "{retries} retries");
         assert!(over >= 60, "{over} were not paid for");
-        assert_eq!(busy.requests().len() as u64, 200 + retries);
+        assert_eq!(busy.requests().len() as u64, 100 + retries);
     });
 }
 

@@ -328,7 +328,7 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
         let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
         let treatment = Treatment { removal: Some(removal), ..hedged(&[]) };
         treat(&mesh, treatment, &[mesh.endpoint(), second]);
-        // A hundred are there from the start, and ten come back each second.
+        // Ten are there from the start, and few come back.
         let started = std::time::Instant::now();
         let mut clients = Vec::new();
         while count(&mesh, Count::RetriesOverBudget) == 0 {
@@ -341,9 +341,8 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
             };
             until(over).await;
         }
-        let back = 10 * (started.elapsed().as_secs() + 1);
-        let paid = clients.len() as u64 / 5 + back + 101;
-        assert!((100..=paid).contains(&count(&mesh, Count::Hedges)));
+        let paid = clients.len() as u64 / 5 + started.elapsed().as_secs() + 11;
+        assert!((10..=paid).contains(&count(&mesh, Count::Hedges)));
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 0);
     });
 }
