@@ -31,6 +31,16 @@ spec:
     printed(&namespace.kubectl(&address))
 }
 
+/// A namespace outside the mesh, from where a gateway is reached, and by which URL.
+pub(crate) fn strangers_at(address: &str) -> (Namespace, String) {
+    let strangers = Namespace::new("strangers", Injection::Disabled);
+    strangers.client("stranger");
+    strangers.wait_ready();
+    let url = format!("http://{address}/");
+    strangers.expect_curl("stranger", &[&url], 0, 200);
+    (strangers, url)
+}
+
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn strangers_come_in_by_a_gateway_alone() {
@@ -65,11 +75,7 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     namespace.http_server("server", 2);
     let address = gateway(&namespace);
     namespace.wait_ready();
-    let strangers = Namespace::new("strangers", Injection::Disabled);
-    strangers.client("stranger");
-    strangers.wait_ready();
-    let url = format!("http://{address}/");
-    strangers.expect_curl("stranger", &[&url], 0, 200);
+    let (strangers, url) = strangers_at(&address);
     let load = Load::start(&strangers, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
         printed(&namespace.kubectl(&["rollout", "restart", deployment]));

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Namespace, kubectl, printed};
 use leno_tests::eventually;
 
-use crate::gateways::gateway;
+use crate::gateways::{gateway, strangers_at};
 use crate::under_load::{Load, prepared, process};
 
 /// The node that is drained; loads run on the other one.
@@ -66,11 +66,7 @@ fn a_drained_node_takes_no_gateway_away() {
     printed(&namespace.kubectl(&rolled_out));
     let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(there() > 0, "the node has some of the pods");
-    let strangers = Namespace::new("strangers", Injection::Disabled);
-    strangers.client("stranger");
-    strangers.wait_ready();
-    let url = format!("http://{address}/");
-    strangers.expect_curl("stranger", &[&url], 0, 200);
+    let (strangers, url) = strangers_at(&address);
     let load = Load::start(&strangers, &url);
     drain(&node, load, || there() == 0);
 }
