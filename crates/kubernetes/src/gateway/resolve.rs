@@ -59,9 +59,8 @@ pub(crate) struct Before<'a> {
 /// One gateway on its way.
 struct Side<'a> {
     id: &'a Id,
-    name: GatewayName,
-    /// What its proxies run under.
-    account: String,
+    /// Its name in the mesh, and what its proxies run under; none where a part of its own is no label.
+    named: Option<(GatewayName, String)>,
     facts: &'a GatewayFacts,
     listeners: Vec<Judged<'a>>,
     refusal: Option<Reason>,
@@ -75,7 +74,9 @@ struct Side<'a> {
 impl Side<'_> {
     /// Its Service, and its Deployment.
     fn object(&self) -> Id {
-        Id { namespace: self.id.namespace.clone(), name: object_name(&self.account) }
+        let account = self.named.as_ref().map(|(_, account)| account.as_str());
+        let name = object_name(account.unwrap_or_default());
+        Id { namespace: self.id.namespace.clone(), name }
     }
 }
 
@@ -113,11 +114,11 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
             resolved.parents.insert(id.clone(), said);
         }
     }
-    for (id, gateway, _) in facts.ours().filter(|(id, ..)| !sides.contains_key(id)) {
-        resolved.said.insert(id.clone(), nameless(gateway));
-    }
     for (id, side) in sides {
-        let name = side.name.clone();
+        let Some((name, account)) = side.named.clone() else {
+            resolved.said.insert(id.clone(), said(facts, &side, true));
+            continue;
+        };
         if side.is_pending {
             resolved.keep(before.resolved, id, name);
             continue;
@@ -129,7 +130,7 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.wishes.push(wish(facts, &side, numbers));
+            resolved.wishes.push(wish(facts, &side, (name.clone(), account), numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
@@ -187,15 +188,19 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
     let mut names = BTreeSet::new();
     let mut sides = BTreeMap::new();
     for (id, gateway, class) in ours {
-        let Ok(name) = GatewayName::new(&id.namespace, &id.name) else { continue };
-        let Some(account) = gateway_account(&name) else { continue };
-        let account = account.name.to_string();
+        let name = GatewayName::new(&id.namespace, &id.name).ok();
+        let named = name.and_then(|name| {
+            let account = gateway_account(&name)?.name.to_string();
+            Some((name, account))
+        });
         let service_type = service_type(gateway, class);
         let mut refusal = refusal(id, gateway, class);
         if let Err(reason) = &service_type {
             refusal.get_or_insert(reason.clone());
         }
-        if !names.insert((&id.namespace, object_name(&account))) {
+        if let Some((_, account)) = &named
+            && !names.insert((&id.namespace, object_name(account)))
+        {
             let message = "an older Gateway has a name that begins as this one does: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
@@ -204,17 +209,7 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
         let carried = Vec::new();
         let is_pending = secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
-        let side = Side {
-            id,
-            name,
-            account,
-            facts,
-            listeners,
-            refusal,
-            service_type,
-            carried,
-            is_pending,
-        };
+        let side = Side { id, named, facts, listeners, refusal, service_type, carried, is_pending };
         sides.insert(id, side);
     }
     sides
@@ -255,21 +250,8 @@ fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
         return Some(Reason::new("UnsupportedAddress", message));
     }
     let is_label = id.name.len() <= LABEL_BYTES_MAX;
-    (!is_label).then(too_long)
-}
-
-fn too_long() -> Reason {
-    Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be")
-}
-
-/// What is said of a gateway that the mesh has no name for: one of its parts is no label.
-fn nameless(gateway: &GatewayFacts) -> GatewaySaid {
-    GatewaySaid {
-        generation: gateway.generation,
-        conditions: ["Accepted", "Programmed"].map(|word| too_long().unmet(word)).into(),
-        listeners: Vec::new(),
-        addresses: Vec::new(),
-    }
+    let long = || Reason::new("Invalid", "its name is longer than 63 bytes, as no label may be");
+    (!is_label).then(long)
 }
 
 fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, Reason> {
@@ -459,13 +441,18 @@ fn is_same(one: &Address, other: &Address) -> bool {
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
-fn wish(facts: &Facts, side: &Side<'_>, ports: Vec<u16>) -> Wish {
+fn wish(
+    facts: &Facts,
+    side: &Side<'_>,
+    (name, account): (GatewayName, String),
+    ports: Vec<u16>,
+) -> Wish {
     let object = side.object();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
     Wish {
-        name: side.name.clone(),
-        account: side.account.clone(),
+        name,
+        account,
         uid: side.facts.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),

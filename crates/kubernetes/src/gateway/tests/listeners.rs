@@ -279,7 +279,12 @@ fn a_name_that_is_no_label_is_said_to_be_none() {
     for length in [64, 253] {
         let name = "a".repeat(length);
         world.gateway(&name, spec.clone());
+        let route = json!({"parentRefs": [{"name": name}], "rules": []});
+        world.put("HTTPRoute", ("infra", "r"), route);
         let resolved = world.resolve();
+        let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
+        let of_route = &resolved.parents[&route][0].conditions;
+        assert_eq!(reason(of_route, "Accepted"), "ListenersNotAccepted", "{length}");
         let said = &resolved.said[&id("infra", &name)].conditions;
         assert_eq!(reason(said, "Accepted"), "Invalid", "{length}");
         assert_eq!(reason(said, "Programmed"), "Invalid", "{length}");
