@@ -1,6 +1,8 @@
 //! What decides instead of objects that meet others: routes at a port, splits, rules about tags, retries.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use leno_model::{
     Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule, SermantRules, Service,
@@ -20,6 +22,8 @@ pub(super) struct Rivals<'a> {
     /// Rules about tags, by the traffic that they are for, whatever the port.
     tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
     published: BTreeMap<TagScope, &'a SermantRouteRule>,
+    /// Whose rules about tags decide at a port, once somebody has asked: many ask about each.
+    deciding: RefCell<BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>>,
 }
 
 impl<'a> Rivals<'a> {
@@ -156,7 +160,7 @@ impl Ledger {
     /// What decides instead of rules about tags, whatever they are for.
     pub(super) fn rival_of_tags(&self, object: &Object, rivals: &Rivals<'_>) -> Option<String> {
         let own = object.key();
-        let mut others = Vec::new();
+        let mut first = None;
         for scope in scopes(object) {
             let only = match scope {
                 TagScope::Service(_, only) => *only,
@@ -164,15 +168,15 @@ impl Ledger {
             };
             for service in self.services_of(scope) {
                 for port in self.ports(&service.name, only) {
-                    others.extend(self.deciding(&service.name, port, rivals));
-                    if others.contains(&own) || rivals.marks(object, &traffic(scope)) {
+                    let deciding = self.deciding((&service.name, port), rivals);
+                    if deciding.contains(&own) || rivals.marks(object, &traffic(scope)) {
                         return None;
                     }
-                    others.truncate(1);
+                    first = first.or_else(|| deciding.first().cloned());
                 }
             }
         }
-        let first = others.into_iter().next()?;
+        let first = first?;
         Some(match &first {
             // Nobody wrote it.
             ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
@@ -184,7 +188,13 @@ impl Ledger {
     }
 
     /// Whose rules about tags decide at a port.
-    fn deciding(&self, service: &ServiceName, port: u16, rivals: &Rivals<'_>) -> Vec<ObjectKey> {
+    fn deciding(&self, at: (&ServiceName, u16), rivals: &Rivals<'_>) -> Rc<[ObjectKey]> {
+        let place = (at.0.clone(), at.1);
+        let mut known = rivals.deciding.borrow_mut();
+        known.entry(place).or_insert_with(|| self.decide(at, rivals)).clone()
+    }
+
+    fn decide(&self, (service, port): (&ServiceName, u16), rivals: &Rivals<'_>) -> Rc<[ObjectKey]> {
         let preference = preference_name(service).and_then(|name| {
             let is_written = self.customs.get(&ObjectKey::TagRoute(name.clone())).is_some();
             self.preference(&name).filter(|_| !is_written)
