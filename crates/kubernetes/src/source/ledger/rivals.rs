@@ -23,8 +23,11 @@ pub(super) struct Rivals<'a> {
     tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
     published: BTreeMap<TagScope, &'a SermantRouteRule>,
     /// Whose rules about tags decide at a port, once somebody has asked: many ask about each.
-    deciding: RefCell<BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>>,
+    deciding: RefCell<Deciding>,
 }
+
+/// Objects by the port of a service at which they decide.
+type Deciding = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
 
 impl<'a> Rivals<'a> {
     /// They come by name within each kind.
