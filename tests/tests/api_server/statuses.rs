@@ -134,15 +134,8 @@ async fn event(server: &Server) -> Value {
 
 /// The route, once it is accepted, or not, for this reason.
 async fn said_of_route(server: &Server, reason: &str) -> Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let object = server.read(ROUTES, "shop", "r").await;
-        if ours(&object).is_some_and(|it| it["conditions"][0]["reason"] == reason) {
-            return object;
-        }
-        assert!(Instant::now() < deadline, "not {reason}: {object}");
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+    let is_so = |it: &Value| ours(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
+    server.until((ROUTES, Some("shop"), "r"), is_so).await
 }
 
 fn ours(route: &Value) -> Option<&Value> {
