@@ -3,7 +3,12 @@
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
+use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Which events are logged.
 #[derive(Debug, Clone)]
@@ -44,22 +49,129 @@ pub(crate) enum Style {
 /// Starts logging. To be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     let default = match style {
-        // What the client of API servers logs, the command says in its own words.
-        Style::Tool => "warn,kube_client=off",
+        Style::Tool => "warn",
         Style::Service | Style::Supervised => "info",
     };
     let directives = level.map_or(default, LogLevel::as_str);
-    let filter = EnvFilter::builder().parse_lossy(directives);
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
+    lines(directives, style, io::stderr).init();
+}
+
+/// Lines of the events that the directives select, of Leno's crates alone.
+///
+/// Events of dependencies are dropped under every directive, because dependencies log received data: kube_client
+/// whole bodies that it cannot decode, which may be Secrets; kube_runtime errors that hold such bodies; h2 and hyper
+/// heads with tokens. What an operator needs of them, Leno logs without bodies.
+fn lines<W>(directives: &str, style: Style, writer: W) -> Box<dyn Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let selected = tracing_subscriber::registry()
+        .with(EnvFilter::builder().parse_lossy(directives))
+        .with(filter_fn(|metadata| is_own(metadata.target())));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
         .with_target(style == Style::Service)
         // A reader that is gone must not end what goes on without it: complaining about the log
         // on the same broken pipe panics.
         .log_internal_errors(false);
     match style {
-        Style::Service => subscriber.init(),
-        Style::Tool | Style::Supervised => subscriber.without_time().init(),
+        Style::Service => Box::new(selected.with(lines)),
+        Style::Tool | Style::Supervised => Box::new(selected.with(lines.without_time())),
+    }
+}
+
+/// True for the events of Leno: their targets are modules of its crates.
+fn is_own(target: &str) -> bool {
+    let crate_name = target.split("::").next().unwrap_or_default();
+    crate_name == "leno" || crate_name.starts_with("leno_")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::subscriber::with_default;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The log of one event of each dependency, at every level, and one of our own.
+    fn logged(directives: &str, style: Style) -> String {
+        let written = Written::default();
+        let writer = written.clone();
+        with_default(lines(directives, style, move || writer.clone()), || {
+            macro_rules! dependency {
+                ($($target:literal)*) => {$(
+                    tracing::error!(target: $target, "SECRET");
+                    tracing::warn!(target: $target, body = "SECRET", "undecodable");
+                    tracing::info!(target: $target, "SECRET");
+                    tracing::debug!(target: $target, "SECRET");
+                    tracing::trace!(target: $target, "SECRET");
+                    let span = tracing::error_span!(target: $target, "request", token = "SECRET");
+                    span.in_scope(|| tracing::error!("own error"));
+                )*};
+            }
+            dependency!(
+                "kube_client::client" "kube_client::client::builder" "kube_client" "kube_runtime::watcher" "hyper"
+                "hyper_util::client" "h2::codec::framed_read" "rustls::common_state" "tower::buffer" "log"
+                "lenox" "notleno::x" ""
+            );
+            tracing::warn!(target: "leno_kubernetes::source", "own warning");
+        });
+        String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn no_directive_lets_events_of_dependencies_through() {
+        for directives in [
+            "info",
+            "debug",
+            "trace",
+            "warn",
+            "kube_client=trace",
+            "kube_client::client=warn",
+            "kube_runtime=trace",
+            "trace,kube_client=trace,h2=trace,hyper=trace,rustls=trace",
+            "off,kube_client=trace",
+            "[request]=trace",
+            "[request{token=SECRET}]=trace",
+            "kube_client[request]=trace",
+            "",
+        ] {
+            for style in [Style::Tool, Style::Service, Style::Supervised] {
+                let log = logged(directives, style);
+                assert!(!log.contains("SECRET"), "{directives}: {log}");
+            }
+        }
+    }
+
+    #[test]
+    fn directives_select_events_of_our_own() {
+        for (directives, expected) in [
+            ("info", true),
+            ("trace", true),
+            ("error", false),
+            ("off", false),
+            ("leno_kubernetes=warn", true),
+            ("leno_kubernetes=error", false),
+            ("leno_proxy=trace", false),
+        ] {
+            let log = logged(directives, Style::Service);
+            assert_eq!(log.contains("own warning"), expected, "{directives}: {log}");
+        }
     }
 }
