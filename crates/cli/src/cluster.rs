@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_kubernetes::failure::in_words;
+use leno_kubernetes::api::{ApiError, NamespaceName};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::Name;
 
@@ -11,7 +11,7 @@ use leno_model::Name;
 pub(crate) struct ClusterArgs {
     /// The namespace of the control plane
     #[arg(short, long, value_name = "NAME", default_value = SYSTEM_NAMESPACE, value_parser = namespace)]
-    pub(crate) namespace: String,
+    pub(crate) namespace: NamespaceName,
     /// The context of the kubeconfig to use [default: the current one]
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
@@ -32,7 +32,7 @@ impl ClusterArgs {
 pub(crate) struct FoundArgs {
     /// The namespace of the control plane [default: wherever it is]
     #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = namespace)]
-    pub(crate) namespace: Option<String>,
+    pub(crate) namespace: Option<NamespaceName>,
     /// The context of the kubeconfig to use [default: the current one]
     #[arg(long, value_name = "NAME", requires = "kubernetes")]
     context: Option<String>,
@@ -77,12 +77,12 @@ pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
 }
 
 /// An error of the API server in its words.
-pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
-    anyhow::anyhow!(in_words(&error))
+pub(crate) fn plain(error: ApiError) -> anyhow::Error {
+    anyhow::anyhow!("{error}")
 }
 
-fn namespace(text: &str) -> Result<String, String> {
-    namespace_name(text).map(|name| name.to_string())
+fn namespace(text: &str) -> Result<NamespaceName, String> {
+    NamespaceName::new(text).map_err(|_| NO_NAMESPACE.to_owned())
 }
 
 /// The name of a namespace.
@@ -90,11 +90,8 @@ fn namespace(text: &str) -> Result<String, String> {
 /// # Errors
 /// In words for whoever wrote it.
 pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
-    let name = Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
-    match name {
-        Some(name) if name.as_str().len() <= 63 => Ok(name),
-        _ => {
-            Err("is not the name of a namespace; use lower-case letters, digits and `-`".to_owned())
-        }
-    }
+    let name = namespace(text)?;
+    Name::new(&name).map_err(|_| NO_NAMESPACE.to_owned())
 }
+
+const NO_NAMESPACE: &str = "is not the name of a namespace; use lower-case letters, digits and `-`";

@@ -4,14 +4,18 @@
 mod chart;
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
     remove_gateways, wait_for_rollout, wait_for_webhook, withdraw, withdraw_gateways,
+    withdraw_protections,
 };
+use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{MeshConfig, Name, TrustDomain};
 use serde_json::Value;
 
@@ -55,6 +59,17 @@ pub(crate) struct InstallArgs {
     /// of AccessCerts; may be given again, and `none` takes all of them away [default: as installed before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     access_certs: Option<Vec<Name>>,
+    /// Serve the webhook only to clients with a certificate of an authority in this file (PEM), such as the one of the
+    /// API server; `none` takes that away [default: as installed before, or all clients]
+    #[arg(long, value_name = "FILE")]
+    webhook_client_ca: Option<PathBuf>,
+    /// Install a NetworkPolicy for each port of the control plane [default: as installed before, or yes]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    network_policies: Option<bool>,
+    /// The addresses from which API servers call the webhook: the NetworkPolicy permits no others, and `none` permits
+    /// all [default: as installed before, or all]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = ranges)]
+    api_server: Option<Vec<Option<AddressRange>>>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -109,12 +124,30 @@ impl InstallArgs {
         });
         let access_certs = self.access_certs.as_deref().map(listed);
         let access_certs = access_certs.unwrap_or(before.access_certs);
-        let own = self.cluster.namespace.as_str();
-        if access_certs.iter().any(|it| it.as_str() == own) {
+        let own = &self.cluster.namespace;
+        if access_certs.iter().any(|it| it.as_str() == &**own) {
             anyhow::bail!("--access-certs {own}: that is the control plane's own; use others");
         }
+        let webhook_client_ca = match &self.webhook_client_ca {
+            None => before.webhook_client_ca,
+            Some(path) if path.as_os_str() == NONE => None,
+            Some(path) => Some(read_client_ca(path)?),
+        };
+        let network_policies = self.network_policies.or(before.network_policies).unwrap_or(true);
+        let api_server = match &self.api_server {
+            None => before.api_server,
+            Some(ranges) => ranges.iter().flatten().cloned().collect(),
+        };
+        if !network_policies && self.api_server.is_some() {
+            anyhow::bail!(
+                "--api-server is for NetworkPolicies, which are off: give both, or neither"
+            );
+        }
         Ok(Options {
-            namespace: self.cluster.namespace.clone(),
+            webhook_client_ca,
+            network_policies,
+            api_server,
+            namespace: self.cluster.namespace.to_string(),
             replicas: self.replicas.or(before.replicas).unwrap_or(fresh.replicas),
             with_smi: self.with_smi,
             cni,
@@ -139,6 +172,7 @@ impl InstallArgs {
         if !options.gateways {
             withdraw_gateways(&client, tell).await?;
         }
+        withdraw_protections(&client, &options, tell).await?;
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         eprintln!("waiting until pods get sidecars …");
@@ -154,12 +188,19 @@ impl InstallArgs {
         let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
         let certs: Vec<&str> = before.access_certs.iter().map(Name::as_str).collect();
         let certs = (self.access_certs.is_none() && !certs.is_empty()).then(|| certs.join(","));
+        let ranges: Vec<String> = before.api_server.iter().map(ToString::to_string).collect();
+        let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
         let all = [
             replicas.map(|count| format!("--replicas {count}")),
             domain.map(|domain| format!("--trust-domain {domain}")),
             was(self.cni, before.cni).then(|| "--cni".to_owned()),
             was(self.gateways, before.gateways).then(|| "--gateways".to_owned()),
             certs.map(|certs| format!("--access-certs {certs}")),
+            (self.webhook_client_ca.is_none() && before.webhook_client_ca.is_some())
+                .then(|| "--webhook-client-ca".to_owned()),
+            (self.network_policies.is_none() && before.network_policies == Some(false))
+                .then(|| "--network-policies=false".to_owned()),
+            ranges.map(|ranges| format!("--api-server {ranges}")),
         ];
         all.into_iter().flatten().collect()
     }
@@ -169,6 +210,15 @@ impl InstallArgs {
 fn listed(names: &[Name]) -> BTreeSet<Name> {
     let is_none = names.len() == 1 && names.iter().all(|name| name.as_str() == NONE);
     names.iter().filter(|_| !is_none).cloned().collect()
+}
+
+/// One range of addresses; nothing for the word that stands for none.
+fn ranges(text: &str) -> Result<Option<AddressRange>, String> {
+    if text == NONE {
+        return Ok(None);
+    }
+    let range = text.parse().map(Some);
+    range.map_err(|()| "is not a range of addresses; use CIDR, such as 10.0.0.0/28".to_owned())
 }
 
 fn told_next() {
@@ -209,11 +259,17 @@ pub(crate) struct UninstallArgs {
 impl UninstallArgs {
     /// Prints what is to be removed, or removes it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let namespace = self.cluster.namespace.clone();
+        let namespace = self.cluster.namespace.to_string();
         let trust_domain = MeshConfig::default().trust_domain;
         let cni = Some(NodeNetwork::default());
-        let options =
-            Options { namespace, cni, gateways: true, ..Options::new(String::new(), trust_domain) };
+        let webhook_client_ca = Some(String::new());
+        let options = Options {
+            namespace,
+            cni,
+            gateways: true,
+            webhook_client_ca,
+            ..Options::new(String::new(), trust_domain)
+        };
         let extent = if self.purge { Extent::Everything } else { Extent::Running };
         let removals = removals(&options, extent);
         if self.apply {
@@ -290,6 +346,9 @@ mod tests {
             network: Some(network),
             gateways: true,
             access_certs: [Name::new("shop").unwrap()].into(),
+            webhook_client_ca: Some("PEM".to_owned()),
+            network_policies: None,
+            api_server: ["10.0.0.0/28".parse().unwrap()].into(),
         }
     }
 
@@ -302,14 +361,18 @@ mod tests {
         assert_eq!(options.cni, before().network);
         let kept = again.kept(&before()).join(" ");
         assert_eq!(options.access_certs, before().access_certs);
-        let expected =
-            "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop";
+        let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
+                        --webhook-client-ca --api-server 10.0.0.0/28";
         assert_eq!(kept, expected);
+        assert_eq!(options.webhook_client_ca, before().webhook_client_ca);
+        assert_eq!((options.network_policies, options.api_server), (true, before().api_server));
     }
 
     #[test]
     fn what_is_said_counts() {
-        let again = said(&["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"]);
+        let protections = ["--webhook-client-ca", "none", "--api-server", "none"];
+        let words = ["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"];
+        let again = said(&[&words[..], &protections].concat());
         let options = again.options(before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
@@ -329,6 +392,24 @@ mod tests {
         assert_eq!(names(&["--access-certs", "none"]), [""; 0]);
         assert!(said(&["--access-certs", "leno-system"]).options(before()).is_err());
         assert!(Line::try_parse_from(["install", "--access-certs", "a.b"]).is_err());
+    }
+
+    #[test]
+    fn network_policies_are_there_unless_somebody_turns_them_off() {
+        let options = |words: &[&str], before| said(words).options(before);
+        let ranges = |words: &[&str]| options(words, before()).unwrap().api_server;
+        let parsed = |text: &[&str]| text.iter().map(|it| it.parse().unwrap()).collect();
+        assert_eq!(
+            ranges(&["--api-server", "192.0.2.1,2001:db8::/64"]),
+            parsed(&["192.0.2.1", "2001:db8::/64"])
+        );
+        assert_eq!(ranges(&["--api-server", "none"]), BTreeSet::new());
+        assert!(Line::try_parse_from(["install", "--api-server", "api.example"]).is_err());
+        let off = Installed { network_policies: Some(false), ..Installed::default() };
+        assert!(!options(&[], off.clone()).unwrap().network_policies);
+        assert!(options(&["--network-policies"], off.clone()).unwrap().network_policies);
+        assert!(options(&["--api-server", "192.0.2.1"], off).is_err());
+        assert!(options(&["--webhook-client-ca", "/no/such/file"], before()).is_err());
     }
 
     #[test]

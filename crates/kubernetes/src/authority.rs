@@ -10,24 +10,24 @@ use futures_util::StreamExt as _;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Client};
+use kube::runtime::watcher::{Config, Event};
 use leno_identity::{AuthorityError, AuthorityFiles, AuthoritySource};
 use leno_model::TrustDomain;
 use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+use crate::api::{ApiError, NamespaceName, ObjectApi};
+use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// The authority's Secret and the directory that this control plane has it in.
 ///
 /// A control plane opens the directory again and again. What is written to the Secret, by another
 /// control plane or by cert-manager, arrives there; what `leno root` does there goes to the Secret.
 pub struct SharedAuthority {
-    secrets: Api<Secret>,
-    maps: Api<ConfigMap>,
+    secrets: ObjectApi<Secret>,
+    maps: ObjectApi<ConfigMap>,
     dir: PathBuf,
     trust_domain: TrustDomain,
     /// The Secret as it was seen last; what is in it is what the directory had then.
@@ -42,10 +42,15 @@ pub struct SharedAuthority {
 impl SharedAuthority {
     /// Nothing is asked or written yet.
     #[must_use]
-    pub fn new(client: Client, namespace: &str, dir: &Path, trust_domain: TrustDomain) -> Self {
+    pub fn new(
+        client: Client,
+        namespace: &NamespaceName,
+        dir: &Path,
+        trust_domain: TrustDomain,
+    ) -> Self {
         Self {
-            secrets: Api::namespaced(client.clone(), namespace),
-            maps: Api::namespaced(client, namespace),
+            secrets: ObjectApi::namespaced(client.clone(), namespace),
+            maps: ObjectApi::namespaced(client, namespace),
             dir: dir.to_owned(),
             trust_domain,
             secret: None,
@@ -61,10 +66,10 @@ impl SharedAuthority {
     /// # Errors
     /// [`SharedError`].
     pub async fn establish(&mut self) -> Result<AuthoritySource, SharedError> {
-        let mut found = self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?;
+        let mut found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
         if found.is_none() && self.was_there_before().await? {
             // Whoever told the roots had written the Secret.
-            found = self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?;
+            found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
             found.as_ref().ok_or(SharedError::Lost)?;
         }
         if found.is_none() {
@@ -76,9 +81,9 @@ impl SharedAuthority {
                     Some(secret)
                 }
                 Err(error) if is_conflict(&error) => {
-                    self.secrets.get_opt(AUTHORITY_SECRET).await.map_err(SharedError::read)?
+                    self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?
                 }
-                Err(error) => return Err(SharedError::Write(Box::new(error))),
+                Err(error) => return Err(SharedError::Write(error)),
             };
         }
         let secret = found.ok_or(SharedError::Gone)?;
@@ -93,7 +98,7 @@ impl SharedAuthority {
     /// Keeps directory and Secret the same, and the ConfigMap of the roots what they say; for ever.
     pub async fn keep(mut self) {
         let ours = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
-        let mut events = pin!(watcher(self.secrets.clone(), ours).default_backoff());
+        let mut events = pin!(self.secrets.clone().watch(ours));
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut is_there, mut is_listed, mut looked) = (false, false, 0_u32);
@@ -146,8 +151,8 @@ impl SharedAuthority {
             // It is here: the Secret is made of it.
             return Ok(false);
         }
-        let told = self.maps.get_opt(ROOTS_CONFIG_MAP).await;
-        Ok(told.map_err(|error| SharedError::Roots(Box::new(error)))?.is_some())
+        let told = self.maps.get_opt(&ROOTS_NAME).await;
+        Ok(told.map_err(|error| SharedError::Roots(error))?.is_some())
     }
 
     /// An authority in the directory, as it is or new.
@@ -232,7 +237,7 @@ impl SharedAuthority {
         let Some(mut secret) = self.secret.clone().filter(|_| is_good) else { return };
         fill(&mut secret, &there);
         // It names the version that it replaces.
-        match self.secrets.replace(AUTHORITY_SECRET, &PostParams::default(), &secret).await {
+        match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::info!("the authority was changed here: the Secret has it too");
                 self.secret = Some(secret);
@@ -262,7 +267,7 @@ impl SharedAuthority {
             "data": {ROOTS_KEY: roots},
         });
         let parameters = PatchParams::apply(CONTROL).force();
-        match self.maps.patch(ROOTS_CONFIG_MAP, &parameters, &Patch::Apply(map)).await {
+        match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
             Ok(_) => self.told = Some(roots.to_owned()),
             Err(error) => {
                 tracing::warn!(%error, "the roots are not written to the ConfigMap `{ROOTS_CONFIG_MAP}`");
@@ -279,16 +284,16 @@ pub enum SharedError {
         "the Secret `{AUTHORITY_SECRET}` cannot be read: {0}; the control plane's account needs to \
          get, list, watch, create and update it"
     )]
-    Read(#[source] Box<kube::Error>),
+    Read(#[source] ApiError),
     /// The API server does not take it.
     #[error("the Secret `{AUTHORITY_SECRET}` cannot be written: {0}")]
-    Write(#[source] Box<kube::Error>),
+    Write(#[source] ApiError),
     /// The API server does not tell whether there was one.
     #[error(
         "the ConfigMap `{ROOTS_CONFIG_MAP}` cannot be read: {0}; the control plane's account needs \
          to get it"
     )]
-    Roots(#[source] Box<kube::Error>),
+    Roots(#[source] ApiError),
     /// There was one.
     #[error(
         "the Secret `{AUTHORITY_SECRET}` is gone, and the ConfigMap `{ROOTS_CONFIG_MAP}` tells that \
@@ -314,8 +319,8 @@ pub enum SharedError {
 }
 
 impl SharedError {
-    fn read(error: kube::Error) -> Self {
-        Self::Read(Box::new(error))
+    fn read(error: ApiError) -> Self {
+        Self::Read(error)
     }
 }
 
@@ -351,8 +356,8 @@ fn fill(secret: &mut Secret, files: &AuthorityFiles) {
 }
 
 /// Somebody else was first.
-fn is_conflict(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 409)
+fn is_conflict(error: &ApiError) -> bool {
+    error.code() == Some(409)
 }
 
 /// The roots' key in their ConfigMap.

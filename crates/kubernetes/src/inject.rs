@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use leno_model::TrustDomain;
 use serde_json::{Map, Value, json};
 
+use crate::api::NamespaceName;
 use crate::words::{
     CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR,
     PROXY_CONTAINER,
@@ -51,7 +52,7 @@ pub struct Settings {
     /// Whether the network plugin of its node leads a pod's connections to the sidecar.
     pub by_plugin: bool,
     /// The namespace of the control plane, whose pods never get sidecars.
-    pub system_namespace: String,
+    pub system_namespace: NamespaceName,
     /// What no pod of the mesh sends through its sidecar.
     pub exclusions: Exclusions,
     /// What sidecars ask for and may use, where no annotation says otherwise.
@@ -63,7 +64,7 @@ impl Settings {
     #[must_use]
     pub fn new(
         image: String,
-        system_namespace: String,
+        system_namespace: NamespaceName,
         trust_domain: TrustDomain,
         roots: String,
     ) -> Self {

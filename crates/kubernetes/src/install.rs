@@ -8,6 +8,7 @@ mod control_plane;
 mod examine;
 mod installed;
 mod kinds;
+mod network_policy;
 mod refusals;
 mod remove;
 mod schema;
@@ -19,15 +20,18 @@ use std::collections::BTreeSet;
 use leno_model::{Name, TrustDomain};
 use serde_json::{Map, Value, json};
 
+use crate::inject::AddressRange;
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
 
-pub(crate) use apply::api_of;
+pub(crate) use apply::Addressed;
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, Trouble, examine};
 pub use installed::Installed;
 pub use kinds::crd_name;
-pub use remove::{Extent, removals, remove, remove_gateways, withdraw, withdraw_gateways};
+pub use remove::{
+    Extent, removals, remove, remove_gateways, withdraw, withdraw_gateways, withdraw_protections,
+};
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +52,12 @@ pub struct Options {
     pub gateways: bool,
     /// The namespaces in which the control plane may write Secrets, for clients outside the mesh.
     pub access_certs: BTreeSet<Name>,
+    /// The authorities of clients of the webhook, as PEM, if clients are verified.
+    pub webhook_client_ca: Option<String>,
+    /// True for a NetworkPolicy that permits the connections that the control plane needs, and no others.
+    pub network_policies: bool,
+    /// The addresses of API servers, which alone may connect to the webhook then; all addresses when it is empty.
+    pub api_server: BTreeSet<AddressRange>,
 }
 
 impl Options {
@@ -64,6 +74,9 @@ impl Options {
             cni: None,
             gateways: false,
             access_certs: BTreeSet::new(),
+            webhook_client_ca: None,
+            network_policies: true,
+            api_server: BTreeSet::new(),
         }
     }
 }
@@ -85,6 +98,9 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     // Before pods are made that rely on it.
     if let Some(network) = &options.cni {
         all.extend(cni::objects(options, network));
+    }
+    if options.network_policies {
+        all.push(network_policy::object(options));
     }
     all.extend(control_plane::objects(options));
     all.push(admission::configuration(options));

@@ -1,7 +1,8 @@
 //! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
 
+pub mod api;
 pub mod authority;
-pub mod failure;
+mod failure;
 pub mod gateway;
 pub mod guests;
 pub mod inject;

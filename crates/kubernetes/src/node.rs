@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client};
+use kube::Client;
 
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::{INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR};
 
 /// The API server, as the agent of a node needs it.
@@ -26,7 +27,7 @@ impl Node {
     ///
     /// # Errors
     /// When there is no such configuration.
-    pub async fn connect() -> Result<Self, kube::Error> {
+    pub async fn connect() -> Result<Self, ApiError> {
         Ok(Self { client: Client::try_default().await? })
     }
 
@@ -40,8 +41,10 @@ impl Node {
         name: &str,
         uid: Option<&str>,
     ) -> Result<Interception, NodeError> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pod = pods.get(name).await?;
+        let namespace = NamespaceName::new(namespace).map_err(ApiError::from)?;
+        let name = ObjectName::new(name).map_err(ApiError::from)?;
+        let pods: ObjectApi<Pod> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let pod = pods.get(&name).await?;
         match uid {
             // Pods from files of the kubelet have another UID there than the runtime tells.
             Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
@@ -55,13 +58,10 @@ impl Node {
     ///
     /// # Errors
     /// When the API server does not tell.
-    pub async fn is_daemon_set_gone(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<bool, kube::Error> {
-        let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
-        let found = sets.get_opt(name).await?;
+    pub async fn is_daemon_set_gone(&self, namespace: &str, name: &str) -> Result<bool, ApiError> {
+        let (namespace, name) = (NamespaceName::new(namespace)?, ObjectName::new(name)?);
+        let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let found = sets.get_opt(&name).await?;
         Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
     }
 }
@@ -71,7 +71,7 @@ impl Node {
 pub enum NodeError {
     /// The API server does not tell.
     #[error("the API server does not tell: {0}")]
-    Api(#[from] kube::Error),
+    Api(#[from] ApiError),
     /// There is a newer pod of that name.
     #[error("there is another pod of that name by now")]
     Another,
@@ -114,5 +114,25 @@ mod tests {
         // With an init container of its own there is no such annotation.
         assert_eq!(interception(&pod(meshed, json!({}))), Interception::Leave);
         assert_eq!(interception(&pod(json!({}), led)), Interception::Leave);
+    }
+
+    #[tokio::test]
+    async fn a_text_that_is_no_name_is_not_requested() {
+        let server = crate::testing::Server::open().await;
+        let node = Node { client: server.client.clone() };
+        for (namespace, name) in [
+            ("shop/pods", "a"),
+            ("shop", "a/status"),
+            ("..", "a"),
+            ("shop", "a?watch=true"),
+            ("shop", "a%2fb"),
+            ("", "a"),
+            ("shop", ""),
+        ] {
+            let asked = node.interception(namespace, name, None).await;
+            assert!(matches!(asked, Err(NodeError::Api(ApiError::Name(_)))), "{namespace} {name}");
+            assert!(node.is_daemon_set_gone(namespace, name).await.is_err(), "{namespace} {name}");
+        }
+        assert_eq!(server.store.lock().unwrap().asked, [""; 0]);
     }
 }

@@ -6,11 +6,11 @@ use std::pin::pin;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::runtime::watcher::{Config, Event};
+use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 
+use crate::api::{NamespaceName, ObjectApi};
 use crate::words::CONTROL_PEERS;
 
 /// Keeps `found` to the addresses of the control planes in a namespace, but for our own, until
@@ -19,13 +19,13 @@ use crate::words::CONTROL_PEERS;
 /// Those that are not ready are among them: a control plane gets ready by hearing of the others.
 pub async fn follow(
     client: Client,
-    namespace: &str,
+    namespace: &NamespaceName,
     (own, port): (IpAddr, u16),
     found: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
-    let slices: Api<EndpointSlice> = Api::namespaced(client, namespace);
+    let slices: ObjectApi<EndpointSlice> = ObjectApi::namespaced(client, namespace);
     let label = format!("{SERVICE_LABEL}={CONTROL_PEERS}");
-    let mut events = pin!(watcher(slices, Config::default().labels(&label)).default_backoff());
+    let mut events = pin!(slices.watch(Config::default().labels(&label)));
     let mut listed = Slices::default();
     loop {
         let event = tokio::select! {

@@ -5,13 +5,12 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
-use kube::api::PostParams;
-use kube::core::Request;
-use kube::{Client, Resource as _};
+use kube::Client;
 use leno_model::{ServiceAccount, WorkloadName};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::api::{ApiError, create_secretly, escaped};
 use crate::words::TOKEN_AUDIENCE;
 
 /// Asks the API server whose tokens are.
@@ -39,7 +38,7 @@ pub enum ReviewError {
         "the API server does not review tokens: {0}; the control plane's account needs to create \
          tokenreviews.authentication.k8s.io"
     )]
-    Api(#[source] Box<kube::Error>),
+    Api(#[source] ApiError),
     /// What it answers is no review.
     #[error("the API server's answer to a review is not understood")]
     Malformed,
@@ -66,15 +65,10 @@ impl TokenReviewer {
             },
             ..TokenReview::default()
         };
-        let body = serde_json::to_vec(&review).map_err(|_| ReviewError::Malformed)?;
-        let request = Request::new(TokenReview::url_path(&(), None));
-        let request = request.create(&PostParams::default(), body);
-        let request = request.map_err(|_| ReviewError::Malformed)?;
-        // Read here and not by the client, which logs what it cannot read: the token is in it.
-        let answer = self.client.request_text(request).await;
-        let answer = answer.map_err(|error| ReviewError::Api(Box::new(error)))?;
-        let review: TokenReview =
-            serde_json::from_str(&answer).map_err(|_| ReviewError::Malformed)?;
+        let review = create_secretly(&self.client, &review).await.map_err(|error| match error {
+            ApiError::Undecodable(_) => ReviewError::Malformed,
+            error => ReviewError::Api(error),
+        })?;
         holder(review.status.unwrap_or_default())
     }
 }
@@ -117,10 +111,12 @@ fn claimed(token: &str) -> Result<(), ReviewError> {
 fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     let refused = |reason: String| Err(ReviewError::Refused(reason));
     if status.authenticated != Some(true) {
-        let reason: String = status.error.unwrap_or_default().chars().take(REASON_MAX).collect();
+        // Joining clients have no identity yet: the reason is for the log.
+        let reason = escaped(&status.error.unwrap_or_default());
+        tracing::info!(reason, "the API server does not know a join token");
         return refused(format!(
             "the API server does not know the token: it has expired, its pod is gone, or it was \
-             made for another audience than `{TOKEN_AUDIENCE}`: {reason}"
+             made for another audience than `{TOKEN_AUDIENCE}`"
         ));
     }
     // One that knows of no audiences takes any token.
@@ -152,8 +148,6 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// Where it says which pod a token is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-/// So much of what the API server says is passed on.
-const REASON_MAX: usize = 300;
 
 #[cfg(test)]
 mod tests {
@@ -224,10 +218,7 @@ mod tests {
         for (said, expected) in [
             (refused(&|status| status["authenticated"] = json!(false)), "does not know the token"),
             (refused(&|status| *status = json!({})), "does not know the token"),
-            (
-                refused(&|status| *status = json!({"error": "token has expired"})),
-                "token has expired",
-            ),
+            (refused(&|status| *status = json!({"error": SAID})), "does not know the token"),
             (refused(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
             (refused(&|status| status["audiences"] = Value::Null), "audience `leno`"),
             (
@@ -245,7 +236,9 @@ mod tests {
             ),
             (refused(&|status| *status.pointer_mut(pod).unwrap() = json!(["A/b"])), "valid name"),
         ] {
-            assert!(said.contains(expected), "{said}");
+            assert!(said.contains(expected) && !said.contains(SAID), "{said}");
         }
     }
+
+    const SAID: &str = "etcd-1.internal: lookup of key failed";
 }

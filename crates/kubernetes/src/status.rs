@@ -11,9 +11,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::core::DynamicObject;
-use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
@@ -21,13 +20,14 @@ use tokio::time::{Instant, interval};
 pub use self::lease::hold;
 pub use self::statement::Statement;
 pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_ours};
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
 /// Who writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Writer {
     /// The namespace of the lease.
-    pub namespace: String,
+    pub namespace: NamespaceName,
     /// The name of this control plane among all: that of its pod.
     pub name: String,
 }
@@ -105,7 +105,7 @@ impl Scribe {
             && let Err(error) = self.write(statement, status).await
         {
             // Somebody else was faster, the object has gone, or its kind has no status.
-            let expected = matches!(&error, Error::Api(it) if matches!(it.code, 404 | 409));
+            let expected = matches!(error.code(), Some(404 | 409));
             let target = &statement.target;
             landed = false;
             match expected {
@@ -122,20 +122,19 @@ impl Scribe {
 
     /// Lists in a status belong to several writers, and are replaced whole: so only on top of the
     /// version that was read.
-    async fn write(&self, statement: &Statement, status: Value) -> Result<(), Error> {
+    async fn write(&self, statement: &Statement, status: Value) -> Result<(), ApiError> {
         let (target, resource) = (&statement.target, &*statement.resource);
-        let client = self.client.clone();
-        let api: Api<DynamicObject> = match target.namespace.is_empty() {
-            true => Api::all_with(client, resource),
-            false => Api::namespaced_with(client, &target.namespace, resource),
-        };
+        let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
+        let namespace = namespace.map(NamespaceName::new).transpose()?;
+        let name = ObjectName::new(&target.name)?;
+        let api = ObjectApi::dynamic(self.client.clone(), namespace.as_ref(), resource)?;
         let patch = json!({
             "metadata": {"uid": target.uid, "resourceVersion": statement.resource_version},
             "status": status,
         });
         let field_manager = Some(CONTROL.to_owned());
         let parameters = PatchParams { field_manager, ..PatchParams::default() };
-        api.patch_status(&target.name, &parameters, &Patch::Merge(patch)).await.map(drop)
+        api.patch_status(&name, &parameters, &Patch::Merge(patch)).await.map(drop)
     }
 
     /// Writes events, and renews those that stand there and still say what is so.

@@ -6,6 +6,7 @@
 
 mod authority;
 mod bundle;
+mod clients;
 mod keys;
 mod listen;
 mod review;
@@ -14,6 +15,7 @@ mod tests;
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +25,30 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::api::ObjectName;
 use crate::inject::Settings;
 
+use clients::ClientAuthorities;
+
 pub use authority::AuthorityError;
+pub(crate) use bundle::INJECTOR_NAME;
 pub use bundle::{INJECTOR, TrustState, trust_state};
+pub use clients::{ClientAuthoritiesError, read_client_ca};
 pub use listen::MUTATE_PATH;
 
 /// The Secret with the authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
+/// The same as the name of an object.
+const WEBHOOK_NAME: ObjectName = ObjectName::literal(WEBHOOK_SECRET);
+
+/// The webhook's listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// The address.
+    pub address: SocketAddr,
+    /// A file with authorities: clients have to show a certificate of one of them.
+    pub client_ca: Option<PathBuf>,
+}
 
 /// Why the webhook cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +62,9 @@ pub enum WebhookError {
         #[source]
         source: io::Error,
     },
+    /// The clients cannot be verified.
+    #[error(transparent)]
+    Clients(#[from] ClientAuthoritiesError),
     /// The task that keeps the keys ended, which it never does.
     #[error("nobody keeps the webhook's certificates any more")]
     Keys,
@@ -56,15 +77,16 @@ pub enum WebhookError {
 /// takes.
 ///
 /// # Errors
-/// When it cannot listen.
+/// When it cannot listen, or the file cannot be used.
 pub async fn serve(
     client: Client,
-    listen: SocketAddr,
+    listen: ListenOptions,
     settings: watch::Receiver<Settings>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
-    let listener = bind(listen).await?;
-    serve_on(client, listener, settings, (stop, LINGER)).await
+    let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
+    let listener = bind(listen.address).await?;
+    serve_with(client, listener, clients, settings, (stop, LINGER)).await
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
@@ -72,15 +94,16 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     listener.map_err(|source| WebhookError::Listen { address, source })
 }
 
-async fn serve_on(
+async fn serve_with(
     client: Client,
     listener: TcpListener,
+    clients: Option<ClientAuthorities>,
     settings: watch::Receiver<Settings>,
     (mut stop, linger): (watch::Receiver<bool>, Duration),
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
-    let keeping = keys::keep(client.clone(), namespace, keys);
+    let keeping = keys::keep(client.clone(), namespace, keys, clients);
     let serving = async {
         if configs.wait_for(Option::is_some).await.is_err() {
             return;

@@ -1,9 +1,13 @@
 //! Names that the parts in a cluster agree on: labels, annotations, containers, ports, paths.
 
+use crate::api::{NamespaceName, ObjectName};
+
 /// The namespace of the control plane, unless installed elsewhere.
 pub const SYSTEM_NAMESPACE: &str = "leno-system";
 /// The Deployment, Service and account of the control plane.
 pub const CONTROL: &str = "leno-control";
+/// The same as the name of an object.
+pub const CONTROL_NAME: ObjectName = ObjectName::literal(CONTROL);
 /// The headless Service by which control planes find each other.
 pub const CONTROL_PEERS: &str = "leno-control-peers";
 /// Where control planes serve sidecars and each other.
@@ -16,8 +20,12 @@ pub const HEALTH_PORT: u16 = 15_020;
 pub const PAGE_PORT: u16 = 15_080;
 /// The Secret with the authority of the mesh.
 pub const AUTHORITY_SECRET: &str = "leno-authority";
+/// The same as the name of an object.
+pub(crate) const AUTHORITY_NAME: ObjectName = ObjectName::literal(AUTHORITY_SECRET);
 /// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.
 pub const ROOTS_CONFIG_MAP: &str = "leno-roots";
+/// The same as the name of an object.
+pub const ROOTS_NAME: ObjectName = ObjectName::literal(ROOTS_CONFIG_MAP);
 /// The ConfigMap with what operators give the control plane of issuers of JSON web tokens: their keys, each in
 /// a file, and under `roots.pem` who vouches for their servers.
 pub(crate) const KEYS_CONFIG_MAP: &str = "leno-keys";
@@ -57,6 +65,10 @@ pub const MESHED_BY_SIDECAR: &str = "sidecar";
 pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
 /// The agent of a node: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
+/// The same as the name of an object,
+pub(crate) const CNI_NAME: ObjectName = ObjectName::literal(CNI);
+/// and of its namespace.
+pub(crate) const CNI_NAMESPACE: NamespaceName = NamespaceName::literal(CNI);
 /// Label of everything that is made for a gateway, with its name.
 pub const GATEWAY_PART: &str = "leno.dev/gateway";
 /// The value of [`MESHED`] for the proxies of gateways.

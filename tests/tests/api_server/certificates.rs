@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
+use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::guests::{Grants, keep_guests};
 use leno_kubernetes::install::{Options as Installing, apply, manifests, withdraw};
 use leno_kubernetes::source::{Options, Source};
@@ -35,8 +36,10 @@ impl Control {
         let grants = Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
         let source = Source::new(client.clone(), Options::default()).granting(grants, became);
         let (leads, leading) = watch::channel(false);
-        let writer =
-            Writer { namespace: "leno-system".to_owned(), name: "leno-control-a".to_owned() };
+        let writer = Writer {
+            namespace: NamespaceName::literal("leno-system"),
+            name: "leno-control-a".to_owned(),
+        };
         let mut tasks = JoinSet::new();
         tasks.spawn(hold(client.clone(), writer, leads));
         let said = (source.statements(), leading.clone());

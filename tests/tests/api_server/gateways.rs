@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
+use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::gateway::provision;
 use leno_kubernetes::inject::Settings;
 use leno_kubernetes::source::{Options, Source};
@@ -112,13 +113,18 @@ impl Cluster {
         let source = Source::new(server.client().await, options);
         let (leads, leading) = watch::channel(false);
         let name = "leno-control-a".to_owned();
-        let writer = Writer { namespace: "leno-system".to_owned(), name: name.clone() };
+        let writer =
+            Writer { namespace: NamespaceName::literal("leno-system"), name: name.clone() };
         tasks.spawn(hold(server.client().await, writer, leads));
         let statements = source.statements();
         tasks.spawn(keep_statuses(server.client().await, name, statements, leading.clone()));
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let settings =
-            Settings::new("leno:test".to_owned(), "leno-system".to_owned(), domain, String::new());
+        let settings = Settings::new(
+            "leno:test".to_owned(),
+            NamespaceName::literal("leno-system"),
+            domain,
+            String::new(),
+        );
         let settings = watch::channel(settings).1;
         tasks.spawn(provision(server.client().await, settings, source.wishes(), leading));
         let (told, queue) = mpsc::channel(4);

@@ -5,6 +5,11 @@
     clippy::panic,
     reason = "a test fails by panicking, in its fixture too"
 )]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "tests write and read objects by any name"
+)]
 
 mod certificates;
 mod examined;

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leno_identity::{AuthoritySource, Rotation};
+use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::inject::Settings;
-use leno_kubernetes::webhook::{INJECTOR, serve};
+use leno_kubernetes::webhook::{INJECTOR, ListenOptions, serve};
 use leno_model::TrustDomain;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
@@ -50,7 +51,12 @@ fn the_authority_is_made_followed_and_changed() {
         let mut tasks = JoinSet::new();
         for name in ["one", "two"] {
             let place = directory.path().join(name);
-            let mut shared = SharedAuthority::new(client.clone(), "mesh", &place, domain());
+            let mut shared = SharedAuthority::new(
+                client.clone(),
+                &NamespaceName::literal("mesh"),
+                &place,
+                domain(),
+            );
             established(&mut shared).await;
             tasks.spawn(shared.keep());
         }
@@ -87,12 +93,17 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
             "ca.key": STANDARD.encode(key.serialize_pem()),
         });
         server.apply(SECRETS, Some("mesh"), "leno-webhook", json!({"data": data})).await;
-        let settings =
-            Settings::new("leno:test".to_owned(), "mesh".to_owned(), domain(), String::new());
+        let settings = Settings::new(
+            "leno:test".to_owned(),
+            NamespaceName::literal("mesh"),
+            domain(),
+            String::new(),
+        );
         let (_settings, told) = watch::channel(settings);
         let (_stop, stop) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listen = ListenOptions { address, client_ca: None };
         tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, told, stop));
         let certificate = |it: &Value| it["data"]["ca.crt"].clone();
         let is_new = |it: &Value| certificate(it) != data["ca.crt"];

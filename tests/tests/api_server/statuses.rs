@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use serde_json::{Value, json};
@@ -109,7 +110,7 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
         let client = server.client_as(ACCOUNT).await;
         let source = Source::new(client.clone(), Options::default());
         let statements = source.statements();
-        let writer = Writer { namespace: "mesh".to_owned(), name: (*name).to_owned() };
+        let writer = Writer { namespace: NamespaceName::literal("mesh"), name: (*name).to_owned() };
         let (leads, leading) = watch::channel(false);
         tasks.spawn(hold(client.clone(), writer, leads));
         tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading));

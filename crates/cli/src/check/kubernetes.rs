@@ -14,7 +14,7 @@ use crate::output;
 pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
     let examined = cluster::run(async {
         let client = here.client().await?;
-        let examined = examine(&client, here.namespace.as_deref()).await.map_err(cluster::plain);
+        let examined = examine(&client, here.namespace.as_ref()).await.map_err(cluster::plain);
         examined.context("the API server does not answer")
     })?;
     match format {

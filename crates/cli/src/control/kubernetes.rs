@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -12,6 +13,7 @@ use leno_control::{
     trust_domain_of,
 };
 use leno_identity::{Authority, AuthoritySource};
+use leno_kubernetes::api::{NamespaceName, server_version};
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::gateway::{Wish, provision};
 use leno_kubernetes::guests::{Grants, keep_guests};
@@ -20,7 +22,7 @@ use leno_kubernetes::peers;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
-use leno_kubernetes::webhook;
+use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{Name, TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update};
@@ -41,6 +43,10 @@ pub(super) struct ClusterArgs {
     /// Where it answers the API server's webhooks
     #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = listening)]
     webhook: Option<SocketAddr>,
+    /// Serve the webhook only to clients with a certificate of an authority in this file (PEM), which is read again
+    /// when it changes; the API server gets its certificate by an AdmissionConfiguration (docs/kubernetes.md)
+    #[arg(long, value_name = "FILE", requires = "webhook")]
+    webhook_client_ca: Option<PathBuf>,
     /// The trust domain of the mesh, while no MeshConfig says it
     #[arg(long, env = "LENO_TRUST_DOMAIN", value_name = "NAME", value_parser = TrustDomain::new, hide = true)]
     trust_domain: Option<TrustDomain>,
@@ -59,7 +65,7 @@ pub(super) struct ClusterArgs {
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     access_certs: Vec<Name>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
-    pod_namespace: String,
+    pod_namespace: NamespaceName,
     /// Without a name it writes no statuses
     #[arg(long, env = "POD_NAME", hide = true)]
     pod_name: Option<String>,
@@ -71,6 +77,11 @@ impl ClusterArgs {
     /// The pod that this is, if that is known.
     pub(super) fn pod(&self) -> Option<WorkloadName> {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
+    }
+
+    fn listen_options(&self) -> Option<ListenOptions> {
+        let client_ca = self.webhook_client_ca.clone();
+        self.webhook.map(|address| ListenOptions { address, client_ca })
     }
 
     /// Where it may write Secrets; what is wished for in its own namespace is refused, also where that is listed.
@@ -178,7 +189,7 @@ pub(super) async fn start(
             client,
             settings,
             (control.authority(), exclusions),
-            args.webhook.map(|listen| (listen, stopped)),
+            args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
         tasks.spawn(named(WEBHOOK, serving));
@@ -197,7 +208,7 @@ async fn settings(
 ) -> anyhow::Result<Settings> {
     let image = args.image.clone();
     let image = image.context("which image sidecars have is not known: set LENO_IMAGE")?;
-    let version = client.apiserver_version().await;
+    let version = server_version(client).await;
     let version = version.context("the API server does not tell its version")?;
     let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
     Ok(Settings {
@@ -235,7 +246,7 @@ async fn equip(
     client: Client,
     mut settings: Settings,
     (mut authority, mut exclusions): (watch::Receiver<Arc<Authority>>, watch::Receiver<Exclusions>),
-    webhook: Option<(SocketAddr, watch::Receiver<bool>)>,
+    webhook: Option<(ListenOptions, watch::Receiver<bool>)>,
     gateways: Option<Gateways>,
 ) {
     settings.exclusions = exclusions.borrow_and_update().clone();

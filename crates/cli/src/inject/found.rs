@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-use kube::{Api, Client};
+use kube::Client;
+use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName, server_version};
 use leno_kubernetes::inject::{Exclusions, NamespaceFacts, has_native_sidecars};
 use leno_kubernetes::install::Installed;
 use leno_kubernetes::source::exclusions;
-use leno_kubernetes::words::{CONTROL, ROOTS_CONFIG_MAP};
+use leno_kubernetes::words::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
 use leno_model::TrustDomain;
 
 use crate::cluster::{ClusterArgs, plain};
@@ -38,15 +39,16 @@ impl Found {
         namespaces: BTreeSet<String>,
     ) -> anyhow::Result<Self> {
         let client = cluster.client().await?;
-        let namespace = cluster.namespace.as_str();
+        let namespace = &cluster.namespace;
         let roots = roots(&client, namespace).await?;
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-        let deployment = deployments.get(CONTROL).await.map_err(plain).with_context(|| {
-            format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
-        })?;
+        let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+        let deployment =
+            deployments.get(&CONTROL_NAME).await.map_err(plain).with_context(|| {
+                format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
+            })?;
         let installed = Installed::of(&deployment);
         let version =
-            client.apiserver_version().await.map_err(plain).context("cannot ask the API server")?;
+            server_version(&client).await.map_err(plain).context("cannot ask the API server")?;
         let exclusions = exclusions(&client).await.map_err(plain).context(
             "cannot read the MeshConfig of OSM or FSM, whose exclusions count for every pod: ask for the \
              right to list it, or pass --roots FILE and annotate the pods",
@@ -63,9 +65,9 @@ impl Found {
     }
 }
 
-async fn roots(client: &Client, namespace: &str) -> anyhow::Result<String> {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps.get(ROOTS_CONFIG_MAP).await.map_err(plain).with_context(|| {
+async fn roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<String> {
+    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+    let map = maps.get(&ROOTS_NAME).await.map_err(plain).with_context(|| {
         format!(
             "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
              install the mesh, or pass --roots FILE"
@@ -88,11 +90,12 @@ async fn facts(
     client: &Client,
     written: BTreeSet<String>,
 ) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespaces: ObjectApi<Namespace> = ObjectApi::all(client.clone());
     let mut known = BTreeMap::new();
     for text in written {
         let name = if text.is_empty() { client.default_namespace() } else { &text };
-        let found = namespaces.get_opt(name).await.map_err(plain).with_context(|| {
+        let object = ObjectName::from(&NamespaceName::new(name)?);
+        let found = namespaces.get_opt(&object).await.map_err(plain).with_context(|| {
             format!(
                 "cannot read the namespace {name}, whose annotations count for its pods: ask for the right \
                  to get it, or pass --roots FILE and annotate the pods"

@@ -30,6 +30,23 @@ const VALUES: &[(&str, &str)] = &[
         "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
     ),
     ("replicas: 151719", "replicas: {{ .Values.replicas }}"),
+    ("HELM_CLIENT_CA", "{{ .Values.webhookClientCa | quote }}"),
+    (
+        "        - \"--webhook-client-ca=/etc/leno/webhook-clients/ca.pem\"\n",
+        "        {{- if .Values.webhookClientCa }}\n        - \"--webhook-client-ca=/etc/leno/webhook-clients/ca.pem\"\n        {{- end }}\n",
+    ),
+    (
+        "        - name: webhook-clients\n          mountPath: /etc/leno/webhook-clients\n          readOnly: true\n",
+        "        {{- if .Values.webhookClientCa }}\n        - name: webhook-clients\n          mountPath: /etc/leno/webhook-clients\n          readOnly: true\n        {{- end }}\n",
+    ),
+    (
+        "      - name: webhook-clients\n        configMap:\n          name: leno-webhook-clients\n",
+        "      {{- if .Values.webhookClientCa }}\n      - name: webhook-clients\n        configMap:\n          name: leno-webhook-clients\n      {{- end }}\n",
+    ),
+    (
+        "    from:\n    - ipBlock:\n        cidr: \"192.0.2.151/32\"\n",
+        "    {{- with .Values.apiServer }}\n    from:\n    {{- range . }}\n    - ipBlock:\n        cidr: {{ . | quote }}\n    {{- end }}\n    {{- end }}\n",
+    ),
 ];
 /// What stands for each of the namespaces in which Secrets may be written.
 const ACCESS_CERT: &str = "helm-access-cert";
@@ -38,6 +55,8 @@ const CONDITIONS: &[(&str, &str)] = &[
     ("PodDisruptionBudget", "gt (int .Values.replicas) 1"),
     ("leno-gateways", ".Values.gateways"),
     ("leno-cni", ".Values.cni.enabled"),
+    ("leno-webhook-clients", ".Values.webhookClientCa"),
+    ("NetworkPolicy", ".Values.networkPolicies"),
     (
         "GatewayClass",
         "and .Values.gateways (.Capabilities.APIVersions.Has \"gateway.networking.k8s.io/v1/GatewayClass\")",
@@ -65,6 +84,9 @@ fn chart() -> Vec<Value> {
         }),
         gateways: true,
         access_certs: [Name::new(ACCESS_CERT).unwrap()].into(),
+        webhook_client_ca: Some("HELM_CLIENT_CA".to_owned()),
+        network_policies: true,
+        api_server: ["192.0.2.151/32".parse().unwrap()].into(),
     })
 }
 

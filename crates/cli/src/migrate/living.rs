@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use kube::api::{DynamicObject, ListParams, PartialObjectMeta};
 use kube::core::ApiResource;
 use kube::discovery::{Discovery, Scope, verbs};
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
+use leno_kubernetes::api::{ApiError, ObjectApi};
 use leno_kubernetes::words::{PREFIXES, is_read};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -22,7 +23,8 @@ use crate::yaml;
 /// # Errors
 /// When the API server does not answer, or refuses, or an object of a kind of ours is refused.
 pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<Unread>)> {
-    let discovered = Discovery::new(client.clone()).run().await.map_err(plain)?;
+    let discovered = Discovery::new(client.clone()).run().await;
+    let discovered = discovered.map_err(|error| plain(ApiError::from(error)))?;
     let mut documents = Vec::new();
     for group in discovered.groups().filter(|group| is_foreign(group.name())) {
         for (resource, capabilities) in group.recommended_resources() {
@@ -46,7 +48,7 @@ pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<
 
 /// All objects of a kind, page by page.
 async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<DynamicObject>> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), resource);
+    let api = ObjectApi::dynamic(client.clone(), None, resource).map_err(plain)?;
     let mut found = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
@@ -112,7 +114,7 @@ async fn collect<K>(
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
-    let api: Api<K> = Api::all(client.clone());
+    let api: ObjectApi<K> = ObjectApi::all(client.clone());
     let mut page = ListParams::default().limit(PAGE);
     loop {
         let listed = api.list_metadata(&page).await.map_err(plain)?;

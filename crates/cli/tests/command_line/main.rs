@@ -4,6 +4,8 @@ mod check;
 mod cluster;
 mod explain;
 #[cfg(test)]
+mod garbage;
+#[cfg(test)]
 #[path = "../../../control/tests/tags/group.rs"]
 mod group;
 mod help;

@@ -32,7 +32,15 @@ fn domain() -> TrustDomain {
 fn replica(server: &Server) -> (SharedAuthority, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("authority");
-    (SharedAuthority::new(server.client.clone(), "leno-system", &place, domain()), dir)
+    (
+        SharedAuthority::new(
+            server.client.clone(),
+            &NamespaceName::literal("leno-system"),
+            &place,
+            domain(),
+        ),
+        dir,
+    )
 }
 
 fn files(dir: &TempDir) -> AuthorityFiles {

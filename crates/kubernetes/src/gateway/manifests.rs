@@ -239,7 +239,8 @@ mod tests {
             incomplete: true,
         };
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let (image, system) = ("leno:test".to_owned(), "leno-system".to_owned());
+        let (image, system) =
+            ("leno:test".to_owned(), crate::api::NamespaceName::literal("leno-system"));
         let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
         let text = format!("{:#}\n", json!(manifests(&wish, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);

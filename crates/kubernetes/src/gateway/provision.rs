@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::core::{DynamicObject, ObjectMeta};
-use kube::runtime::events::Recorder;
-use kube::{Api, Client};
+use kube::core::ObjectMeta;
 use leno_model::GatewayName;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -16,9 +15,9 @@ use tokio::time::{Instant, interval};
 
 use super::manifests::manifests;
 use super::resolve::Wish;
-use crate::failure::in_words;
+use crate::api::ApiError;
 use crate::inject::Settings;
-use crate::install::api_of;
+use crate::install::Addressed;
 use crate::status::event;
 use crate::words::GATEWAY_PART;
 
@@ -30,13 +29,11 @@ pub async fn provision(
     wishes: watch::Receiver<Arc<Vec<Wish>>>,
     leading: watch::Receiver<bool>,
 ) {
-    let recorder = event::recorder(client.clone(), None);
-    Maker { client, recorder, made: HashMap::new() }.run(settings, wishes, leading).await;
+    Maker { client, made: HashMap::new() }.run(settings, wishes, leading).await;
 }
 
 struct Maker {
     client: Client,
-    recorder: Recorder,
     made: HashMap<GatewayName, Made>,
 }
 
@@ -140,26 +137,26 @@ impl Maker {
             uid: Some(wish.uid.clone()),
             ..ObjectReference::default()
         };
-        event::warn(&self.recorder, &gateway, ("NotMade", "Make"), why).await;
+        event::warn(&self.client, &gateway, ("NotMade", "Make"), why).await;
     }
 }
 
 /// Only what was made for this very gateway is changed: everything else of the name stays as it is.
 async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), String> {
-    let (object, api): (String, Api<DynamicObject>) = api_of(client, manifest);
-    let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
-    let failed = |error: kube::Error| format!("{object}: {}", in_words(&error));
+    let Addressed { object, name, api } =
+        Addressed::of(client, manifest).map_err(|error| error.to_string())?;
+    let failed = |error: ApiError| format!("{object}: {error}");
     let mut manifest = manifest.clone();
     // What is not there is made without force, so that nothing is taken over that comes in between.
     let mut parameters = PatchParams::apply(FIELD_MANAGER);
-    if let Some(known) = api.get_opt(name).await.map_err(failed)? {
+    if let Some(known) = api.get_opt(&name).await.map_err(failed)? {
         if !is_of(wish, &known.metadata) {
             return Err(format!("{object} belongs to somebody else: rename it, or the Gateway"));
         }
         manifest["metadata"]["uid"] = known.metadata.uid.into();
         parameters = parameters.force();
     }
-    api.patch(name, &parameters, &Patch::Apply(&manifest)).await.map_err(failed)?;
+    api.patch(&name, &parameters, &Patch::Apply(&manifest)).await.map_err(failed)?;
     Ok(())
 }
 

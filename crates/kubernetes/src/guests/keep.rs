@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::{Api, Client};
 use leno_identity::Authority;
 use leno_model::SecretName;
 use tokio::sync::watch;
@@ -14,7 +14,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::secret::{Finding, Terms, filled, is_of, judge};
 use super::wish::{GuestWish, GuestWishes, Outcomes};
-use crate::failure::{in_words, with_causes};
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
+use crate::failure::with_causes;
 
 /// Makes a Secret with a key and a certificate for each guest that is wished for, while this control plane leads;
 /// makes it anew well before its end, and at once when the authority is another one; and takes it away when nobody
@@ -147,7 +148,11 @@ impl Keeper {
     async fn see_to(&mut self, name: &SecretName, authority: &Authority) {
         let Some(kept) = self.kept.get(name) else { return };
         let terms = Terms { authority, lifetime: self.lifetime, now: SystemTime::now() };
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), name.namespace.as_str());
+        let namespace = match NamespaceName::try_from(&name.namespace) {
+            Ok(namespace) => namespace,
+            Err(error) => return self.put_off(name, Trouble::Told(error.to_string())),
+        };
+        let api: ObjectApi<Secret> = ObjectApi::namespaced(self.client.clone(), &namespace);
         let late = || Trouble::Passing("the API server does not answer in time".to_owned());
         if !kept.is_wanted {
             let removed = timeout(ANSWER_MAX, remove(&api, &kept.wish)).await;
@@ -226,20 +231,20 @@ impl Kept {
 }
 
 /// Looks at a Secret, and makes it as it should be.
-async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, Trouble> {
-    let (wish, name) = (&kept.wish, kept.wish.id.secret.name.as_str());
+async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, Trouble> {
+    let (wish, name) = (&kept.wish, ObjectName::from(&kept.wish.id.secret.name));
     let edition = terms.authority.edition();
     if let Some(good) = &kept.good
         && good.edition == edition
         && good.until > terms.now
     {
-        let there = api.get_metadata_opt(name).await.map_err(|error| trouble(&error))?;
+        let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
         let version = there.and_then(|there| there.metadata.resource_version);
         if version.is_some() && version == good.version {
             return Ok(Good { version, ..*good });
         }
     }
-    let found = api.get_opt(name).await.map_err(|error| trouble(&error))?;
+    let found = api.get_opt(&name).await.map_err(|error| trouble(&error))?;
     if let Some(secret) = &found {
         match judge(secret, wish, terms) {
             Finding::Good(until) => {
@@ -256,13 +261,11 @@ async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, 
     let parameters = PostParams::default();
     let written = match is_new {
         true => api.create(&parameters, &secret).await,
-        false => api.replace(name, &parameters, &secret).await,
+        false => api.replace(&name, &parameters, &secret).await,
     };
-    let written = written.map_err(|error| match &error {
+    let written = written.map_err(|error| match error.code() {
         // Somebody removed it meanwhile.
-        kube::Error::Api(status) if !is_new && status.code == NOT_FOUND => {
-            Trouble::Passing(in_words(&error))
-        }
+        Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
         _ => trouble(&error),
     })?;
     tracing::info!(secret = %wish.id.secret, of = %wish.owner, "the certificate of a guest is made");
@@ -278,36 +281,32 @@ async fn look(api: &Api<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, 
 }
 
 /// Takes a Secret away that was made here, in the version that was looked at.
-async fn remove(api: &Api<Secret>, wish: &GuestWish) -> Result<(), Trouble> {
-    let name = wish.id.secret.name.as_str();
-    let there = api.get_metadata_opt(name).await.map_err(|error| trouble(&error))?;
+async fn remove(api: &ObjectApi<Secret>, wish: &GuestWish) -> Result<(), Trouble> {
+    let name = ObjectName::from(&wish.id.secret.name);
+    let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
     let Some(there) = there.filter(|there| is_of(&there.metadata, wish)) else { return Ok(()) };
     let preconditions = Preconditions {
         uid: there.metadata.uid,
         resource_version: there.metadata.resource_version,
     };
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-    match api.delete(name, &parameters).await {
-        Ok(_) => {
+    match api.delete(&name, &parameters).await {
+        Ok(()) => {
             tracing::info!(secret = %wish.id.secret, of = %wish.owner, "a guest is no more: its Secret is removed");
             Ok(())
         }
-        Err(kube::Error::Api(status)) if status.code == NOT_FOUND => Ok(()),
+        Err(error) if error.code() == Some(NOT_FOUND) => Ok(()),
         Err(error) => Err(trouble(&error)),
     }
 }
 
 /// What the API server refuses stays refused; what does not come through may another time.
-fn trouble(error: &kube::Error) -> Trouble {
-    let said = in_words(error);
-    match error {
-        kube::Error::Api(status)
-            if PASSING.contains(&status.code) || status.code >= SERVER_ERROR =>
-        {
-            Trouble::Passing(said)
-        }
-        kube::Error::Api(_) => Trouble::Told(said),
-        _ => Trouble::Passing(said),
+fn trouble(error: &ApiError) -> Trouble {
+    let said = error.to_string();
+    match error.code() {
+        Some(code) if PASSING.contains(&code) || code >= SERVER_ERROR => Trouble::Passing(said),
+        Some(_) => Trouble::Told(said),
+        None => Trouble::Passing(said),
     }
 }
 

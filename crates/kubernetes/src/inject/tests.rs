@@ -36,7 +36,12 @@ fn with_a_network_plugin_no_container_has_privileges() {
 fn settings() -> Settings {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();
-    Settings::new("leno:test".to_owned(), "leno-system".to_owned(), trust_domain, roots)
+    Settings::new(
+        "leno:test".to_owned(),
+        NamespaceName::literal("leno-system"),
+        trust_domain,
+        roots,
+    )
 }
 
 fn pairs(text: &str) -> BTreeMap<String, String> {

@@ -9,14 +9,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{PART_OF, PART_OF_LABEL, is_borrowed_kind, left_out};
-use crate::failure::in_words;
-use crate::webhook::{INJECTOR, TrustState, trust_state};
-use crate::words::{CONTROL, INJECTION, PROXY_CONTAINER};
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
+use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
+use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 
 /// What was just done to an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,13 +66,13 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    pub(super) fn of(verb: &'static str, object: &str, error: kube::Error) -> Self {
+    pub(super) fn of(verb: &'static str, object: &str, error: ApiError) -> Self {
         let object = object.to_owned();
         match error {
-            kube::Error::Api(status) if status.code == FORBIDDEN => {
-                Self::Forbidden { verb, object, message: status.message }
+            ApiError::Rejected { code: FORBIDDEN, message } => {
+                Self::Forbidden { verb, object, message }
             }
-            error => Self::Api { verb, object, said: in_words(&error) },
+            error => Self::Api { verb, object, said: error.to_string() },
         }
     }
 }
@@ -89,15 +89,13 @@ pub async fn apply(
 ) -> Result<(), InstallError> {
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
-        let (object, api) = api_of(client, manifest);
-        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
-        if is_of_another_mesh(client, manifest).await? {
+        let Addressed { object, name, api } = Addressed::of(client, manifest)?;
+        if is_of_another_mesh(client, manifest, &name).await? {
             told(Step { object, done: "is there already" });
             continue;
         }
-        let applied = api.patch(name, &parameters, &Patch::Apply(manifest)).await;
-        if let Err(kube::Error::Api(status)) = &applied
-            && status.code == NOT_FOUND
+        let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
+        if applied.as_ref().is_err_and(|error| error.code() == Some(NOT_FOUND))
             && let Some(done) = left_out(manifest)
         {
             told(Step { object, done });
@@ -105,7 +103,7 @@ pub async fn apply(
         }
         applied.map_err(|error| InstallError::of("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
-            wait_for_kind(client, name).await?;
+            wait_for_kind(client, &name).await?;
         }
         told(Step { object, done: "applied" });
     }
@@ -113,12 +111,15 @@ pub async fn apply(
 }
 
 /// Whether it would define a kind that another mesh has brought and knows better.
-async fn is_of_another_mesh(client: &Client, manifest: &Value) -> Result<bool, InstallError> {
+async fn is_of_another_mesh(
+    client: &Client,
+    manifest: &Value,
+    name: &ObjectName,
+) -> Result<bool, InstallError> {
     if !is_borrowed_kind(manifest) {
         return Ok(false);
     }
-    let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let definitions: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
     let found = definitions.get_metadata_opt(name).await;
     let found = found.map_err(|error| InstallError::of("get", name, error))?;
     let is_ours = |labels: &BTreeMap<String, String>| {
@@ -128,8 +129,8 @@ async fn is_of_another_mesh(client: &Client, manifest: &Value) -> Result<bool, I
 }
 
 /// Until objects of a kind can be created.
-async fn wait_for_kind(client: &Client, name: &str) -> Result<(), InstallError> {
-    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
+    let api: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
     until("that the API server serves a kind", KIND_MAX, async || {
         let found = api.get(name).await;
         let found = found.map_err(|error| InstallError::of("get", name, error))?;
@@ -148,13 +149,13 @@ async fn wait_for_kind(client: &Client, name: &str) -> Result<(), InstallError> 
 /// When they do not within `within`, with what their pods say.
 pub async fn wait_for_rollout(
     client: &Client,
-    namespace: &str,
+    namespace: &NamespaceName,
     within: Duration,
 ) -> Result<(), InstallError> {
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
     until("the rollout of the control plane", within, async || {
-        let found = deployments.get(CONTROL).await;
+        let found = deployments.get(&CONTROL_NAME).await;
         let found = found.map_err(|error| InstallError::of("get", "the Deployment", error))?;
         let Some(lacks) = lacking(&found) else { return Ok(Ok(())) };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
@@ -210,9 +211,9 @@ fn trouble(pod: &Pod) -> Option<String> {
 /// # Errors
 /// When none does within `within`, with what the API server says.
 pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
     until("that pods get sidecars", within, async || {
-        let found = configurations.get_opt(INJECTOR).await;
+        let found = configurations.get_opt(&INJECTOR_NAME).await;
         let found = found.map_err(|error| InstallError::of("get", INJECTOR, error))?;
         Ok(match trust_state(found.as_ref()) {
             TrustState::Absent => Err(format!("there is no {INJECTOR}")),
@@ -232,20 +233,20 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
         "spec": {"containers": [{"name": "none", "image": "none"}]},
     });
     let parameters = PostParams { dry_run: true, field_manager: None };
-    let api: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let api: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &DEFAULT_NAMESPACE);
     let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
     let created = match api.create(&parameters, &pod).await {
         Ok(created) => created,
-        Err(kube::Error::Api(status)) if status.message.contains(INJECTOR) => {
-            return Err(status.message);
+        Err(ApiError::Rejected { message, .. }) if message.contains(INJECTOR) => {
+            return Err(message);
         }
         // A young cluster has no account there yet, and has not asked the webhook.
-        Err(kube::Error::Api(status)) if status.message.contains("service account") => {
-            return Err(status.message);
+        Err(ApiError::Rejected { message, .. }) if message.contains("service account") => {
+            return Err(message);
         }
         // Quotas and rules of that namespace come after the webhook, which has answered then.
-        Err(kube::Error::Api(status)) if status.code == FORBIDDEN => return Ok(()),
-        Err(error) => return Err(in_words(&error)),
+        Err(error) if error.code() == Some(FORBIDDEN) => return Ok(()),
+        Err(error) => return Err(error.to_string()),
     };
     let spec = created.spec.unwrap_or_default();
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -274,25 +275,45 @@ async fn until(
     }
 }
 
-/// How an object is called, and where its like are.
-pub(crate) fn api_of(client: &Client, manifest: &Value) -> (String, Api<DynamicObject>) {
+/// An object of a manifest, as the API server addresses it.
+pub(crate) struct Addressed {
+    /// Kind and name, for people.
+    pub(crate) object: String,
+    pub(crate) name: ObjectName,
+    pub(crate) api: ObjectApi<DynamicObject>,
+}
+
+impl Addressed {
+    /// # Errors
+    /// When the manifest has a name that cannot be part of an API path.
+    pub(crate) fn of(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
+        let metadata = &manifest["metadata"];
+        let resource = kind_of(manifest);
+        let name = metadata["name"].as_str().unwrap_or_default();
+        let namespace = metadata["namespace"].as_str();
+        let place = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let object = format!("{} {place}{name}", resource.kind);
+        let failed = |error| InstallError::of("address", &object, error);
+        let namespace = namespace.map(NamespaceName::new).transpose();
+        let namespace = namespace.map_err(|error| failed(error.into()))?;
+        let name = ObjectName::new(name).map_err(|error| failed(error.into()))?;
+        let api = ObjectApi::dynamic(client.clone(), namespace.as_ref(), &resource);
+        Ok(Self { api: api.map_err(failed)?, object, name })
+    }
+}
+
+/// The kind of a manifest.
+pub(super) fn kind_of(manifest: &Value) -> ApiResource {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, version) = (text(&manifest["kind"]), text(&manifest["apiVersion"]));
     let (group, version) = version.split_once('/').unwrap_or(("", &version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
-    let name = text(&manifest["metadata"]["name"]);
-    match manifest["metadata"]["namespace"].as_str() {
-        Some(namespace) => (
-            format!("{kind} {namespace}/{name}"),
-            Api::namespaced_with(client.clone(), namespace, &resource),
-        ),
-        None => (format!("{kind} {name}"), Api::all_with(client.clone(), &resource)),
-    }
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind))
 }
 
 /// Who owns the fields that are applied.
 const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
+const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::literal("default");
 const NOT_FOUND: u16 = 404;
 const KIND_MAX: Duration = Duration::from_secs(30);
 /// Between two looks.
@@ -348,12 +369,7 @@ mod tests {
 
     #[test]
     fn who_may_not_is_told_what_to_do() {
-        let status = kube::core::Status {
-            code: 403,
-            message: "forbidden: user bob".to_owned(),
-            ..kube::core::Status::default()
-        };
-        let error = kube::Error::Api(Box::new(status));
+        let error = ApiError::Rejected { code: 403, message: "forbidden: user bob".to_owned() };
         expect_test::expect![[r#"
             "you may not apply ClusterRole leno-control: forbidden: user bob; ask for the rights of cluster-admin, or give what `leno install` prints without --apply to somebody who has them""#]]
         .assert_eq(&format!(

@@ -27,6 +27,14 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
         "spec": {"minAvailable": 1, "selector": {"matchLabels": selector()}},
     });
     let mut objects = vec![service(options), peers(options)];
+    if let Some(authorities) = &options.webhook_client_ca {
+        objects.push(json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata(WEBHOOK_CLIENTS, options),
+            "data": {CLIENT_CA_KEY: authorities},
+        }));
+    }
     // With one replica a node could never be emptied.
     if options.replicas > 1 {
         objects.push(disruption);
@@ -67,7 +75,33 @@ fn peers(options: &Options) -> Value {
     })
 }
 
+/// The volumes of a control plane, and their paths.
+fn volumes(options: &Options) -> (Vec<Value>, Vec<Value>) {
+    let mut volumes = vec![
+        json!({"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
+        json!({"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}}),
+    ];
+    // A volume belongs to root and is writable for all users: the control plane keeps its files in a
+    // directory of its own within.
+    let mut mounts = vec![
+        json!({"name": "state", "mountPath": "/var/lib/leno"}),
+        json!({"name": "keys", "mountPath": KEYS, "readOnly": true}),
+    ];
+    if options.webhook_client_ca.is_some() {
+        volumes.push(json!({"name": "webhook-clients", "configMap": {"name": WEBHOOK_CLIENTS}}));
+        mounts.push(
+            json!({"name": "webhook-clients", "mountPath": WEBHOOK_CLIENTS_PATH, "readOnly": true}),
+        );
+    }
+    (volumes, mounts)
+}
+
 fn deployment(options: &Options) -> Value {
+    let mut metadata_here = metadata(CONTROL, options);
+    if !options.network_policies {
+        metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
+    }
+    let (volumes, mounts) = volumes(options);
     let spread = |key: &str| {
         json!({
             "maxSkew": 1,
@@ -79,7 +113,7 @@ fn deployment(options: &Options) -> Value {
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(CONTROL, options),
+        "metadata": metadata_here,
         "spec": {
             "replicas": options.replicas,
             "revisionHistoryLimit": 3,
@@ -107,45 +141,16 @@ fn deployment(options: &Options) -> Value {
                         spread("kubernetes.io/hostname"),
                         spread("topology.kubernetes.io/zone"),
                     ],
-                    "containers": [container(options)],
-                    "volumes": [
-                        {"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
-                        {"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}},
-                    ],
+                    "containers": [container(options, mounts)],
+                    "volumes": volumes,
                 },
             },
         },
     })
 }
 
-fn container(options: &Options) -> Value {
-    let mut args = json!([
-        "control",
-        "--kubernetes",
-        "--listen",
-        format!("[::]:{CONTROL_PORT}"),
-        "--health",
-        format!("[::]:{HEALTH_PORT}"),
-        "--webhook",
-        format!("[::]:{WEBHOOK_PORT}"),
-        "--page",
-        format!("127.0.0.1:{PAGE_PORT}"),
-        "--data",
-        "/var/lib/leno/control",
-        // The image has no roots of a system.
-        "--key-roots",
-        format!("{KEYS}/roots.pem"),
-    ]);
-    let wanted = [("--cni", options.cni.is_some()), ("--gateways", options.gateways)];
-    for (word, _) in wanted.iter().filter(|(_, is_wanted)| *is_wanted) {
-        if let Some(args) = args.as_array_mut() {
-            args.push((*word).into());
-        }
-    }
-    let namespaces: Vec<&str> = options.access_certs.iter().map(Name::as_str).collect();
-    if let Some(args) = args.as_array_mut().filter(|_| !namespaces.is_empty()) {
-        args.push(format!("{ACCESS_CERTS_OPTION}{}", namespaces.join(",")).into());
-    }
+fn container(options: &Options, mounts: Vec<Value>) -> Value {
+    let args = arguments(options);
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -185,16 +190,57 @@ fn container(options: &Options) -> Value {
             "readOnlyRootFilesystem": true,
             "capabilities": {"drop": ["ALL"]},
         },
-        // A volume belongs to root, and everybody may write there: what is kept is in a directory of
-        // its own within.
-        "volumeMounts": [
-            {"name": "state", "mountPath": "/var/lib/leno"},
-            {"name": "keys", "mountPath": KEYS, "readOnly": true},
-        ],
+        "volumeMounts": mounts,
     })
+}
+
+fn arguments(options: &Options) -> Vec<String> {
+    let mut args = [
+        "control",
+        "--kubernetes",
+        "--listen",
+        &format!("[::]:{CONTROL_PORT}"),
+        "--health",
+        &format!("[::]:{HEALTH_PORT}"),
+        "--webhook",
+        &format!("[::]:{WEBHOOK_PORT}"),
+        "--page",
+        &format!("127.0.0.1:{PAGE_PORT}"),
+        "--data",
+        "/var/lib/leno/control",
+        // The image has no roots of a system.
+        "--key-roots",
+        &format!("{KEYS}/roots.pem"),
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    if options.cni.is_some() {
+        args.push("--cni".to_owned());
+    }
+    if options.gateways {
+        args.push("--gateways".to_owned());
+    }
+    if !options.access_certs.is_empty() {
+        let namespaces: Vec<&str> = options.access_certs.iter().map(Name::as_str).collect();
+        args.push(format!("{ACCESS_CERTS_OPTION}{}", namespaces.join(",")));
+    }
+    if options.webhook_client_ca.is_some() {
+        args.push(format!("{CLIENT_CA_OPTION}{WEBHOOK_CLIENTS_PATH}/{CLIENT_CA_KEY}"));
+    }
+    args
 }
 
 /// What says in which namespaces Secrets may be written.
 pub(super) const ACCESS_CERTS_OPTION: &str = "--access-certs=";
+/// The option with the authorities of clients of the webhook.
+pub(super) const CLIENT_CA_OPTION: &str = "--webhook-client-ca=";
+/// The ConfigMap with those authorities,
+pub(super) const WEBHOOK_CLIENTS: &str = "leno-webhook-clients";
+/// and their key in it.
+pub(super) const CLIENT_CA_KEY: &str = "ca.pem";
+/// The directory with it in a control plane.
+const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
+/// Annotation of the Deployment: `false` where no NetworkPolicies are wanted, also by the next installation.
+pub(super) const NETWORK_POLICIES: &str = "leno.dev/network-policies";
 /// Where the control plane finds [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

@@ -13,14 +13,13 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
-use serde_json::json;
+use kube::{Client, ResourceExt as _};
 
 use super::apply::try_injection;
 use super::kinds::{crd_name, plurals};
-use crate::failure::in_words;
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName, server_date, server_version};
 use crate::inject::has_native_sidecars;
-use crate::webhook::{INJECTOR, TrustState, trust_state};
+use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 
 /// What was looked at, and what was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,11 +78,11 @@ impl fmt::Display for Finding {
 /// When the API server is not there at all.
 pub async fn examine(
     client: &Client,
-    namespace: Option<&str>,
-) -> Result<Vec<Examined>, kube::Error> {
+    namespace: Option<&NamespaceName>,
+) -> Result<Vec<Examined>, ApiError> {
     let mut all = Vec::new();
     let mut tell = |subject, finding| all.push(Examined { subject, finding });
-    let version = client.apiserver_version().await?;
+    let version = server_version(client).await?;
     tell("version of the API server", of_version(&version.major, &version.minor));
     tell("nodes", nodes(client).await);
     tell("clocks", clocks(client).await);
@@ -95,7 +94,7 @@ pub async fn examine(
             return Ok(all);
         }
     };
-    let namespace = namespace.as_str();
+    let namespace = &namespace;
     tell("control plane", control::state(namespace, &deployment));
     tell("kinds", kinds(client).await);
     tell("network of nodes", network::agents(client, namespace, &deployment).await);
@@ -128,7 +127,7 @@ fn of_version(major: &str, minor: &str) -> Finding {
 
 /// Kubelets may be older than the API server, and kernels than what leads connections to sidecars.
 async fn nodes(client: &Client) -> Finding {
-    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
         Ok(nodes) => nodes.items,
         Err(error) => return unreadable(&error),
@@ -172,21 +171,11 @@ fn is_old_kernel(version: &str) -> bool {
 
 /// Certificates and tokens are valid for a time.
 async fn clocks(client: &Client) -> Finding {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"nonResourceAttributes": {"path": "/version", "verb": "get"}},
-    });
-    let request = http::Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
-        .header("content-type", "application/json")
-        .body(kube::client::Body::from(review.to_string().into_bytes()));
-    let Ok(request) = request else { return untold() };
-    let answer = match client.send(request).await {
-        Ok(answer) => answer,
+    let date = match server_date(client).await {
+        Ok(date) => date,
         Err(error) => return unreadable(&error),
     };
-    let date = answer.headers().get("date").and_then(|date| date.to_str().ok());
-    let theirs = date.and_then(seconds_of_date);
+    let theirs = date.as_deref().and_then(seconds_of_date);
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     match theirs {
         None => untold(),
@@ -224,10 +213,14 @@ fn seconds_of_date(text: &str) -> Option<Duration> {
 }
 
 async fn kinds(client: &Client) -> Finding {
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let definitions: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
     let mut absent = Vec::new();
     for name in plurals().map(crd_name) {
-        match definitions.get_opt(&name).await {
+        let found = match ObjectName::new(&name) {
+            Ok(name) => definitions.get_opt(&name).await,
+            Err(error) => Err(error.into()),
+        };
+        match found {
             Ok(Some(_)) => {}
             Ok(None) => absent.push(name),
             Err(error) => return unreadable(&error),
@@ -240,8 +233,8 @@ async fn kinds(client: &Client) -> Finding {
 }
 
 async fn webhook(client: &Client, now: SystemTime) -> Finding {
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    let found = match configurations.get_opt(INJECTOR).await {
+    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
+    let found = match configurations.get_opt(&INJECTOR_NAME).await {
         Ok(found) => found,
         Err(error) => return unreadable(&error),
     };
@@ -270,11 +263,8 @@ fn few(names: &[String]) -> String {
     }
 }
 
-fn unreadable(error: &kube::Error) -> Finding {
-    Finding::odd(
-        format!("cannot be looked at: {}", in_words(error)),
-        "ask as somebody who may read it",
-    )
+fn unreadable(error: &ApiError) -> Finding {
+    Finding::odd(format!("cannot be looked at: {error}"), "ask as somebody who may read it")
 }
 
 /// Server-side apply, rules in schemas and projected tokens are all there.

@@ -3,13 +3,19 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Container, Volume};
-use kube::{Api, Client};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Volume};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::Client;
 use leno_model::{Name, TrustDomain};
 
-use super::control_plane::ACCESS_CERTS_OPTION;
+use super::control_plane::{
+    ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, NETWORK_POLICIES, WEBHOOK_CLIENTS,
+};
 use super::{InstallError, NodeNetwork};
-use crate::words::{CNI, CONTROL};
+use crate::api::{NamespaceName, ObjectApi, ObjectName};
+use crate::inject::AddressRange;
+use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
 
 /// What a control plane was installed with, as far as it is told anew with every installation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +32,12 @@ pub struct Installed {
     pub gateways: bool,
     /// Where it may write Secrets.
     pub access_certs: BTreeSet<Name>,
+    /// The authorities of clients of the webhook, as PEM.
+    pub webhook_client_ca: Option<String>,
+    /// False where NetworkPolicies were turned off; nothing where no installation said it.
+    pub network_policies: Option<bool>,
+    /// The addresses of API servers that these name.
+    pub api_server: BTreeSet<AddressRange>,
 }
 
 impl Installed {
@@ -33,19 +45,33 @@ impl Installed {
     ///
     /// # Errors
     /// When that cannot be read.
-    pub async fn find(client: &Client, namespace: &str) -> Result<Option<Self>, InstallError> {
-        let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-        let found = deployments.get_opt(CONTROL).await;
+    pub async fn find(
+        client: &Client,
+        namespace: &NamespaceName,
+    ) -> Result<Option<Self>, InstallError> {
+        let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+        let found = deployments.get_opt(&CONTROL_NAME).await;
         let Some(found) = found.map_err(|error| InstallError::of("get", CONTROL, error))? else {
             return Ok(None);
         };
         let mut installed = Self::of(&found);
         if installed.cni {
-            let sets: Api<DaemonSet> = Api::namespaced(client.clone(), CNI);
-            let set = sets.get_opt(CNI).await;
+            let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
+            let set = sets.get_opt(&CNI_NAME).await;
             let set = set.map_err(|error| InstallError::of("get", CNI, error))?;
             installed.network = set.as_ref().and_then(network);
         }
+        if has_option(&found, CLIENT_CA_OPTION) {
+            let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+            let map = maps.get_opt(&const { ObjectName::literal(WEBHOOK_CLIENTS) }).await;
+            let map = map.map_err(|error| InstallError::of("get", WEBHOOK_CLIENTS, error))?;
+            let data = map.and_then(|map| map.data);
+            installed.webhook_client_ca = data.and_then(|mut it| it.remove(CLIENT_CA_KEY));
+        }
+        let policies: ObjectApi<NetworkPolicy> = ObjectApi::namespaced(client.clone(), namespace);
+        let policy = policies.get_opt(&CONTROL_NAME).await;
+        let policy = policy.map_err(|error| InstallError::of("get", "the NetworkPolicy", error))?;
+        installed.api_server = policy.as_ref().map(ranges).unwrap_or_default();
         Ok(Some(installed))
     }
 
@@ -55,6 +81,8 @@ impl Installed {
         let Some(spec) = &deployment.spec else { return Self::default() };
         let containers = spec.template.spec.iter().flat_map(|pod| &pod.containers);
         let container = containers.into_iter().find(|it| it.name == CONTROL);
+        let annotations = deployment.metadata.annotations.as_ref();
+        let policies = annotations.and_then(|all| all.get(NETWORK_POLICIES));
         let has = |word: &str| {
             let args = container.and_then(|it: &Container| it.args.as_ref());
             args.into_iter().flatten().any(|argument| argument == word)
@@ -72,8 +100,31 @@ impl Installed {
             network: None,
             gateways: has("--gateways"),
             access_certs: namespaces.filter_map(|it| Name::new(it).ok()).collect(),
+            webhook_client_ca: None,
+            network_policies: policies.map(|it| it != "false"),
+            api_server: BTreeSet::new(),
         }
     }
+}
+
+/// True when a control plane has an option, which ends with `=`.
+fn has_option(deployment: &Deployment, option: &str) -> bool {
+    let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let containers = pod.into_iter().flat_map(|pod| &pod.containers);
+    let mut args =
+        containers.filter(|it| it.name == CONTROL).flat_map(|it| it.args.iter().flatten());
+    args.any(|argument| argument.starts_with(option))
+}
+
+/// The addresses that may connect to the webhook.
+fn ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
+    let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
+    let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());
+    rules
+        .filter(|rule| rule.ports.iter().flatten().any(|it| it.port.as_ref() == Some(&webhook)))
+        .flat_map(|rule| rule.from.iter().flatten())
+        .filter_map(|peer| peer.ip_block.as_ref()?.cidr.parse().ok())
+        .collect()
 }
 
 fn network(set: &DaemonSet) -> Option<NodeNetwork> {
@@ -106,6 +157,8 @@ mod tests {
                 replicas: 3,
                 cni: cni.clone(),
                 gateways,
+                webhook_client_ca: gateways.then(|| "PEM".to_owned()),
+                network_policies: !gateways,
                 access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
@@ -117,8 +170,19 @@ mod tests {
                 network: None,
                 gateways,
                 access_certs: options.access_certs.clone(),
+                webhook_client_ca: None,
+                network_policies: gateways.then_some(false),
+                api_server: BTreeSet::new(),
             };
             assert_eq!(Installed::of(&deployment), expected);
+            assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);
+            if !gateways {
+                let api_server: BTreeSet<AddressRange> =
+                    ["10.0.0.0/28", "2001:db8::1/128"].map(|it| it.parse().unwrap()).into();
+                let options = Options { api_server: api_server.clone(), ..options.clone() };
+                let policy = serde_json::from_value(written(&options, "NetworkPolicy")).unwrap();
+                assert_eq!(ranges(&policy), api_server);
+            }
             if cni.is_some() {
                 let set = serde_json::from_value(written(&options, "DaemonSet")).unwrap();
                 assert_eq!(super::network(&set), cni);

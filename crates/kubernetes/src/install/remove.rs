@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, DynamicObject, ListParams};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use leno_model::Name;
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
 use super::access::{ACCESS_CERTS, GATEWAYS};
-use super::apply::api_of;
+use super::apply::{Addressed, kind_of};
+use super::control_plane::WEBHOOK_CLIENTS;
 use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
+use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
 use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
@@ -66,8 +68,7 @@ pub async fn remove(
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     for manifest in removals {
-        let (object, api) = api_of(client, manifest);
-        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        let Addressed { object, name, api } = Addressed::of(client, manifest)?;
         // A right ends now, and not when somebody has looked for what it owns.
         let parameters = match manifest["kind"].as_str() {
             Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
@@ -75,13 +76,13 @@ pub async fn remove(
             }
             _ => DeleteParams::foreground(),
         };
-        let done = match api.delete(name, &parameters).await {
-            Ok(_) if is_awaited(manifest) => {
-                let gone = until_gone(&api, name).await;
+        let done = match api.delete(&name, &parameters).await {
+            Ok(()) if is_awaited(manifest) => {
+                let gone = until_gone(&api, &name).await;
                 gone.map_err(|error| InstallError::of("get", &object, error))?
             }
-            Ok(_) => "removed",
-            Err(kube::Error::Api(status)) if status.code == NOT_FOUND => "is not there",
+            Ok(()) => "removed",
+            Err(error) if error.code() == Some(NOT_FOUND) => "is not there",
             Err(error) => return Err(InstallError::of("remove", &object, error)),
         };
         told(Step { object, done });
@@ -104,7 +105,7 @@ pub async fn remove_gateways(
         ("v1", "Service"),
         ("v1", "ServiceAccount"),
     ] {
-        let (_, all) = api_of(client, &json!({"apiVersion": version, "kind": kind}));
+        let all = everywhere(client, &json!({"apiVersion": version, "kind": kind}))?;
         let made = ListParams::default().labels(GATEWAY_PART);
         let listed = all.list(&made).await;
         for found in listed.map_err(|error| InstallError::of("list", kind, error))? {
@@ -133,7 +134,7 @@ pub async fn withdraw(
     // A binding without its role gives nothing, and a role without its binding neither.
     for kind in ["RoleBinding", "Role"] {
         let described = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
-        let (_, all) = api_of(client, &described);
+        let all = everywhere(client, &described)?;
         let ours = ListParams::default()
             .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
             .fields(&format!("metadata.name={ACCESS_CERTS}"));
@@ -165,16 +166,59 @@ pub async fn withdraw_gateways(
             "kind": kind,
             "metadata": {"name": GATEWAYS},
         });
-        let (object, api) = api_of(client, &manifest);
-        let found = api.get_opt(GATEWAYS).await;
-        let found = found.map_err(|error| InstallError::of("get", &object, error))?;
-        let is_ours =
-            |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
-        if found.as_ref().is_some_and(is_ours) {
-            remove(client, &[manifest], &mut told).await?;
-        }
+        remove_ours(client, manifest, &mut told).await?;
     }
     Ok(())
+}
+
+/// Removes the NetworkPolicy and the authorities of clients of the webhook where these options do without.
+///
+/// # Errors
+/// When the API server refuses; those before are removed.
+pub async fn withdraw_protections(
+    client: &Client,
+    options: &Options,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    let unwanted = |version: &str, kind: &str, name: &str| {
+        json!({
+            "apiVersion": version,
+            "kind": kind,
+            "metadata": {"name": name, "namespace": options.namespace},
+        })
+    };
+    if !options.network_policies {
+        let policy = unwanted("networking.k8s.io/v1", "NetworkPolicy", CONTROL);
+        remove_ours(client, policy, &mut told).await?;
+    }
+    if options.webhook_client_ca.is_none() {
+        remove_ours(client, unwanted("v1", "ConfigMap", WEBHOOK_CLIENTS), &mut told).await?;
+    }
+    Ok(())
+}
+
+/// Removes an object if it is there and was installed by Leno.
+async fn remove_ours(
+    client: &Client,
+    manifest: Value,
+    told: &mut impl FnMut(Step),
+) -> Result<(), InstallError> {
+    let Addressed { object, name, api } = Addressed::of(client, &manifest)?;
+    let found = api.get_opt(&name).await;
+    let found = found.map_err(|error| InstallError::of("get", &object, error))?;
+    let is_ours =
+        |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
+    if found.as_ref().is_some_and(is_ours) {
+        remove(client, &[manifest], told).await?;
+    }
+    Ok(())
+}
+
+/// The objects of a kind in every namespace.
+fn everywhere(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
+    let resource = kind_of(kind);
+    let api = ObjectApi::dynamic(client.clone(), None, &resource);
+    api.map_err(|error| InstallError::of("list", &resource.kind, error))
 }
 
 /// Whether what is removed next, or is installed again, needs it gone: the pods of an agent put their
@@ -189,7 +233,10 @@ fn is_awaited(manifest: &Value) -> bool {
 }
 
 /// Waits until an object is gone, with all that it made; not for ever.
-async fn until_gone(api: &Api<DynamicObject>, name: &str) -> Result<&'static str, kube::Error> {
+async fn until_gone(
+    api: &ObjectApi<DynamicObject>,
+    name: &ObjectName,
+) -> Result<&'static str, ApiError> {
     for _ in 0..GONE_LOOKS {
         if api.get_opt(name).await?.is_none() {
             return Ok("removed");

@@ -278,3 +278,92 @@ fn what_was_wrong_before_may_lose_its_finalizers() {
         assert!(expression.contains(unchanged), "{expression}");
     }
 }
+
+#[test]
+fn every_name_can_be_part_of_an_api_path() {
+    use crate::api::{NamespaceName, ObjectName};
+
+    let options = Options {
+        with_smi: true,
+        cni: Some(NodeNetwork::default()),
+        gateways: true,
+        webhook_client_ca: Some("PEM".to_owned()),
+        ..options()
+    };
+    for manifest in manifests(&options).iter().chain(&removals(&options, Extent::Everything)) {
+        let metadata = &manifest["metadata"];
+        assert!(ObjectName::new(metadata["name"].as_str().unwrap()).is_ok(), "{metadata}");
+        let namespace = metadata["namespace"].as_str();
+        assert!(namespace.is_none_or(|it| NamespaceName::new(it).is_ok()), "{metadata}");
+    }
+}
+
+#[test]
+fn the_network_policy_names_who_may_connect() {
+    let rules = |options: &Options| {
+        let all = manifests(options);
+        let policy = all.iter().find(|it| it["kind"] == "NetworkPolicy")?;
+        assert_eq!(policy["metadata"]["namespace"], "leno-system");
+        let spec = &policy["spec"];
+        assert_eq!(
+            spec["podSelector"]["matchLabels"],
+            json!({"app.kubernetes.io/name": "leno-control"})
+        );
+        assert_eq!(spec["policyTypes"], json!(["Ingress"]));
+        // It is there before the pods that it protects.
+        let place = |kind: &str| all.iter().position(|it| it["kind"] == kind);
+        assert!(place("NetworkPolicy") < place("Deployment"));
+        Some(spec["ingress"].clone())
+    };
+    let by_default = rules(&options()).unwrap();
+    let ports: Vec<&Value> =
+        by_default.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
+    // All ports of the Deployment, and no other.
+    let container = named("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
+    let mut served: Vec<&Value> =
+        container["ports"].as_array().unwrap().iter().map(|port| &port["containerPort"]).collect();
+    served.sort_by_key(|port| port.as_u64());
+    let mut permitted = ports.clone();
+    permitted.sort_by_key(|port| port.as_u64());
+    assert_eq!(permitted, served);
+    let from = |rules: &Value, port: u16| {
+        let rule = rules.as_array().unwrap().iter().find(|it| it["ports"][0]["port"] == port);
+        rule.unwrap()["from"].clone()
+    };
+    assert_eq!(from(&by_default, 15_017), Value::Null, "an API server has any address");
+    let of_mesh = json!({"matchExpressions": [{"key": "leno.dev/meshed", "operator": "Exists"}]});
+    assert_eq!(
+        from(&by_default, 15_010)[0],
+        json!({"namespaceSelector": {}, "podSelector": of_mesh})
+    );
+    assert_eq!(
+        from(&by_default, 15_010)[1],
+        json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": "leno-control"}}})
+    );
+    assert_eq!(from(&by_default, 15_020), json!([{"namespaceSelector": {}}]));
+    let api_server =
+        ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
+    let restricted = rules(&Options { api_server, ..options() }).unwrap();
+    let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
+    let expected = json!([block("10.0.0.0/28"), block("192.0.2.1/32"), block("2001:db8::1/128")]);
+    assert_eq!(from(&restricted, 15_017), expected);
+    assert!(rules(&Options { network_policies: false, ..options() }).is_none());
+}
+
+#[test]
+fn clients_of_the_webhook_are_verified_where_their_authority_is_given() {
+    let default = json!(manifests(&options())).to_string();
+    assert!(!default.contains("webhook-client"), "{default}");
+    let webhook_client_ca = Some("PEM".to_owned());
+    let all = manifests(&Options { webhook_client_ca, ..options() });
+    let map = all.iter().find(|it| it["metadata"]["name"] == "leno-webhook-clients").unwrap();
+    assert_eq!(map["data"], json!({"ca.pem": "PEM"}));
+    let pod = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
+    let pod = &pod["spec"]["template"]["spec"];
+    let args = pod["containers"][0]["args"].as_array().unwrap();
+    let expected = json!("--webhook-client-ca=/etc/leno/webhook-clients/ca.pem");
+    assert!(args.contains(&expected), "{args:?}");
+    let mounts = pod["containers"][0]["volumeMounts"].to_string();
+    assert!(mounts.contains("\"/etc/leno/webhook-clients\""), "{mounts}");
+    assert!(pod["volumes"].to_string().contains("leno-webhook-clients"), "{pod}");
+}

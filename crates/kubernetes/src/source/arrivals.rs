@@ -6,12 +6,12 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{Config, Event, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::runtime::watcher::{Config, Event};
+use kube::{Client, ResourceExt as _};
 use leno_registry::served_kinds;
 use tokio::sync::watch;
 
+use crate::api::ObjectApi;
 use crate::read::FOREIGN_CONFIGS;
 
 /// Counts the changes of definitions whose groups are read. Where these cannot be watched, kinds
@@ -19,9 +19,9 @@ use crate::read::FOREIGN_CONFIGS;
 pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
-    let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+    let api: ObjectApi<PartialObjectMeta<CustomResourceDefinition>> = ObjectApi::all(client);
     let config = Config::default().page_size(PAGE_SIZE);
-    let mut events = pin!(watcher(api, config).default_backoff());
+    let mut events = pin!(api.watch(config));
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use kube::Client;
 use kube::api::ListParams;
-use kube::core::DynamicObject;
-use kube::{Api, Client, Error};
 
 use super::kinds::{Found, Watched, find};
 use super::ledger::Ledger;
 use super::news::{News, Seen};
+use crate::api::ApiError;
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 
@@ -16,11 +16,10 @@ use crate::read::FOREIGN_CONFIGS;
 ///
 /// # Errors
 /// When the API server does not answer, or forbids to list them where it has their kind.
-pub async fn exclusions(client: &Client) -> Result<Exclusions, Error> {
+pub async fn exclusions(client: &Client) -> Result<Exclusions, ApiError> {
     let mut ledger = Ledger::new(FOREIGN_CONFIGS.map(Watched::Custom).to_vec());
     for (index, kind) in FOREIGN_CONFIGS.into_iter().enumerate() {
-        let Found::Served(resource) = find(client, kind).await? else { continue };
-        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        let Found::Served(api, resource) = find(client, kind).await? else { continue };
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
             ledger.take(index, News::Seen(Box::new(Seen::custom(kind, &resource, object))));
@@ -74,6 +73,6 @@ mod tests {
         let found = exclusions(&server.client).await.unwrap();
         assert_eq!(found.outbound_ports, [26].into());
         server.store.lock().unwrap().forbidden = Some(("GET", "meshconfigs"));
-        assert!(matches!(exclusions(&server.client).await, Err(Error::Api(it)) if it.code == 403));
+        assert_eq!(exclusions(&server.client).await.unwrap_err().code(), Some(403));
     }
 }

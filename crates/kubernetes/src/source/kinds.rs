@@ -11,9 +11,8 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Config, Event, watcher};
-use kube::{Api, Client, Error, Resource};
+use kube::runtime::watcher::{Config, Event};
+use kube::{Client, Resource};
 use leno_registry::ServedKind;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
@@ -21,6 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::arrivals::PAGE_SIZE;
 use super::news::{Id, News, Seen};
+use crate::api::{ApiError, ObjectApi, resources_of};
 use crate::words::GATEWAY_PART;
 
 /// What is watched.
@@ -109,7 +109,7 @@ enum End {
 
 /// What the server has of a kind.
 pub(super) enum Found {
-    Served(ApiResource),
+    Served(ObjectApi<DynamicObject>, ApiResource),
     Absent,
 }
 
@@ -123,36 +123,36 @@ impl Following {
                 let config = Config::default()
                     .fields("status.phase!=Succeeded,status.phase!=Failed")
                     .page_size(PAGE_SIZE);
-                self.stream(Api::<Pod>::all(client), config, Seen::pod).await;
+                self.stream(ObjectApi::<Pod>::all(client), config, Seen::pod).await;
             }
             Watched::Services => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.stream(Api::<Service>::all(client), config, Seen::service).await;
+                self.stream(ObjectApi::<Service>::all(client), config, Seen::service).await;
             }
             Watched::Namespaces => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.stream(Api::<Namespace>::all(client), config, Seen::namespace).await;
+                self.stream(ObjectApi::<Namespace>::all(client), config, Seen::namespace).await;
             }
             Watched::Nodes => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                let api = Api::<PartialObjectMeta<Node>>::all(client);
+                let api = ObjectApi::<PartialObjectMeta<Node>>::all(client);
                 self.stream(api, config, Seen::node).await;
             }
             Watched::Slices => {
                 // The cluster's own are made of pods, which are known.
                 let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
-                self.stream(Api::<EndpointSlice>::all(client), config, Seen::slice).await;
+                self.stream(ObjectApi::<EndpointSlice>::all(client), config, Seen::slice).await;
             }
             Watched::Secrets => {
                 self.secrets().await.ok();
             }
             Watched::Deployments => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.stream(Api::<Deployment>::all(client), config, Seen::deployment).await;
+                self.stream(ObjectApi::<Deployment>::all(client), config, Seen::deployment).await;
             }
             Watched::Entrances => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.stream(Api::<Service>::all(client), config, Seen::entrance).await;
+                self.stream(ObjectApi::<Service>::all(client), config, Seen::entrance).await;
             }
             Watched::Custom(kind) => {
                 // Who listens no more ends the task.
@@ -173,7 +173,7 @@ impl Following {
             }
             let (listed, is_listed) = watch::channel(false);
             self.covering = Some(Covering { secrets: Arc::clone(&wanted), listed });
-            let api: Api<Secret> = Api::all(self.client.clone());
+            let api: ObjectApi<Secret> = ObjectApi::all(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
             let read = |secret| Seen::secret(secret, &wanted);
             tokio::select! {
@@ -191,8 +191,7 @@ impl Following {
         let mut pause = PAUSE_MIN;
         loop {
             match find(&self.client, kind).await {
-                Ok(Found::Served(resource)) => {
-                    let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
+                Ok(Found::Served(api, resource)) => {
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
                     let read = move |object| Seen::custom(kind, &resource, object);
@@ -208,7 +207,7 @@ impl Following {
                     pause = PAUSE_MIN;
                 }
                 Err(error) => {
-                    let news = match status(&error) {
+                    let news = match error.code() {
                         Some(403) => News::Forbidden(error.to_string()),
                         _ => News::Failing(error.to_string()),
                     };
@@ -229,7 +228,7 @@ impl Following {
             Ok(()) = self.arrivals.changed() => {}
         }
         for _ in 0..LOOKS_AFTER_ARRIVAL {
-            if matches!(find(&self.client, kind).await, Ok(Found::Served(_))) {
+            if matches!(find(&self.client, kind).await, Ok(Found::Served(..))) {
                 return;
             }
             sleep(PAUSE_MIN).await;
@@ -241,7 +240,7 @@ impl Following {
     }
 
     /// A kind that every server has.
-    async fn stream<K>(&self, api: Api<K>, config: Config, read: impl Fn(K) -> Seen)
+    async fn stream<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
@@ -251,11 +250,11 @@ impl Following {
         }
     }
 
-    async fn stream_of<K>(&self, api: Api<K>, config: Config, read: impl Fn(K) -> Seen) -> End
+    async fn stream_of<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen) -> End
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let mut events = pin!(watcher(api, config).default_backoff());
+        let mut events = pin!(api.watch(config));
         while let Some(event) = events.next().await {
             let news = match event {
                 Ok(Event::Init) => News::Begin,
@@ -278,7 +277,7 @@ impl Following {
                     None => News::Complete,
                 },
                 Ok(Event::Delete(object)) => News::Gone(Id::of(&object)),
-                Err(error) => match code(&error) {
+                Err(error) => match error.code() {
                     Some(404) => return End::Absent,
                     // Asked to list again: that is no trouble.
                     Some(410) => continue,
@@ -309,44 +308,29 @@ async fn until_others(
 }
 
 /// The best version of a kind that the server has.
-pub(super) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Error> {
+pub(super) async fn find(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
     for api_version in kind.api_versions {
-        let list = match client.list_api_group_resources(api_version).await {
+        let list = match resources_of(client, api_version).await {
             Ok(list) => list,
-            Err(error) if status(&error) == Some(404) => continue,
+            Err(error) if error.code() == Some(404) => continue,
             Err(error) => return Err(error),
         };
         let found =
             list.resources.into_iter().find(|it| it.kind == kind.kind && !it.name.contains('/'));
         if let Some(resource) = found {
             let version = api_version.rsplit('/').next().unwrap_or_default();
-            return Ok(Found::Served(ApiResource {
+            let resource = ApiResource {
                 group: kind.group.to_owned(),
                 version: version.to_owned(),
                 api_version: (*api_version).to_owned(),
                 kind: kind.kind.to_owned(),
                 plural: resource.name,
-            }));
+            };
+            let api = ObjectApi::dynamic(client.clone(), None, &resource)?;
+            return Ok(Found::Served(api, resource));
         }
     }
     Ok(Found::Absent)
-}
-
-fn status(error: &Error) -> Option<u16> {
-    match error {
-        Error::Api(status) => Some(status.code),
-        _ => None,
-    }
-}
-
-fn code(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => status(error),
-        watcher::Error::WatchError(status) => Some(status.code),
-        watcher::Error::NoResourceVersion => None,
-    }
 }
 
 /// Slices of endpoints that are not made of the pods that a service selects.

@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event as Written, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use kube::{Api, Client, Error};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
 /// A warning beside an object that stands there as long as what it tells: the server forgets an event after
@@ -31,32 +31,10 @@ impl Told {
         (reason, note): (&str, &str),
         now: Instant,
     ) -> Option<Self> {
-        let wall = Timestamp::now();
-        let name = object.name.as_deref().unwrap_or(CONTROL);
-        let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
-        let event = Written {
-            metadata: ObjectMeta {
-                // As the name of an object may have 253 characters, so may this one.
-                name: Some(format!(
-                    "{}.{:x}",
-                    cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']),
-                    wall.as_nanosecond()
-                )),
-                namespace: Some(namespace),
-                ..ObjectMeta::default()
-            },
-            type_: Some("Warning".to_owned()),
-            reason: Some(reason.to_owned()),
-            action: Some("Read".to_owned()),
-            note: Some(cut(note, NOTE_CHARACTERS_MAX)),
-            regarding: Some(object.clone()),
-            event_time: Some(MicroTime(wall)),
-            reporting_controller: Some(CONTROL.to_owned()),
-            reporting_instance: Some(cut(instance, INSTANCE_CHARACTERS_MAX)),
-            ..Written::default()
-        };
-        match api(client, &event).create(&PostParams::default(), &event).await {
-            Ok(_) => Some(Self { note: note.to_owned(), event, count: 1, at: now }),
+        let event = warning(instance, object, (reason, "Read"), note);
+        let name = object.name.as_deref().unwrap_or_default();
+        match create(client, &event).await {
+            Ok(()) => Some(Self { note: note.to_owned(), event, count: 1, at: now }),
             Err(error) => {
                 tracing::debug!(kind = object.kind, name, %error, "an event cannot be written");
                 None
@@ -76,48 +54,82 @@ impl Told {
         }
         let count = self.count.saturating_add(1);
         let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
-        let name = self.event.metadata.name.as_deref().unwrap_or_default();
         let patch = Patch::Merge(json!({"series": series}));
-        match api(client, &self.event).patch(name, &PatchParams::default(), &patch).await {
-            Ok(_) => (self.at, self.count) = (now, count),
-            Err(Error::Api(status)) if status.code == 404 => return false,
+        match self.patch(client, &patch).await {
+            Ok(()) => (self.at, self.count) = (now, count),
+            Err(error) if error.code() == Some(404) => return false,
             // Tried again in the next round.
-            Err(error) => tracing::debug!(name, %error, "an event cannot be renewed"),
+            Err(error) => {
+                let name = self.event.metadata.name.as_deref();
+                tracing::debug!(name, %error, "an event cannot be renewed");
+            }
         }
         true
     }
+
+    async fn patch(&self, client: &Client, patch: &Patch<Value>) -> Result<(), ApiError> {
+        let name = ObjectName::new(self.event.metadata.name.as_deref().unwrap_or_default())?;
+        let api = api(client, &self.event)?;
+        api.patch(&name, &PatchParams::default(), patch).await.map(drop)
+    }
 }
 
-fn api(client: &Client, event: &Written) -> Api<Written> {
+/// A warning about `object` in the name of `instance`; `reason` and `action` are words of the API.
+fn warning(
+    instance: &str,
+    object: &ObjectReference,
+    (reason, action): (&str, &str),
+    note: &str,
+) -> Written {
+    let wall = Timestamp::now();
+    let name = object.name.as_deref().unwrap_or(CONTROL);
+    let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
+    Written {
+        metadata: ObjectMeta {
+            // As the name of an object may have 253 characters, so may this one.
+            name: Some(format!(
+                "{}.{:x}",
+                cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']),
+                wall.as_nanosecond()
+            )),
+            namespace: Some(namespace),
+            ..ObjectMeta::default()
+        },
+        type_: Some("Warning".to_owned()),
+        reason: Some(reason.to_owned()),
+        action: Some(action.to_owned()),
+        note: Some(cut(note, NOTE_CHARACTERS_MAX)),
+        regarding: Some(object.clone()),
+        event_time: Some(MicroTime(wall)),
+        reporting_controller: Some(CONTROL.to_owned()),
+        reporting_instance: Some(cut(instance, INSTANCE_CHARACTERS_MAX)),
+        ..Written::default()
+    }
+}
+
+async fn create(client: &Client, event: &Written) -> Result<(), ApiError> {
+    api(client, event)?.create(&PostParams::default(), event).await.map(drop)
+}
+
+fn api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-    Api::namespaced(client.clone(), namespace)
+    Ok(ObjectApi::namespaced(client.clone(), &NamespaceName::new(namespace)?))
 }
 
 fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }
 
-/// Writes events of a control plane; `instance` is its name among all.
-pub(crate) fn recorder(client: Client, instance: Option<String>) -> Recorder {
-    Recorder::new(client, Reporter { controller: CONTROL.to_owned(), instance })
-}
-
 /// Writes a warning: `reason` is a word for what happened, `action` for what was tried. One that cannot
 /// be written is lost: statuses and logs say it too.
 pub(crate) async fn warn(
-    recorder: &Recorder,
+    client: &Client,
     object: &ObjectReference,
     (reason, action): (&str, &str),
     note: &str,
 ) {
-    let event = Event {
-        type_: EventType::Warning,
-        reason: reason.to_owned(),
-        note: Some(cut(note, NOTE_CHARACTERS_MAX)),
-        action: action.to_owned(),
-        secondary: None,
-    };
-    if let Err(error) = recorder.publish(&event, object).await {
+    let event = warning(CONTROL, object, (reason, action), note);
+    if let Err(error) = create(client, &event).await {
         tracing::debug!(kind = object.kind, name = object.name, %error, "an event cannot be written");
     }
 }
@@ -149,9 +161,8 @@ mod tests {
         let mut standing =
             Told::write(&server.client, ("one", &object), said, start).await.unwrap();
         assert!(standing.tells("no") && !standing.tells("yes"));
-        let events = || -> Vec<serde_json::Value> {
-            server.store.lock().unwrap().objects.values().cloned().collect()
-        };
+        let events =
+            || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };
         // Well before the server forgets it, in an hour; not all the time.
         for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
         {

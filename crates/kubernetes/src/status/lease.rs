@@ -5,18 +5,19 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
-use kube::{Api, Client, Error};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, timeout};
 
 use super::Writer;
-use crate::words::CONTROL;
+use crate::api::{ApiError, ObjectApi};
+use crate::words::{CONTROL, CONTROL_NAME};
 
 /// Takes the lease when it can and keeps it; tells whether it has it. Never ends by itself.
 pub async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) {
-    let api: Api<Lease> = Api::namespaced(client, &writer.namespace);
+    let api: ObjectApi<Lease> = ObjectApi::namespaced(client, &writer.namespace);
     let mut candidate = Candidate { name: writer.name, observed: None, renewed: None };
     let mut clock = interval(RENEW_EVERY);
     loop {
@@ -54,9 +55,9 @@ struct Candidate {
 
 impl Candidate {
     /// Whether it holds the lease now.
-    async fn tried(&mut self, api: &Api<Lease>) -> Result<bool, Error> {
+    async fn tried(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
         let began = Instant::now();
-        let Some(lease) = api.get_opt(CONTROL).await? else {
+        let Some(lease) = api.get_opt(&CONTROL_NAME).await? else {
             let metadata = ObjectMeta { name: Some(CONTROL.to_owned()), ..ObjectMeta::default() };
             let lease = self.taken(Lease { metadata, spec: None }, Timestamp::now());
             return self.settle(api.create(&PostParams::default(), &lease).await.map(drop), began);
@@ -66,7 +67,10 @@ impl Candidate {
             return Ok(false);
         }
         let lease = self.taken(lease, Timestamp::now());
-        self.settle(api.replace(CONTROL, &PostParams::default(), &lease).await.map(drop), began)
+        self.settle(
+            api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(drop),
+            began,
+        )
     }
 
     /// Whether the lease is its own, nobody's, or has not been renewed for as long as it is for, by
@@ -104,14 +108,14 @@ impl Candidate {
         lease
     }
 
-    fn settle(&mut self, outcome: Result<(), Error>, began: Instant) -> Result<bool, Error> {
+    fn settle(&mut self, outcome: Result<(), ApiError>, began: Instant) -> Result<bool, ApiError> {
         match outcome {
             Ok(()) => {
                 self.renewed = Some(began);
                 Ok(true)
             }
             // Another one was faster.
-            Err(Error::Api(status)) if status.code == 409 => {
+            Err(error) if error.code() == Some(409) => {
                 self.renewed = None;
                 Ok(false)
             }

@@ -1,6 +1,7 @@
 //! The authority that signs the webhook's certificates, and nothing else; pure.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
@@ -10,6 +11,8 @@ use rcgen::{
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ServerConfig, version};
 use time::OffsetDateTime;
 
@@ -72,10 +75,11 @@ impl Authority {
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }
 
-    /// TLS with a new certificate for these names.
+    /// TLS with a new certificate for these names. With `clients`, others are not served.
     pub(super) fn serve(
         &self,
         names: Vec<String>,
+        clients: Option<Arc<dyn ClientCertVerifier>>,
         now: SystemTime,
     ) -> Result<ServerConfig, AuthorityError> {
         let own = KeyPair::from_pkcs8_pem_and_sign_algo(&self.key, &PKCS_ECDSA_P256_SHA256)
@@ -89,10 +93,11 @@ impl Authority {
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         parameters.use_authority_key_identifier_extension = true;
         let certificate = parameters.signed_by(&key, &issuer)?;
+        let clients = clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
-            .with_no_client_auth()
+            .with_client_cert_verifier(clients)
             .with_single_cert(vec![certificate.der().clone()], key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
@@ -130,8 +135,6 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use rustls::RootCertStore;
     use rustls::client::WebPkiServerVerifier;
     use rustls::client::danger::ServerCertVerifier as _;
@@ -170,7 +173,7 @@ mod tests {
         let authority = Authority::generate(None, now()).unwrap();
         assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", now()));
         assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", now()));
-        assert!(authority.serve(vec!["a.b.svc".to_owned()], now()).is_ok());
+        assert!(authority.serve(vec!["a.b.svc".to_owned()], None, now()).is_ok());
     }
 
     #[test]

@@ -2,13 +2,17 @@
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 use serde_json::{Value, json};
+
+use crate::api::{ApiError, ObjectApi, ObjectName};
 
 /// The configuration of the injector. Configurations are asked in the order of their names: what OSM
 /// (`osm-…`) and FSM (`fsm-…`) put into a pod is there when ours comes, and left alone.
 pub const INJECTOR: &str = "sidecar-injector.leno.dev";
+/// The same as the name of an object.
+pub(crate) const INJECTOR_NAME: ObjectName = ObjectName::literal(INJECTOR);
 
 /// Whether the API server can ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,18 +26,15 @@ pub enum TrustState {
 }
 
 /// Sees to it that the configuration trusts `certificates`.
-pub(super) async fn publish(
-    client: &Client,
-    certificates: &str,
-) -> Result<TrustState, kube::Error> {
-    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    let Some(found) = configurations.get_opt(INJECTOR).await? else {
+pub(super) async fn publish(client: &Client, certificates: &str) -> Result<TrustState, ApiError> {
+    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
+    let Some(found) = configurations.get_opt(&INJECTOR_NAME).await? else {
         return Ok(TrustState::Absent);
     };
     let stale = stale(&found, certificates);
     if !stale.is_empty() {
         let patch = Patch::Strategic(patch(&stale, certificates));
-        configurations.patch(INJECTOR, &PatchParams::default(), &patch).await?;
+        configurations.patch(&INJECTOR_NAME, &PatchParams::default(), &patch).await?;
         tracing::info!("the API server trusts the webhook now");
     }
     Ok(TrustState::Trusted)

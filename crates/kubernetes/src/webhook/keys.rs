@@ -7,25 +7,28 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use rustls::ServerConfig;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
-use super::WEBHOOK_SECRET;
 use super::authority::{Authority, AuthorityError, SERVING_LIFETIME};
 use super::bundle;
-use crate::failure::{in_words, with_causes};
+use super::clients::ClientAuthorities;
+use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
+use crate::api::{ApiError, NamespaceName, ObjectApi};
+use crate::failure::with_causes;
 use crate::words::CONTROL;
 
 /// Looks now and again, for ever. What cannot be had is asked for again soon.
 pub(super) async fn keep(
     client: Client,
-    namespace: String,
+    namespace: NamespaceName,
     serving: watch::Sender<Option<Arc<ServerConfig>>>,
+    mut clients: Option<ClientAuthorities>,
 ) -> Infallible {
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let secrets: ObjectApi<Secret> = ObjectApi::namespaced(client.clone(), &namespace);
     let names = vec![
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
@@ -43,7 +46,8 @@ pub(super) async fn keep(
                 *known == authority && age < SERVING_LIFETIME / 3
             });
             if !stays {
-                let config = authority.serve(names.clone(), now)?;
+                let verifier = clients.as_ref().map(ClientAuthorities::verifier);
+                let config = authority.serve(names.clone(), verifier, now)?;
                 serving.send_replace(Some(Arc::new(config)));
                 tracing::info!("the webhook has a new certificate");
                 held = Some((authority, now));
@@ -63,14 +67,50 @@ pub(super) async fn keep(
                 pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             }
         }
-        sleep(pause).await;
+        if wait(pause, clients.as_mut()).await == Next::Clients {
+            // At once, also while the API server does not answer.
+            let verifier = clients.as_ref().map(ClientAuthorities::verifier);
+            let now = SystemTime::now();
+            let made = held.as_ref().map(|(it, _)| it.serve(names.clone(), verifier, now));
+            match made {
+                Some(Ok(config)) => drop(serving.send_replace(Some(Arc::new(config)))),
+                Some(Err(_)) | None => held = None,
+            }
+        }
+    }
+}
+
+/// Why a pause is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// It was long enough.
+    Look,
+    /// Other clients are to be trusted now.
+    Clients,
+}
+
+async fn wait(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next {
+    let until = Instant::now() + pause;
+    let Some(clients) = clients else {
+        sleep_until(until).await;
+        return Next::Look;
+    };
+    loop {
+        let now = Instant::now();
+        if now >= until {
+            return Next::Look;
+        }
+        sleep_until(until.min(now + CLIENTS_LOOK_EVERY)).await;
+        if clients.reload() {
+            return Next::Clients;
+        }
     }
 }
 
 /// The authority that the Secret holds, made by whoever comes first.
-async fn authority(secrets: &Api<Secret>, now: SystemTime) -> Result<Authority, KeysError> {
+async fn authority(secrets: &ObjectApi<Secret>, now: SystemTime) -> Result<Authority, KeysError> {
     for _ in 0..ATTEMPTS {
-        let found = secrets.get_opt(WEBHOOK_SECRET).await?;
+        let found = secrets.get_opt(&WEBHOOK_NAME).await?;
         let known = found.as_ref().map(read).transpose()?;
         if let Some(known) = known.as_ref().filter(|known| known.is_fresh(now)) {
             return Ok(known.clone());
@@ -88,12 +128,12 @@ async fn authority(secrets: &Api<Secret>, now: SystemTime) -> Result<Authority, 
         let written = match known {
             None => secrets.create(&parameters, &secret).await,
             // With the version that was read: of two that replace it one fails.
-            Some(_) => secrets.replace(WEBHOOK_SECRET, &parameters, &secret).await,
+            Some(_) => secrets.replace(&WEBHOOK_NAME, &parameters, &secret).await,
         };
         match written {
             Ok(_) => return Ok(new),
             // Somebody else was first: theirs it is.
-            Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
+            Err(error) if error.code() == Some(CONFLICT) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -111,17 +151,11 @@ fn read(secret: &Secret) -> Result<Authority, AuthorityError> {
     Ok(Authority { key, certificates })
 }
 
-impl From<kube::Error> for KeysError {
-    fn from(error: kube::Error) -> Self {
-        Self::Api(error)
-    }
-}
-
 /// Why there are no keys for now.
 #[derive(Debug, thiserror::Error)]
 enum KeysError {
-    #[error("{}", in_words(.0))]
-    Api(kube::Error),
+    #[error(transparent)]
+    Api(#[from] ApiError),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error("others write the Secret leno-webhook all the time")]
@@ -134,6 +168,8 @@ const CERTIFICATES: &str = "ca.crt";
 const CONFLICT: u16 = 409;
 /// How often the Secret is read again because another one was first.
 const ATTEMPTS: usize = 8;
+/// The pause between two looks at the file of the authorities of clients, which is small.
+const CLIENTS_LOOK_EVERY: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_ABSENT: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(30);

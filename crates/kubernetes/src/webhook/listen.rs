@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::{Api, Client};
+use kube::Client;
 use rustls::ServerConfig;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::review::Review;
-use crate::failure::in_words;
+use crate::api::{ObjectApi, ObjectName};
 use crate::inject::{NamespaceFacts, Settings};
 
 /// What every connection needs.
@@ -107,20 +107,19 @@ impl Answering {
     }
 
     async fn mutate(&self, review: &Review) -> Value {
-        if !review.is_about_pod() {
-            return review.allow();
-        }
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let name = review.namespace.as_str();
-        let namespace = match timeout(NAMESPACE_MAX, namespaces.get(name)).await {
+        let Some(namespace) = review.namespace_of_pod() else { return review.allow() };
+        let namespaces: ObjectApi<Namespace> = ObjectApi::all(self.client.clone());
+        let name = ObjectName::from(namespace);
+        let namespace = match timeout(NAMESPACE_MAX, namespaces.get(&name)).await {
             Ok(Ok(namespace)) => namespace,
             Ok(Err(error)) => {
-                let error = in_words(&error);
-                let why = format!("the namespace cannot be read ({error}); try again");
-                return review.refuse(UNAVAILABLE, &why);
+                // The client may not be the API server: the reason is for the log.
+                tracing::warn!(%namespace, %error, "the namespace of a pod cannot be read");
+                return review.refuse(UNAVAILABLE, UNREADABLE);
             }
             Err(_) => {
-                return review.refuse(UNAVAILABLE, "the namespace was not told in time; try again");
+                tracing::warn!(%namespace, "the namespace of a pod is not answered in time");
+                return review.refuse(UNAVAILABLE, UNREADABLE);
             }
         };
         let facts = NamespaceFacts::from(namespace);
@@ -194,3 +193,5 @@ const NAMESPACE_MAX: Duration = Duration::from_secs(4);
 /// When the system has no more descriptors, asking again at once would only burn time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const UNAVAILABLE: u16 = 503;
+const UNREADABLE: &str =
+    "the namespace cannot be read at the moment; try again, and see the log of the control plane";

@@ -4,36 +4,46 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::api::NamespaceName;
 use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
 
 /// What the API server asks.
 #[derive(Debug)]
 pub(super) struct Review {
     uid: String,
-    /// The namespace that the object is created in.
-    pub(super) namespace: String,
+    /// The namespace that the object is created in; nothing for objects without.
+    namespace: Option<NamespaceName>,
     object: Value,
 }
 
 /// Why a question cannot be answered at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no AdmissionReview of admission.k8s.io/v1")]
-pub(super) struct NoReview;
+pub(super) enum InvalidReview {
+    #[error("this is no AdmissionReview of admission.k8s.io/v1")]
+    Form,
+    #[error("request.namespace is not the name of a namespace: it has to be a DNS-1123 label")]
+    Namespace,
+}
 
 impl Review {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, NoReview> {
-        let mut review: Value = serde_json::from_slice(body).map_err(|_| NoReview)?;
+    pub(super) fn parse(body: &[u8]) -> Result<Self, InvalidReview> {
+        let mut review: Value = serde_json::from_slice(body).map_err(|_| InvalidReview::Form)?;
         if review["kind"] != "AdmissionReview" || review["apiVersion"] != VERSION {
-            return Err(NoReview);
+            return Err(InvalidReview::Form);
         }
         let mut request = review["request"].take();
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let uid = text(&request["uid"]).ok_or(NoReview)?;
-        let namespace = text(&request["namespace"]).unwrap_or_default();
+        let uid = text(&request["uid"]).ok_or(InvalidReview::Form)?;
         let is_pod = request["kind"]["kind"] == "Pod" && request["kind"]["group"] == "";
         let object = match is_pod && request["operation"] == "CREATE" {
             true => request["object"].take(),
             false => Value::Null,
+        };
+        let namespace = match &request["namespace"] {
+            Value::Null if !object.is_object() => None,
+            value => NamespaceName::new(value.as_str().unwrap_or_default())
+                .map(Some)
+                .map_err(|_| InvalidReview::Namespace)?,
         };
         Ok(Self { uid, namespace, object })
     }
@@ -41,6 +51,11 @@ impl Review {
     /// Whether there is a pod to look at.
     pub(super) fn is_about_pod(&self) -> bool {
         self.object.is_object()
+    }
+
+    /// The namespace of the pod, if there is a pod to look at.
+    pub(super) fn namespace_of_pod(&self) -> Option<&NamespaceName> {
+        self.namespace.as_ref().filter(|_| self.is_about_pod())
     }
 
     /// Lets the pod in, with a sidecar if it is to have one.
@@ -86,8 +101,9 @@ impl Review {
     /// Does not let it in.
     pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
         let pod = self.name();
-        tracing::warn!(namespace = self.namespace, pod, why, "a pod is refused");
-        let message = format!("leno: no sidecar for pod {}/{pod}: {why}", self.namespace);
+        let namespace = self.namespace.as_deref().unwrap_or_default();
+        tracing::warn!(namespace, pod, why = cut(why, WHY_BYTES_MAX), "a pod is refused");
+        let message = format!("leno: no sidecar for pod {namespace}/{pod}: {why}");
         let status = json!({"code": code, "message": message});
         enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
     }
@@ -96,8 +112,15 @@ impl Review {
     fn name(&self) -> &str {
         let metadata = &self.object["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
-        name.or(metadata["generateName"].as_str()).unwrap_or_default()
+        let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();
+        // The API server has not looked at it yet.
+        cut(name, NAME_BYTES_MAX)
     }
+}
+
+/// The beginning of a text, up to a number of bytes.
+fn cut(text: &str, bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes)).unwrap_or_default()
 }
 
 fn enveloped(response: Value) -> Value {
@@ -108,6 +131,10 @@ const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
 /// What the API server passes on is short.
 const WARNINGS_MAX: usize = 10;
+/// As long as names may be.
+const NAME_BYTES_MAX: usize = 253;
+/// So much of a reason goes to the log: it quotes the pod.
+const WHY_BYTES_MAX: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -120,7 +147,7 @@ mod tests {
     fn settings() -> Settings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let image = "leno:test".to_owned();
-        Settings::new(image, "leno-system".to_owned(), trust_domain, String::new())
+        Settings::new(image, NamespaceName::literal("leno-system"), trust_domain, String::new())
     }
 
     fn review(operation: &str, annotations: &Value) -> Value {
@@ -144,9 +171,9 @@ mod tests {
         let labels = BTreeMap::from([("leno.dev/injection".to_owned(), label.to_owned())]);
         let facts = NamespaceFacts { name: "shop".to_owned(), labels, ..NamespaceFacts::default() };
         let review = Review::parse(review.to_string().as_bytes()).unwrap();
-        match review.is_about_pod() {
-            true => review.mutate(&facts, &settings()),
-            false => review.allow(),
+        match review.namespace_of_pod() {
+            Some(_) => review.mutate(&facts, &settings()),
+            None => review.allow(),
         }
     }
 
@@ -187,7 +214,41 @@ mod tests {
         for body in
             ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
         {
-            assert_eq!(Review::parse(body.as_bytes()).unwrap_err(), NoReview, "{body}");
+            assert_eq!(Review::parse(body.as_bytes()).unwrap_err(), InvalidReview::Form, "{body}");
         }
+    }
+
+    #[test]
+    fn a_namespace_is_a_label_or_the_review_is_not_answered() {
+        let long = "a".repeat(64);
+        for bad in [
+            json!("leno-system/secrets/leno-authority"),
+            json!("a?watch=true"),
+            json!("a#"),
+            json!("a%2fb"),
+            json!(".."),
+            json!("a\0b"),
+            json!("a.b"),
+            json!("A"),
+            json!(" a"),
+            json!(""),
+            json!(long),
+            json!(7),
+            json!(["a"]),
+        ] {
+            for operation in ["CREATE", "UPDATE"] {
+                let mut asked = review(operation, &json!({}));
+                asked["request"]["namespace"] = bad.clone();
+                let answer = Review::parse(asked.to_string().as_bytes());
+                assert_eq!(answer.unwrap_err(), InvalidReview::Namespace, "{bad}");
+            }
+        }
+        // A pod has a namespace; what else there may be need not have one.
+        let mut asked = review("CREATE", &json!({}));
+        asked["request"]["namespace"] = Value::Null;
+        let answer = Review::parse(asked.to_string().as_bytes());
+        assert_eq!(answer.unwrap_err(), InvalidReview::Namespace);
+        asked["request"]["kind"]["kind"] = json!("Node");
+        assert!(Review::parse(asked.to_string().as_bytes()).unwrap().namespace_of_pod().is_none());
     }
 }

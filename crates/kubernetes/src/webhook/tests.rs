@@ -10,25 +10,43 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_model::TrustDomain;
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::*;
+use crate::api::NamespaceName;
 
 /// What the API server keeps.
 struct Kept {
     secret: Mutex<Option<Value>>,
     bundle: watch::Sender<String>,
+    /// The requests about namespaces, with whatever is behind their path.
+    namespaces: Mutex<Vec<String>>,
 }
+
+impl Kept {
+    fn take_namespaces(&self) -> Vec<String> {
+        std::mem::take(&mut self.namespaces.lock().unwrap())
+    }
+}
+
+/// A part of answers of the API server, which is not for clients of the webhook.
+const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
 /// An API server, and where it is.
 async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
-    let kept = Arc::new(Kept { secret: Mutex::new(None), bundle: watch::Sender::default() });
+    let kept = Arc::new(Kept {
+        secret: Mutex::new(None),
+        bundle: watch::Sender::default(),
+        namespaces: Mutex::default(),
+    });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = Arc::clone(&kept);
@@ -55,6 +73,10 @@ impl Kept {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
+        let uri = parts.uri.to_string();
+        if !uri.ends_with(&format!("/secrets/{WEBHOOK_SECRET}")) && uri.contains("/namespaces/") {
+            self.namespaces.lock().unwrap().push(format!("{} {uri}", parts.method));
+        }
         let (status, answer) = self.decide(&parts.method, parts.uri.path(), &body);
         let mut response = Response::new(Full::new(Bytes::from(answer.to_string())));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -76,6 +98,17 @@ impl Kept {
                 let labels = json!({"leno.dev/injection": "enabled"});
                 (200, json!({"metadata": {"name": "shop", "labels": labels}}))
             }
+            ("GET", "/api/v1/namespaces/secret") => {
+                (200, json!({"apiVersion": "v1", "kind": "Secret", "data": {"ca.key": MARKER}}))
+            }
+            ("GET", "/api/v1/namespaces/failing") => {
+                let failure = json!({
+                    "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500,
+                    "message": format!("etcdserver: {MARKER}"), "reason": "InternalError",
+                });
+                (500, failure)
+            }
+            ("GET", "/api/v1/namespaces/text") => (502, json!(MARKER)),
             ("GET", path) if path == format!("{secrets}/{WEBHOOK_SECRET}") => {
                 self.secret.lock().unwrap().clone().map_or(status(404), |secret| (200, secret))
             }
@@ -114,6 +147,17 @@ impl Kept {
 
 /// Asks as an API server does that trusts `bundle`.
 async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &Value) -> (StatusCode, Value) {
+    let (status, answer) = request(address, bundle, None, (path, body)).await.unwrap();
+    (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
+}
+
+/// The same, with a client certificate if there is one.
+async fn request(
+    address: SocketAddr,
+    bundle: &str,
+    own: Option<&Client509>,
+    (path, body): (&str, &Value),
+) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error>> {
     let pem: k8s_openapi::ByteString = serde_json::from_value(json!(bundle)).unwrap();
     let mut roots = RootCertStore::empty();
     for der in CertificateDer::pem_slice_iter(&pem.0) {
@@ -123,31 +167,108 @@ async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &Value) -> (St
     let config = ClientConfig::builder_with_provider(provider.into())
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let config = match own {
+        Some((chain, key)) => config.with_client_auth_cert(vec![chain.clone()], key.clone_key())?,
+        None => config.with_no_client_auth(),
+    };
     let name = ServerName::try_from("leno-control.leno-system.svc").unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::post(path).header("host", "leno-control.leno-system.svc");
     let request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
     let exchange = async {
-        let response = sender.send_request(request).await.unwrap();
+        let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+        Ok((status, response.into_body().collect().await?.to_bytes()))
     };
     tokio::select! {
         answer = exchange => answer,
-        _ = connection => panic!("the connection ended before the answer"),
+        ended = connection => Err(ended.err().map_or("the connection ended".into(), Into::into)),
     }
+}
+
+/// A certificate and its key.
+type Client509 = (CertificateDer<'static>, PrivateKeyDer<'static>);
+
+/// An authority for clients, and one client of it.
+fn client_authority() -> (String, Client509) {
+    let key = KeyPair::generate().unwrap();
+    let mut parameters = CertificateParams::default();
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = parameters.self_signed(&key).unwrap();
+    let issuer = Issuer::new(parameters, key);
+    let own = KeyPair::generate().unwrap();
+    let mut parameters = CertificateParams::default();
+    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let certificate = parameters.signed_by(&own, &issuer).unwrap();
+    let own = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.serialize_der()));
+    (authority.pem(), (certificate.der().clone(), own))
+}
+
+/// A webhook, and the API server behind it.
+struct Served {
+    kept: Arc<Kept>,
+    address: SocketAddr,
+    bundle: String,
+    _stop: watch::Sender<bool>,
+    _tasks: JoinSet<()>,
+}
+
+impl Served {
+    async fn start(clients: Option<ClientAuthorities>) -> Self {
+        let mut tasks = JoinSet::new();
+        let (kept, client) = api_server(&mut tasks).await;
+        let (stop, stopped) = watch::channel(false);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tasks.spawn(async move {
+            let stop = (stopped, Duration::ZERO);
+            drop(serve_with(client, listener, clients, settings(), stop).await);
+        });
+        let mut bundles = kept.bundle.subscribe();
+        let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
+        // The webhook has its keys by now.
+        kept.take_namespaces();
+        Self { kept, address, bundle, _stop: stop, _tasks: tasks }
+    }
+
+    async fn mutate(&self, review: &Value) -> (StatusCode, String) {
+        let answer = request(self.address, &self.bundle, None, (MUTATE_PATH, review)).await;
+        let (status, answer) = answer.unwrap();
+        (status, String::from_utf8(answer.to_vec()).unwrap())
+    }
+}
+
+fn review(namespace: &Value, object: &Value) -> Value {
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
+        "namespace": namespace, "object": object,
+    }})
+}
+
+/// Serves every client.
+async fn serve_on(
+    client: Client,
+    listener: TcpListener,
+    settings: watch::Receiver<Settings>,
+    stop: (watch::Receiver<bool>, Duration),
+) -> Result<(), WebhookError> {
+    serve_with(client, listener, None, settings, stop).await
 }
 
 fn settings() -> watch::Receiver<Settings> {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let image = "leno:test".to_owned();
-    watch::channel(Settings::new(image, "leno-system".to_owned(), trust_domain, String::new())).1
+    watch::channel(Settings::new(
+        image,
+        NamespaceName::literal("leno-system"),
+        trust_domain,
+        String::new(),
+    ))
+    .1
 }
 
 #[tokio::test]
@@ -192,21 +313,120 @@ async fn every_replica_is_trusted_and_answers() {
 
 #[tokio::test]
 async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
-    let mut tasks = JoinSet::new();
-    let (kept, client) = api_server(&mut tasks).await;
-    let (_stop, stopped) = watch::channel(false);
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tasks.spawn(async move {
-        drop(serve_on(client, listener, settings(), (stopped, Duration::ZERO)).await);
-    });
-    let mut bundles = kept.bundle.subscribe();
-    let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
-    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
-        "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
-        "namespace": "gone", "object": {"spec": {}},
-    }});
-    let (_, answer) = ask(address, &bundle, MUTATE_PATH, &review).await;
+    let served = Served::start(None).await;
+    let (_, answer) = served.mutate(&review(&json!("gone"), &json!({"spec": {}}))).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
     assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+}
+
+/// Texts that would change the path or the query of a request.
+const HOSTILE: &[&str] = &[
+    "",
+    "leno-system/secrets/leno-authority",
+    "leno-system/secrets",
+    "/",
+    "a/..",
+    "..",
+    ".",
+    "../secrets",
+    "shop?watch=true",
+    "shop#",
+    "shop%2fpods",
+    "%2e%2e",
+    "shop\0",
+    "shop\r\nhost: a",
+    "shop;a",
+    "shop\\a",
+    "SHOP",
+    " shop",
+    "shop.",
+    "-shop",
+    "a.b",
+];
+
+#[tokio::test]
+async fn a_namespace_that_is_no_label_gets_400_and_the_api_server_no_request() {
+    let served = Served::start(None).await;
+    let long = "a".repeat(64);
+    for namespace in HOSTILE.iter().copied().chain([long.as_str()]) {
+        let (status, answer) =
+            served.mutate(&review(&json!(namespace), &json!({"spec": {}}))).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {answer}");
+        assert_eq!(served.kept.take_namespaces(), [""; 0], "{namespace:?}");
+    }
+    let (status, _) = served.mutate(&review(&Value::Null, &json!({"spec": {}}))).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(served.kept.take_namespaces(), [""; 0]);
+}
+
+#[tokio::test]
+async fn no_other_text_of_a_review_ends_in_a_path() {
+    let served = Served::start(None).await;
+    for text in HOSTILE {
+        let pod = json!({
+            "metadata": {
+                "name": text, "generateName": text, "namespace": text,
+                "labels": {"app": text},
+                "ownerReferences": [{"apiVersion": text, "kind": text, "name": text, "uid": text}],
+            },
+            "spec": {
+                "serviceAccountName": text, "nodeName": text,
+                "imagePullSecrets": [{"name": text}],
+                "containers": [{"name": "app", "envFrom": [{"secretRef": {"name": text}}]}],
+                "volumes": [{"name": "v", "secret": {"secretName": text}}],
+            },
+        });
+        let mut asked = review(&json!("shop"), &pod);
+        for field in ["name", "uid", "userInfo", "resource", "requestKind"] {
+            asked["request"][field] = json!(text);
+        }
+        asked["request"]["oldObject"] = pod;
+        let (status, answer) = served.mutate(&asked).await;
+        assert_eq!(status, StatusCode::OK, "{text:?}: {answer}");
+        assert_eq!(served.kept.take_namespaces(), ["GET /api/v1/namespaces/shop"], "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_text_of_the_api_server_is_not_for_clients_of_the_webhook() {
+    let served = Served::start(None).await;
+    for namespace in ["secret", "failing", "text", "gone"] {
+        let (status, answer) =
+            served.mutate(&review(&json!(namespace), &json!({"spec": {}}))).await;
+        assert_eq!(status, StatusCode::OK);
+        for said in [MARKER, "etcdserver", "deserializ", "Secret", "column", "NotFound", "502"] {
+            assert!(!answer.contains(said), "{said}: {answer}");
+        }
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn clients_without_a_certificate_of_the_authority_are_not_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca.pem");
+    let ((ours, own), (theirs, other)) = (client_authority(), client_authority());
+    std::fs::write(&path, &ours).unwrap();
+    let clients = ClientAuthorities::open(path.clone()).unwrap();
+    let served = Served::start(Some(clients)).await;
+    let asked = review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let is_served = async |own: Option<&Client509>| {
+        let answer = request(served.address, &served.bundle, own, (MUTATE_PATH, &asked)).await;
+        answer.is_ok_and(|(status, _)| status == StatusCode::OK)
+    };
+    assert!(is_served(Some(&own)).await);
+    assert!(!is_served(None).await && !is_served(Some(&other)).await);
+    served.kept.take_namespaces();
+    // The file is read again: one that cannot be used changes nothing, another authority does.
+    std::fs::write(&path, "broken").unwrap();
+    assert!(is_served(Some(&own)).await);
+    std::fs::write(&path, &theirs).unwrap();
+    let begin = Instant::now();
+    while !is_served(Some(&other)).await {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the file is not read again");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert!(!is_served(Some(&own)).await && !is_served(None).await);
 }

@@ -4,17 +4,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{Api, Client};
+use kube::Client;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use super::{Finding, unreadable};
-use crate::words::{AUTHORITY_SECRET, ROOTS_CONFIG_MAP};
+use crate::api::{NamespaceName, ObjectApi};
+use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// The certificate that signs those of workloads.
-pub(super) async fn issuer(client: &Client, namespace: &str, now: SystemTime) -> Finding {
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let found = match secrets.get_opt(AUTHORITY_SECRET).await {
+pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
+    let secrets: ObjectApi<Secret> = ObjectApi::namespaced(client.clone(), namespace);
+    let found = match secrets.get_opt(&AUTHORITY_NAME).await {
         Ok(found) => found,
         Err(error) => return unreadable(&error),
     };
@@ -46,9 +47,9 @@ pub(super) async fn issuer(client: &Client, namespace: &str, now: SystemTime) ->
 }
 
 /// What members of the mesh trust.
-pub(super) async fn roots(client: &Client, namespace: &str, now: SystemTime) -> Finding {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let text = match maps.get_opt(ROOTS_CONFIG_MAP).await {
+pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
+    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+    let text = match maps.get_opt(&ROOTS_NAME).await {
         Ok(map) => map.and_then(|map| map.data).and_then(|mut data| data.remove("roots.pem")),
         Err(error) => return unreadable(&error),
     };

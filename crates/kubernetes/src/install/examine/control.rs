@@ -2,22 +2,23 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 
 use super::{Finding, unreadable};
+use crate::api::{NamespaceName, ObjectApi};
 use crate::install::apply::lacking;
 use crate::install::{PART_OF, PART_OF_LABEL};
-use crate::words::{CONTROL, SYSTEM_NAMESPACE};
+use crate::words::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 
 /// The control plane of a namespace, or the one that the cluster has.
 pub(super) async fn find(
     client: &Client,
-    namespace: Option<&str>,
-) -> Result<(String, Deployment), Finding> {
+    namespace: Option<&NamespaceName>,
+) -> Result<(NamespaceName, Deployment), Finding> {
     let Some(namespace) = namespace else { return anywhere(client).await };
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    match deployments.get_opt(CONTROL).await {
-        Ok(Some(deployment)) => Ok((namespace.to_owned(), deployment)),
+    let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+    match deployments.get_opt(&CONTROL_NAME).await {
+        Ok(Some(deployment)) => Ok((namespace.clone(), deployment)),
         Ok(None) => Err(Finding::odd(
             format!("there is none in {namespace}"),
             format!("`leno install -n {namespace} --apply` installs it"),
@@ -26,14 +27,14 @@ pub(super) async fn find(
     }
 }
 
-async fn anywhere(client: &Client) -> Result<(String, Deployment), Finding> {
-    let all: Api<Deployment> = Api::all(client.clone());
+async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Finding> {
+    let all: ObjectApi<Deployment> = ObjectApi::all(client.clone());
     let ours = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
     let listed = match all.list(&ListParams::default().labels(&ours)).await {
         Ok(listed) => listed.items,
         // Who may not look everywhere may look where it usually is.
-        Err(kube::Error::Api(status)) if status.code == FORBIDDEN => {
-            return Box::pin(find(client, Some(SYSTEM_NAMESPACE))).await;
+        Err(error) if error.code() == Some(FORBIDDEN) => {
+            return Box::pin(find(client, Some(&USUAL_NAMESPACE))).await;
         }
         Err(error) => return Err(unreadable(&error)),
     };
@@ -45,7 +46,10 @@ async fn anywhere(client: &Client) -> Result<(String, Deployment), Finding> {
             others = rest.filter_map(|it| it.namespace()).collect();
             let namespace = first.namespace().unwrap_or_default();
             match others.as_slice() {
-                [] => Ok((namespace, first)),
+                [] => match NamespaceName::new(&namespace) {
+                    Ok(namespace) => Ok((namespace, first)),
+                    Err(error) => Err(unreadable(&error.into())),
+                },
                 others => Err(Finding::wrong(
                     format!(
                         "there is one in each of {namespace}, {}, and they share kinds and webhook",
@@ -70,3 +74,4 @@ pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
 }
 
 const FORBIDDEN: u16 = 403;
+const USUAL_NAMESPACE: NamespaceName = NamespaceName::literal(SYSTEM_NAMESPACE);

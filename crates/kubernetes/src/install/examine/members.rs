@@ -3,17 +3,18 @@
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::{Finding, few, unreadable};
+use crate::api::ObjectApi;
 use crate::inject::{Demand, NamespaceFacts, decide};
 use crate::install::Installed;
 use crate::words::{CONTROL, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER};
 
 /// Whether sidecars are of the control plane's image.
 pub(super) async fn sidecars(client: &Client, control: &Deployment) -> Finding {
-    let pods: Api<Pod> = Api::all(client.clone());
+    let pods: ObjectApi<Pod> = ObjectApi::all(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
     let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
     let pods = match pods.list(&running).await {
@@ -44,7 +45,7 @@ pub(super) async fn sidecars(client: &Client, control: &Deployment) -> Finding {
 
 /// Whether namespaces of the mesh let pods in that lead their own connections to the sidecar.
 pub(super) async fn namespaces(client: &Client, system: &str, control: &Deployment) -> Finding {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespaces: ObjectApi<Namespace> = ObjectApi::all(client.clone());
     let listed = match namespaces.list(&ListParams::default()).await {
         Ok(listed) => listed.items,
         Err(error) => return unreadable(&error),

@@ -5,17 +5,22 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 
 use super::{Finding, NODES_MAX, few, unreadable};
+use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::Installed;
-use crate::words::CNI;
+use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
 
 /// The agents of nodes, against what the control plane relies on.
-pub(super) async fn agents(client: &Client, namespace: &str, control: &Deployment) -> Finding {
+pub(super) async fn agents(
+    client: &Client,
+    namespace: &NamespaceName,
+    control: &Deployment,
+) -> Finding {
     let wanted = Installed::of(control).cni;
-    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), CNI);
-    let set = match sets.get_opt(CNI).await {
+    let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
+    let set = match sets.get_opt(&CNI_NAME).await {
         Ok(set) => set,
         Err(error) => return unreadable(&error),
     };
@@ -63,10 +68,10 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
 }
 
 /// The nodes that have no agent that is ready.
-async fn without_agent(client: &Client) -> Result<Vec<String>, kube::Error> {
-    let nodes: Api<Node> = Api::all(client.clone());
+async fn without_agent(client: &Client) -> Result<Vec<String>, ApiError> {
+    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), CNI);
+    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
     let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
     let pods = pods.list(&of_agents).await?;
     let is_ready = |pod: &Pod| {

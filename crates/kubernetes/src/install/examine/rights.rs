@@ -1,14 +1,15 @@
 //! Whether whoever asks may install, and upgrade.
 
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use serde_json::json;
 
 use super::{Finding, unreadable};
+use crate::api::ObjectApi;
 
 pub(super) async fn permissions(client: &Client) -> Finding {
-    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::all(client.clone());
     let mut lacking = Vec::new();
     for (group, resource) in INSTALLED {
         let review = serde_json::from_value(json!({
@@ -44,6 +45,7 @@ const INSTALLED: &[(&str, &str)] = &[
     ("apps", "deployments"),
     ("apps", "daemonsets"),
     ("policy", "poddisruptionbudgets"),
+    ("networking.k8s.io", "networkpolicies"),
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     ("admissionregistration.k8s.io", "validatingadmissionpolicies"),
     ("admissionregistration.k8s.io", "validatingadmissionpolicybindings"),

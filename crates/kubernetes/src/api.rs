@@ -1,0 +1,266 @@
+//! Objects of the API server, addressed by parsed names: no other module calls its client.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "this module owns the calls of the client: their paths have parsed names only"
+)]
+
+mod error;
+mod name;
+
+use std::fmt::Debug;
+
+use futures_util::{Stream, TryStreamExt as _};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
+use k8s_openapi::apimachinery::pkg::version::Info;
+use kube::api::{Api, DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams};
+use kube::core::{
+    ApiResource, ClusterResourceScope, DynamicObject, NamespaceResourceScope, PartialObjectMeta,
+    Request,
+};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::{Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use self::error::ApiError;
+pub(crate) use self::error::escaped;
+pub use self::name::{InvalidPathName, NamespaceName, ObjectName};
+
+/// Objects of one kind, in one namespace or in all.
+#[derive(Debug, Clone)]
+pub struct ObjectApi<K>(Api<K>);
+
+impl<K: Resource> ObjectApi<K>
+where
+    K::DynamicType: Default,
+{
+    /// Those of every namespace, or of a kind without namespaces.
+    #[must_use]
+    pub fn all(client: Client) -> Self {
+        Self(Api::all(client))
+    }
+
+    /// Those of one namespace.
+    #[must_use]
+    pub fn namespaced(client: Client, namespace: &NamespaceName) -> Self
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+    {
+        Self(Api::namespaced(client, namespace))
+    }
+}
+
+impl ObjectApi<DynamicObject> {
+    /// Those of a kind that is known only now, in one namespace or in all.
+    ///
+    /// # Errors
+    /// [`ApiError::Name`] when a part of the kind cannot be part of a path.
+    pub fn dynamic(
+        client: Client,
+        namespace: Option<&NamespaceName>,
+        resource: &ApiResource,
+    ) -> Result<Self, ApiError> {
+        let group_version = match resource.group.as_str() {
+            "" => resource.version.clone(),
+            group => format!("{group}/{}", resource.version),
+        };
+        let is_good = name::is_group(resource.group.as_bytes())
+            && name::is_label(resource.version.as_bytes())
+            && name::is_label(resource.plural.as_bytes())
+            && resource.api_version == group_version;
+        if !is_good {
+            let shown = format!("{} {}", resource.api_version, resource.plural);
+            return Err(InvalidPathName::Resource(escaped(&shown)).into());
+        }
+        Ok(Self(match namespace {
+            Some(namespace) => Api::namespaced_with(client, namespace, resource),
+            None => Api::all_with(client, resource),
+        }))
+    }
+}
+
+/// # Errors
+/// Each call: [`ApiError`].
+#[expect(missing_docs, reason = "each method is the call of the client that has its name")]
+impl<K: Clone + Debug + DeserializeOwned> ObjectApi<K> {
+    pub async fn get(&self, name: &ObjectName) -> Result<K, ApiError> {
+        Ok(self.0.get(name).await?)
+    }
+
+    pub async fn get_opt(&self, name: &ObjectName) -> Result<Option<K>, ApiError> {
+        Ok(self.0.get_opt(name).await?)
+    }
+
+    pub async fn get_metadata_opt(
+        &self,
+        name: &ObjectName,
+    ) -> Result<Option<PartialObjectMeta<K>>, ApiError> {
+        Ok(self.0.get_metadata_opt(name).await?)
+    }
+
+    pub async fn list(&self, parameters: &ListParams) -> Result<ObjectList<K>, ApiError> {
+        Ok(self.0.list(parameters).await?)
+    }
+
+    pub async fn list_metadata(
+        &self,
+        parameters: &ListParams,
+    ) -> Result<ObjectList<PartialObjectMeta<K>>, ApiError> {
+        Ok(self.0.list_metadata(parameters).await?)
+    }
+
+    pub async fn create(&self, parameters: &PostParams, object: &K) -> Result<K, ApiError>
+    where
+        K: Serialize,
+    {
+        Ok(self.0.create(parameters, object).await?)
+    }
+
+    pub async fn replace(
+        &self,
+        name: &ObjectName,
+        parameters: &PostParams,
+        object: &K,
+    ) -> Result<K, ApiError>
+    where
+        K: Serialize,
+    {
+        Ok(self.0.replace(name, parameters, object).await?)
+    }
+
+    pub async fn patch<P: Debug + Serialize>(
+        &self,
+        name: &ObjectName,
+        parameters: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<K, ApiError> {
+        Ok(self.0.patch(name, parameters, patch).await?)
+    }
+
+    pub async fn patch_status<P: Debug + Serialize>(
+        &self,
+        name: &ObjectName,
+        parameters: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<K, ApiError> {
+        Ok(self.0.patch_status(name, parameters, patch).await?)
+    }
+
+    pub async fn delete(
+        &self,
+        name: &ObjectName,
+        parameters: &DeleteParams,
+    ) -> Result<(), ApiError> {
+        self.0.delete(name, parameters).await?;
+        Ok(())
+    }
+
+    /// Lists and then watches, with pauses that grow while that fails.
+    pub(crate) fn watch(
+        self,
+        config: Config,
+    ) -> impl Stream<Item = Result<Event<K>, ApiError>> + Send
+    where
+        K: Resource + Send + 'static,
+    {
+        watcher(self.0, config).default_backoff().map_err(ApiError::from)
+    }
+}
+
+/// Creates an object that has a secret in it, and so has the answer. It is decoded here: the client logs bodies that
+/// it cannot decode.
+pub(crate) async fn create_secretly<K>(client: &Client, object: &K) -> Result<K, ApiError>
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
+{
+    let body = serde_json::to_vec(object).map_err(|error| ApiError::undecodable(&error))?;
+    let request = Request::new(K::url_path(&(), None)).create(&PostParams::default(), body);
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    let answer = client.request_text(request).await?;
+    serde_json::from_str(&answer).map_err(|error| ApiError::undecodable(&error))
+}
+
+/// The kinds that the API server has of one version of a group, such as `leno.dev/v1alpha1`.
+pub(crate) async fn resources_of(
+    client: &Client,
+    group_version: &'static str,
+) -> Result<APIResourceList, ApiError> {
+    Ok(client.list_api_group_resources(group_version).await?)
+}
+
+/// The version of the API server.
+///
+/// # Errors
+/// [`ApiError`].
+pub async fn server_version(client: &Client) -> Result<Info, ApiError> {
+    Ok(client.apiserver_version().await?)
+}
+
+/// The header `date` of an answer of the API server.
+pub(crate) async fn server_date(client: &Client) -> Result<Option<String>, ApiError> {
+    let review = serde_json::json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"nonResourceAttributes": {"path": "/version", "verb": "get"}},
+    });
+    let request = http::Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+        .header("content-type", "application/json")
+        .body(kube::client::Body::from(review.to_string().into_bytes()));
+    let answer = client.send(request.map_err(kube::Error::HttpError)?).await?;
+    let date = answer.headers().get("date").and_then(|date| date.to_str().ok());
+    Ok(date.map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Server;
+
+    #[tokio::test]
+    async fn a_kind_is_no_other_path() {
+        let server = Server::open().await;
+        let resource = |group: &str, version: &str, plural: &str| ApiResource {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            api_version: match group {
+                "" => version.to_owned(),
+                group => format!("{group}/{version}"),
+            },
+            kind: "A".to_owned(),
+            plural: plural.to_owned(),
+        };
+        let api = |resource: &ApiResource| {
+            ObjectApi::dynamic(server.client.clone(), None, resource).map(drop)
+        };
+        for good in [resource("", "v1", "pods"), resource("leno.dev", "v1alpha1", "hedgings")] {
+            api(&good).unwrap();
+        }
+        for bad in [
+            resource("", "v1", "pods/status"),
+            resource("", "v1", "pods?watch=true"),
+            resource("", "v1", ""),
+            resource("", "v1/namespaces/a", "secrets"),
+            resource("leno.dev/v1/..", "v1", "a"),
+            resource("", "..", "a"),
+            ApiResource { api_version: "v1/../v1".to_owned(), ..resource("", "v1", "pods") },
+        ] {
+            assert!(matches!(api(&bad), Err(ApiError::Name(_))), "{bad:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_token_of_a_review_is_in_no_error() {
+        let server = Server::open().await;
+        let mut store = server.store.lock().unwrap();
+        store.forbidden = Some(("POST", "tokenreviews"));
+        drop(store);
+        let reviewer = crate::review::TokenReviewer::new(server.client.clone());
+        // The header and payload of a token that claims to be one for Leno.
+        let token = "e30.eyJhdWQiOiJsZW5vIiwic3ViIjoic3lzdGVtOnNlcnZpY2VhY2NvdW50OmE6YiJ9.c2ln";
+        let error = reviewer.review(token).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("eyJ"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Errors of the API server and of its client, without the bodies that they carry.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the errors of the client are read here, and nowhere else: they may hold whole bodies"
+)]
+
+use std::error::Error;
+
+use kube::client::AuthError;
+use kube::core::Status;
+use kube::core::response::StatusSummary;
+use kube::runtime::watcher;
+
+use super::name::InvalidPathName;
+use crate::failure::with_causes;
+
+/// A request that the API server has not fulfilled.
+///
+/// An answer that cannot be decoded may be a Secret: no part of it is in an error, because errors go to logs,
+/// statuses and terminals. The client's own errors have such parts in their text, and are kept nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// The API server rejected the request.
+    #[error("{message}")]
+    Rejected {
+        /// The status code of HTTP.
+        code: u16,
+        /// The reason in the API server's words, in one line.
+        message: String,
+    },
+    /// The answer is not an object of the expected kind.
+    #[error("the API server's answer cannot be decoded: {0}")]
+    Undecodable(String),
+    /// There was no answer, or none that could be requested.
+    #[error("{0}")]
+    Client(String),
+    /// The request was not sent: a name cannot be part of an API path.
+    #[error(transparent)]
+    Name(#[from] InvalidPathName),
+}
+
+impl ApiError {
+    /// The status code of HTTP, if the API server rejected the request.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Rejected { code, .. } => Some(*code),
+            Self::Undecodable(_) | Self::Client(_) | Self::Name(_) => None,
+        }
+    }
+
+    /// The position of the fault alone: the text of the error quotes the value that is there.
+    pub(super) fn undecodable(error: &serde_json::Error) -> Self {
+        use serde_json::error::Category;
+
+        let problem = match error.classify() {
+            Category::Io | Category::Eof => "it ends too early",
+            Category::Syntax => "it is not JSON",
+            Category::Data => "it is not an object of the expected kind",
+        };
+        Self::Undecodable(format!("{problem} (line {}, column {})", error.line(), error.column()))
+    }
+
+    fn rejected(status: &Status) -> Self {
+        let code = status.code;
+        // The client puts the body of an answer that is no Status into one that it makes itself.
+        let is_status =
+            status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED;
+        let message = match (is_status, status.message.as_str()) {
+            (true, "") => format!("the API server answers {code}"),
+            (true, message) => escaped(message),
+            (false, _) => {
+                format!("the API server answers {code}, with a body that is not a Status")
+            }
+        };
+        Self::Rejected { code, message }
+    }
+
+    /// An error of the transport: it names addresses and reasons, and no bodies.
+    fn transport(error: &(dyn Error + 'static)) -> Self {
+        match error.downcast_ref::<AuthError>() {
+            Some(error) => Self::Client(credentials(error)),
+            None => Self::Client(escaped(&with_causes(error))),
+        }
+    }
+}
+
+/// The output of programs for credentials may have credentials in it, and is left out.
+fn credentials(error: &AuthError) -> String {
+    let program = match error {
+        AuthError::AuthExecStart(error) => format!(": its program does not start: {error}"),
+        AuthError::AuthExecRun { cmd, out } => format!(": `{cmd}` ended with {}", out.status),
+        _ => String::new(),
+    };
+    escaped(&format!("the credentials for the API server cannot be read{program}"))
+}
+
+impl From<kube::Error> for ApiError {
+    fn from(error: kube::Error) -> Self {
+        use kube::Error as E;
+
+        match error {
+            E::Api(status) => Self::rejected(&status),
+            E::SerdeError(error) => Self::undecodable(&error),
+            E::FromUtf8(_) => Self::Undecodable("it is not UTF-8".to_owned()),
+            E::LinesCodecMaxLineLengthExceeded => {
+                Self::Undecodable("a line is too long".to_owned())
+            }
+            E::Auth(error) => Self::Client(credentials(&error)),
+            E::Service(error) => Self::transport(&*error),
+            error => Self::transport(&error),
+        }
+    }
+}
+
+impl From<watcher::Error> for ApiError {
+    fn from(error: watcher::Error) -> Self {
+        match error {
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => error.into(),
+            watcher::Error::WatchError(status) => Self::rejected(&status),
+            watcher::Error::NoResourceVersion => {
+                Self::Undecodable("it has no resourceVersion".to_owned())
+            }
+        }
+    }
+}
+
+/// A text from outside in one short line.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut shown: String = text.chars().take(TEXT_CHARACTERS_MAX).flat_map(escape).collect();
+    if text.chars().nth(TEXT_CHARACTERS_MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Control characters would start new lines in a log, or steer a terminal.
+fn escape(character: char) -> impl Iterator<Item = char> {
+    let escaped = character.is_control().then(|| character.escape_default());
+    let plain = (!character.is_control()).then_some(character);
+    escaped.into_iter().flatten().chain(plain)
+}
+
+/// The reason of a Status that the client made of a body that it could not decode.
+const RECONSTRUCTED: &str = "Failed to parse error data";
+/// API servers say more than this only when they list many objects.
+const TEXT_CHARACTERS_MAX: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
+
+    #[test]
+    fn a_rejection_is_in_the_words_of_the_api_server_and_one_line() {
+        let status = |message: &str| Status {
+            code: 404,
+            status: Some(StatusSummary::Failure),
+            reason: "NotFound".to_owned(),
+            message: message.to_owned(),
+            ..Status::default()
+        };
+        let text = |message: &str| ApiError::rejected(&status(message)).to_string();
+        assert_eq!(text("pods \"a\" not found"), "pods \"a\" not found");
+        assert_eq!(text(""), "the API server answers 404");
+        assert_eq!(text("a\nINFO b\u{1b}[0m"), "a\\nINFO b\\u{1b}[0m");
+        assert!(text(&"a".repeat(100_000)).len() < 1100);
+    }
+
+    #[test]
+    fn no_error_has_a_part_of_a_body() {
+        let made = Status::failure(MARKER, RECONSTRUCTED).with_code(500);
+        let found = serde_json::from_str::<u32>(&format!("{{\"{MARKER}\": \"{MARKER}\"}}"));
+        let text = serde_json::from_str::<u32>(&format!("\"{MARKER}\""));
+        let mut bytes = MARKER.as_bytes().to_vec();
+        bytes.push(0xff);
+        let errors: Vec<kube::Error> = vec![
+            kube::Error::Api(Box::new(made.clone())),
+            // A body that happens to have the field.
+            kube::Error::Api(Box::new(Status {
+                message: MARKER.to_owned(),
+                code: 500,
+                ..Status::default()
+            })),
+            kube::Error::SerdeError(found.unwrap_err()),
+            kube::Error::SerdeError(text.unwrap_err()),
+            kube::Error::FromUtf8(String::from_utf8(bytes).unwrap_err()),
+        ];
+        for error in errors {
+            let error = ApiError::from(error);
+            let shown = format!("{error} {error:?} {}", with_causes(&error));
+            assert!(!shown.contains(MARKER), "{shown}");
+        }
+        let watched = ApiError::from(watcher::Error::WatchError(Box::new(made)));
+        assert!(!format!("{watched} {watched:?}").contains(MARKER));
+        assert_eq!(watched.code(), Some(500));
+    }
+}

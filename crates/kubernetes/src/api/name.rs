@@ -1,0 +1,257 @@
+//! Names that may be part of an API path: made by parsing, so that no other text reaches one.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Deref;
+use std::str::FromStr;
+
+use leno_model::Name;
+
+use super::error::escaped;
+
+/// The name of an object: one DNS-1123 subdomain, 1 to 253 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName(Cow<'static, str>);
+
+/// The name of a namespace: one DNS-1123 label, 1 to 63 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespaceName(Cow<'static, str>);
+
+impl ObjectName {
+    /// Parses a name.
+    ///
+    /// # Errors
+    /// [`InvalidPathName`] when the text is not a DNS-1123 subdomain.
+    pub fn new(text: &str) -> Result<Self, InvalidPathName> {
+        match is_subdomain(text.as_bytes()) {
+            true => Ok(Self(Cow::Owned(text.to_owned()))),
+            false => Err(InvalidPathName::Object(shown(text))),
+        }
+    }
+
+    /// A name that stands in the program. As the value of a constant it is checked by the compiler.
+    ///
+    /// # Panics
+    /// When the text is not a DNS-1123 subdomain.
+    #[must_use]
+    pub const fn literal(text: &'static str) -> Self {
+        assert!(is_subdomain(text.as_bytes()), "not a DNS-1123 subdomain");
+        Self(Cow::Borrowed(text))
+    }
+}
+
+impl NamespaceName {
+    /// Parses the name of a namespace.
+    ///
+    /// # Errors
+    /// [`InvalidPathName`] when the text is not a DNS-1123 label.
+    pub fn new(text: &str) -> Result<Self, InvalidPathName> {
+        match is_label(text.as_bytes()) {
+            true => Ok(Self(Cow::Owned(text.to_owned()))),
+            false => Err(InvalidPathName::Namespace(shown(text))),
+        }
+    }
+
+    /// A name that stands in the program. As the value of a constant it is checked by the compiler.
+    ///
+    /// # Panics
+    /// When the text is not a DNS-1123 label.
+    #[must_use]
+    pub const fn literal(text: &'static str) -> Self {
+        assert!(is_label(text.as_bytes()), "not a DNS-1123 label");
+        Self(Cow::Borrowed(text))
+    }
+}
+
+/// A text that cannot be part of an API path.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPathName {
+    /// It is not the name of an object.
+    #[error(
+        "`{0}` is not the name of an object: use 1 to 253 lower-case letters, digits, `-` or `.`, starting and \
+         ending with a letter or digit"
+    )]
+    Object(String),
+    /// It is not the name of a namespace.
+    #[error(
+        "`{0}` is not the name of a namespace: use 1 to 63 lower-case letters, digits or `-`, starting and \
+         ending with a letter or digit"
+    )]
+    Namespace(String),
+    /// It is not the name of a kind, a group or a version.
+    #[error("`{0}` is not a kind of the API server")]
+    Resource(String),
+}
+
+/// Names of the model are subdomains too.
+impl From<&Name> for ObjectName {
+    fn from(name: &Name) -> Self {
+        Self(Cow::Owned(name.as_str().to_owned()))
+    }
+}
+
+/// A namespace is the name of the object that stands for it.
+impl From<&NamespaceName> for ObjectName {
+    fn from(name: &NamespaceName) -> Self {
+        Self(name.0.clone())
+    }
+}
+
+/// The namespaces of the model may have dots, which Kubernetes does not have.
+impl TryFrom<&Name> for NamespaceName {
+    type Error = InvalidPathName;
+
+    fn try_from(name: &Name) -> Result<Self, InvalidPathName> {
+        Self::new(name.as_str())
+    }
+}
+
+/// The beginning of a text that is no name, in one line.
+fn shown(text: &str) -> String {
+    escaped(text.get(..text.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default())
+}
+
+macro_rules! text {
+    ($type:ident) => {
+        impl FromStr for $type {
+            type Err = InvalidPathName;
+
+            fn from_str(text: &str) -> Result<Self, InvalidPathName> {
+                Self::new(text)
+            }
+        }
+
+        impl Deref for $type {
+            type Target = str;
+
+            fn deref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text!(ObjectName);
+text!(NamespaceName);
+
+/// RFC 1123 as Kubernetes reads it: labels between dots, in lower case. The length of each is not bounded.
+const fn is_subdomain(text: &[u8]) -> bool {
+    is_name(text, NAME_BYTES_MAX, true)
+}
+
+pub(super) const fn is_label(text: &[u8]) -> bool {
+    is_name(text, LABEL_BYTES_MAX, false)
+}
+
+pub(super) const fn is_group(text: &[u8]) -> bool {
+    text.is_empty() || is_subdomain(text)
+}
+
+/// Letters and digits, with `-` between them, and `.` between those.
+const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
+    let (mut at, mut last) = (0, b'.');
+    while at < text.len() {
+        let byte = text[at];
+        let is_good = match byte {
+            b'a'..=b'z' | b'0'..=b'9' => true,
+            b'-' => last != b'.',
+            b'.' => with_dots && last != b'.' && last != b'-',
+            _ => false,
+        };
+        if !is_good {
+            return false;
+        }
+        (at, last) = (at + 1, byte);
+    }
+    // An empty text ends as it begins.
+    text.len() <= bytes_max && last != b'.' && last != b'-'
+}
+
+const NAME_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts that change the path, the query or the meaning of a request when they stand in it.
+    const HOSTILE: &[&str] = &[
+        "",
+        ".",
+        "..",
+        "/",
+        "a/b",
+        "a/../b",
+        "../a",
+        "shop/secrets/leno-authority",
+        "a?b=c",
+        "a#b",
+        "a%2fb",
+        "a%2Fb",
+        "%2e%2e",
+        "a\0b",
+        "a\nb",
+        "a\r\nb: c",
+        "a b",
+        "a;b",
+        "a\\b",
+        "a&b",
+        "a=b",
+        "A",
+        "ä",
+        "-a",
+        "a-",
+        "a..b",
+        ".a",
+        "a.",
+        "a.-b",
+        "a-.b",
+        "a:b",
+        "a,b",
+        "*",
+        "a@b",
+        "a_b",
+    ];
+
+    #[test]
+    fn nothing_but_a_name_becomes_one() {
+        for text in HOSTILE {
+            assert!(ObjectName::new(text).is_err(), "{text:?}");
+            assert!(NamespaceName::new(text).is_err(), "{text:?}");
+        }
+        for text in ["a", "a-b", "a--b", "0", "kube-system"] {
+            assert_eq!(&*ObjectName::new(text).unwrap(), text);
+            assert_eq!(&*NamespaceName::new(text).unwrap(), text);
+        }
+        assert!(ObjectName::new("a.b").is_ok() && NamespaceName::new("a.b").is_err());
+        let long = "a".repeat(64);
+        assert!(NamespaceName::new(&long).is_err() && NamespaceName::new(&long[1..]).is_ok());
+        let longer = "a".repeat(254);
+        assert!(ObjectName::new(&longer).is_err() && ObjectName::new(&longer[1..]).is_ok());
+    }
+
+    #[test]
+    fn names_of_the_model_are_names_of_objects() {
+        for text in HOSTILE.iter().chain(&["a", "a.b", "a-b.c", "a--b"]) {
+            assert_eq!(ObjectName::new(text).is_ok(), Name::new(text).is_ok(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_short_line() {
+        let error = NamespaceName::new(&"x\n\u{1b}[31m".repeat(1000)).unwrap_err().to_string();
+        assert!(error.len() < 1500 && !error.contains(['\n', '\u{1b}']), "{error}");
+    }
+}

@@ -1,0 +1,57 @@
+//! NetworkPolicies: the clients that may connect to each port of the control plane.
+
+use serde_json::{Value, json};
+
+use super::{Options, metadata, selector};
+use crate::inject::AddressRange;
+use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
+
+/// The policy of the control plane. The agents of nodes use the network of their node, which no policy selects.
+///
+/// API servers are often no pods, and have addresses that only their operator knows: without ranges the webhook's
+/// port stays open to all. The kubelet's probes come from the node of the pod, which is always permitted.
+pub(super) fn object(options: &Options) -> Value {
+    let mut webhook = json!({"ports": [port(WEBHOOK_PORT)]});
+    if !options.api_server.is_empty() {
+        webhook["from"] = options.api_server.iter().map(block).collect();
+    }
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(CONTROL, options),
+        "spec": {
+            "podSelector": {"matchLabels": selector()},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                webhook,
+                // Sidecars and gateways of every namespace, and the other control planes.
+                {
+                    "ports": [port(CONTROL_PORT)],
+                    "from": [
+                        {
+                            "namespaceSelector": {},
+                            "podSelector": {"matchExpressions": [{"key": MESHED, "operator": "Exists"}]},
+                        },
+                        {"podSelector": {"matchLabels": selector()}},
+                    ],
+                },
+                // Prometheus, in any namespace.
+                {"ports": [port(HEALTH_PORT)], "from": [{"namespaceSelector": {}}]},
+            ],
+        },
+    })
+}
+
+fn port(number: u16) -> Value {
+    json!({"port": number, "protocol": "TCP"})
+}
+
+fn block(range: &AddressRange) -> Value {
+    let text = range.to_string();
+    let cidr = match (text.contains('/'), text.contains(':')) {
+        (true, _) => text,
+        (false, false) => format!("{text}/32"),
+        (false, true) => format!("{text}/128"),
+    };
+    json!({"ipBlock": {"cidr": cidr}})
+}

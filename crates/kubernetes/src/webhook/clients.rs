@@ -1,0 +1,173 @@
+//! Clients of the webhook: verified by the authorities in a file, which is read again when it changes.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+
+use crate::failure::with_causes;
+
+/// The authorities that sign the certificates of API servers.
+pub(super) struct ClientAuthorities {
+    path: PathBuf,
+    /// The text of the file at the last look, good or not.
+    seen: String,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientAuthoritiesError {
+    /// It cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The reason of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// It holds no certificates that can be used.
+    #[error("{path}: {problem}; write certificates of authorities in PEM, without keys")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        problem: String,
+    },
+}
+
+impl ClientAuthorities {
+    /// # Errors
+    /// When the file cannot be read, or has no certificates.
+    pub(super) fn open(path: PathBuf) -> Result<Self, ClientAuthoritiesError> {
+        let seen = read(&path)?;
+        let verifier = verifier(&path, &seen)?;
+        Ok(Self { path, seen, verifier })
+    }
+
+    pub(super) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
+        Arc::clone(&self.verifier)
+    }
+
+    /// Reads the file again. Whether others are to be trusted now: one that cannot be used changes nothing.
+    pub(super) fn reload(&mut self) -> bool {
+        let text = match read(&self.path) {
+            Ok(text) if text == self.seen => return false,
+            Ok(text) => text,
+            Err(error) => {
+                tracing::debug!(%error, "the authorities of webhook clients stay as they are");
+                return false;
+            }
+        };
+        let made = verifier(&self.path, &text);
+        self.seen = text;
+        match made {
+            Ok(verifier) => {
+                tracing::info!(path = %self.path.display(), "the webhook verifies its clients by other authorities");
+                self.verifier = verifier;
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "the authorities of webhook clients stay as they are");
+                false
+            }
+        }
+    }
+}
+
+/// The text of a file with authorities of clients, if it can be used.
+///
+/// # Errors
+/// When it cannot be read, or has no certificates.
+pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
+    let text = read(path)?;
+    verifier(path, &text)?;
+    Ok(text)
+}
+
+fn read(path: &Path) -> Result<String, ClientAuthoritiesError> {
+    let failed = |source| ClientAuthoritiesError::Io { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut text = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+fn verifier(
+    path: &Path,
+    text: &str,
+) -> Result<Arc<dyn ClientCertVerifier>, ClientAuthoritiesError> {
+    let invalid =
+        |problem: String| ClientAuthoritiesError::Invalid { path: path.to_owned(), problem };
+    if text.contains("PRIVATE KEY-----") {
+        return Err(invalid("it holds a private key".to_owned()));
+    }
+    let mut roots = RootCertStore::empty();
+    for der in CertificateDer::pem_slice_iter(text.as_bytes()) {
+        let der = der.map_err(|_| invalid("it is not PEM".to_owned()))?;
+        roots.add(der).map_err(|error| invalid(with_causes(&error)))?;
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let built = WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+    built.map_err(|_| invalid("it has no certificate".to_owned()))
+}
+
+/// Room for hundreds of certificates.
+const BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+
+    use super::*;
+
+    fn authority() -> String {
+        let mut parameters = CertificateParams::default();
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        parameters.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        let problem = || ClientAuthorities::open(path.clone()).err().unwrap().to_string();
+        assert!(problem().contains("cannot read") && problem().contains("ca.pem"), "{}", problem());
+        for (text, expected) in [
+            ("", "no certificate"),
+            ("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "private key"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "ca.pem"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(problem().contains(expected), "{}", problem());
+        }
+        std::fs::write(&path, authority() + &authority()).unwrap();
+        assert!(ClientAuthorities::open(path).is_ok());
+    }
+
+    #[test]
+    fn the_last_good_authorities_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ca.pem");
+        std::fs::write(&path, authority()).unwrap();
+        let mut known = ClientAuthorities::open(path.clone()).unwrap();
+        let first = known.verifier();
+        assert!(!known.reload());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!known.reload());
+        std::fs::write(&path, "broken").unwrap();
+        assert!(!known.reload());
+        assert!(Arc::ptr_eq(&first, &known.verifier()));
+        std::fs::write(&path, authority()).unwrap();
+        assert!(known.reload());
+        assert!(!Arc::ptr_eq(&first, &known.verifier()));
+    }
+}
