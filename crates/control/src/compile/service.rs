@@ -356,7 +356,6 @@ fn endpoints(
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
-    // Who has no sidecar is no way around the policies about those of the same service.
     if viewer.is_gateway() && permitted.allows_some(mesh, &service.name) != Some(false) {
         endpoints.extend(plain_endpoints(mesh, (service, port), &named));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
@@ -375,14 +374,18 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// Where a port is reached without a sidecar: at the addresses of the applications themselves.
+/// Where a port is reached without a sidecar: at the addresses of the applications themselves. Empty while a policy
+/// applies that only a sidecar enforces.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     named: &BTreeSet<&str>,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.bystanders_behind(&service.name);
-    let workloads = workloads.filter(|workload| workload.ready || service.unready);
+    let mut workloads = workloads.filter(|workload| workload.ready || service.unready).peekable();
+    if workloads.peek().is_none() || !mesh.needing_sidecar(&service.name, port.port).is_empty() {
+        return Vec::new();
+    }
     let endpoints = workloads.filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
         Some(Arc::new(Endpoint {

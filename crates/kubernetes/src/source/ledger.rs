@@ -3,6 +3,7 @@
 mod border;
 mod edge;
 mod elected;
+mod enforcement;
 mod guests;
 mod judge;
 mod listed;
@@ -271,6 +272,7 @@ impl Ledger {
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
         self.touch_openings(before.as_ref(), Some(&workload));
+        self.touch_enforcement(before.as_ref(), Some(&workload));
     }
 
     fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
@@ -361,6 +363,7 @@ impl Ledger {
                     let before = self.workloads.remove(&name);
                     self.see_place(&name, None);
                     self.touch_openings(before.as_ref(), None);
+                    self.touch_enforcement(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }

@@ -63,7 +63,10 @@ impl Ledger {
     }
 
     /// The pods that a service selects.
-    fn pods_behind<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = &'a Workload> {
+    pub(super) fn pods_behind<'a>(
+        &'a self,
+        service: &'a Service,
+    ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
         let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
         let own = self.workloads.range(first..);
