@@ -13,11 +13,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("identity", &["model"]),
     ("discovery", &["model"]),
     ("registry", &["model"]),
+    ("listen", &[]),
     ("outside", &["model", "identity", "telemetry"]),
     ("load", &["wire", "telemetry"]),
-    ("kubernetes", &["model", "registry", "identity"]),
-    ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside"]),
-    ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry", "outside"]),
+    ("kubernetes", &["model", "registry", "identity", "listen"]),
+    ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside", "listen"]),
+    (
+        "proxy",
+        &["model", "wire", "traffic", "discovery", "identity", "telemetry", "outside", "listen"],
+    ),
     (
         "cli",
         &[
@@ -31,6 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "control",
             "proxy",
             "load",
+            "listen",
         ],
     ),
 ];
