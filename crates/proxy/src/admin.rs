@@ -10,6 +10,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use leno_listen::{Admission, Bounds, Listener};
 use leno_telemetry::{Count, Form, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -59,24 +60,29 @@ impl Default for Scraping {
 /// Answers until the listener is dropped with the control thread.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // All clients are on this machine: they are one source.
+    let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+    let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
+    let mut listener = Listener::new("admin", listener);
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
             return;
         };
-        let Ok((tcp, _)) = listener.accept().await else {
-            continue;
-        };
-        let admin = admin.clone();
+        let (tcp, peer) = listener.accept().await;
+        let (admin, half_open) = (admin.clone(), admission.admit(peer));
         tokio::task::spawn_local(async move {
             let answer = service_fn(|request| {
-                let admin = admin.clone();
-                async move { Ok::<_, Infallible>(answer(&admin, &request).await) }
+                let (admin, half_open) = (admin.clone(), &half_open);
+                async move {
+                    let _answering = half_open.answering();
+                    Ok::<_, Infallible>(answer(&admin, &request).await)
+                }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
-            if let Err(error) = served.await {
+            if let Ok(Err(error)) = half_open.serving(served).await {
                 tracing::debug!(%error, "an admin connection ended badly");
             }
             drop(slot);
@@ -182,7 +188,7 @@ const INDEX: &str =
     "leno proxy: /metrics /ready /world /connections /requests /removed /reach?service=NS/NAME\n";
 /// Times that the application's metrics are read at once: more scrapers than anybody has.
 const SCRAPES_MAX: usize = 4;
-/// Admin connections at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
+/// Admin connections at once; more wait. Half of them may be without a request.
+const CONNECTIONS_MAX: usize = 64;
 /// From the first byte of an admin request's head to its last.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

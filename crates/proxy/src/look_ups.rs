@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::NAMES_MAX;
+use leno_listen::Listener;
 use leno_model::{ServiceName, Whereabouts};
 use leno_telemetry::Count;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -134,14 +135,12 @@ impl Answerer {
 
     async fn connections(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
         let listener = bound(address, Over::Tcp, async || TcpListener::bind(address).await).await;
+        let mut listener = Listener::new("DNS", listener);
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
             };
-            let Ok((tcp, _)) = listener.accept().await else {
-                sleep(PAUSE).await;
-                continue;
-            };
+            let (tcp, _) = listener.accept().await;
             let answerer = self.clone();
             tokio::task::spawn_local(async move {
                 let ended = timeout(LIFE_MAX, answerer.converse(tcp)).await;

@@ -119,12 +119,12 @@ impl Session {
     }
 
     /// Resolves when this connection, on which nothing is asked, is to make room for another: only
-    /// strangers are sent away.
+    /// strangers are sent away, at a gateway or where clients come in that are not of the mesh.
     pub(crate) async fn shed(&self) {
-        match self.edge {
+        match self.edge.is_some() || (self.is_inbound() && self.identity.is_none()) {
             // Boxed: the others need no room for it.
-            Some(_) => Box::pin(self.worker.idle.wait()).await,
-            None => std::future::pending().await,
+            true => Box::pin(self.worker.idle.wait()).await,
+            false => std::future::pending().await,
         }
     }
 

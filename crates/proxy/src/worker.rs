@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_identity::JwtKeys;
+use leno_listen::{Admission, Bounds};
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, Shard};
 use leno_traffic::{PortPlan, RetryBudget};
@@ -41,8 +42,8 @@ pub(crate) struct Worker {
     view: RefCell<Option<Rc<ThreadView>>>,
     view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
-    /// Room for handshakes that others begin: they cost CPU before anybody is known.
-    pub(crate) handshakes: Semaphore,
+    /// The half-open connections of this thread.
+    pub(crate) half_open: Arc<Admission>,
     /// Room for connections to the application: a link's streams are many to one connection.
     pub(crate) places: Arc<Semaphore>,
     /// This thread's counters.
@@ -101,7 +102,10 @@ impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
         let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
         Rc::new(Self {
-            handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            half_open: Admission::new(Bounds::new(
+                config.limits.handshakes_max,
+                config.limits.connections_max,
+            )),
             jwt_keys: RefCell::default(),
             deciders: Deciders::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
