@@ -140,6 +140,8 @@ pub(crate) async fn serve(
 impl Answering for Admin {
     type Body = Either<Full<Bytes>, Lines>;
 
+    const SERVER: &'static str = "control.sock";
+
     /// A tap lasts as long as its reader wants; the socket is the owner's alone.
     const LIFE_MAX: Option<Duration> = None;
 
@@ -310,7 +312,7 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// Admin connections at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
 
 /// The longest line that [`follow`] reads: more than a request has to tell.
 const LINE_BYTES_MAX: usize = 256 << 10;

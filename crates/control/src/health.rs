@@ -83,6 +83,8 @@ struct Desk {
 impl Answering for Desk {
     type Body = Full<Bytes>;
 
+    const SERVER: &'static str = "health";
+
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {

@@ -429,6 +429,7 @@ impl Owner {
             contact.dismiss(reason);
             return;
         }
+        self.visitors.vouch(connection);
         tracing::info!(%workload, %connection, "a proxy is connected");
         if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
             former.dismiss("a newer stream of the same workload takes its place".to_owned());

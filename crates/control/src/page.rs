@@ -116,6 +116,8 @@ impl Key {
 impl Answering for Desk {
     type Body = Either<Full<Bytes>, Lines>;
 
+    const SERVER: &'static str = "page";
+
     /// Browsers open another one.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
@@ -297,7 +299,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Connections of browsers at once; more wait. One browser has up to six.
-const CONNECTIONS_MAX: usize = 32;
+const CONNECTIONS_MAX: usize = 64;
 
 const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
                        its address or as localhost\n";

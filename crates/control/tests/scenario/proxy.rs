@@ -170,7 +170,7 @@ impl Proxy {
     }
 }
 
-async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
+pub(crate) async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
     let expected = control_id(control.trust_domain());
     let config = client_config(&identity.credential, &expected, &[ALPN]).unwrap();
     tls(control.address(), config).await
