@@ -19,6 +19,10 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::*;
+use crowd::{Sent, expect_served};
+
+#[path = "../../../listen/src/tests/crowd.rs"]
+mod crowd;
 
 /// What the API server keeps.
 struct Kept {
@@ -209,4 +213,31 @@ async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
     let (_, answer) = ask(address, &bundle, MUTATE_PATH, &review).await;
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
     assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+}
+
+#[tokio::test]
+async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
+    let mut tasks = JoinSet::new();
+    let (kept, client) = api_server(&mut tasks).await;
+    let (_stop, stopped) = watch::channel(false);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tasks.spawn(async move {
+        drop(serve_on(client, listener, settings(), (stopped, Duration::ZERO)).await);
+    });
+    let mut bundles = kept.bundle.subscribe();
+    let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
+        "namespace": "shop", "object": {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}},
+    }});
+    for sent in [&[Sent::Nothing][..], &Sent::HANDSHAKES].concat() {
+        // Those of one source that there is room for.
+        let number = 10 * listen::WAITING_MAX / 2;
+        expect_served((address, number), (sent, b"h2"), async || {
+            let (status, _) = ask(address, &bundle, MUTATE_PATH, &review).await;
+            assert_eq!(status, StatusCode::OK);
+        })
+        .await;
+    }
 }
