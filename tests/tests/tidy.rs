@@ -122,6 +122,35 @@ fn modules_have_names_that_mean_something() {
 }
 
 #[test]
+fn connections_are_accepted_in_one_place() {
+    // These accept handshakes and streams, or one connection and no more.
+    let others = [
+        "identity/src/client_hello.rs",
+        "proxy/src/http2/server.rs",
+        "cli/src/intercept/verify.rs",
+    ];
+    check(|path, text| {
+        let shown = path.display().to_string();
+        let is_allowed =
+            shown.contains("crates/listen/") || others.iter().any(|it| shown.ends_with(it));
+        if is_allowed || !shown.contains("/src/") || shown.contains("/tests/src/") {
+            return None;
+        }
+        let mut lines = text.lines().take(production_lines(path, text));
+        let accepts = |line: &&str| {
+            let call = [".accept()", ".incoming()", "poll_accept(", "accept_one("]
+                .iter()
+                .any(|it| line.contains(it));
+            // `Listener` of the crate `listen` is used by name; it does not fail.
+            call && !text.contains("leno_listen::")
+        };
+        lines.find(accepts).map(|line| {
+            format!("{shown}: accepts connections by itself, instead of a `leno_listen::Listener`: {line}")
+        })
+    });
+}
+
+#[test]
 fn open_ends_carry_an_issue_number() {
     let mark = ["TO", "DO"].concat();
     check(|path, text| {
