@@ -55,6 +55,12 @@ pub(crate) struct InstallArgs {
     /// of AccessCerts; may be given again, and `none` takes all of them away [default: as installed before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     access_certs: Option<Vec<Name>>,
+    /// Namespaces with objects about the whole mesh, in addition to that of the control plane: osm-mesh-config or
+    /// fsm-mesh-config until there is a MeshConfig of leno.dev; TagRoutes for all services; Egress
+    /// objects for accounts of other namespaces; repeatable; `none` removes all of them [default: as installed
+    /// before, or none]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
+    settings_namespaces: Option<Vec<Name>>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -109,6 +115,8 @@ impl InstallArgs {
         });
         let access_certs = self.access_certs.as_deref().map(listed);
         let access_certs = access_certs.unwrap_or(before.access_certs);
+        let settings_namespaces = self.settings_namespaces.as_deref().map(listed);
+        let settings_namespaces = settings_namespaces.unwrap_or(before.settings_namespaces);
         let own = self.cluster.namespace.as_str();
         if access_certs.iter().any(|it| it.as_str() == own) {
             anyhow::bail!("--access-certs {own}: that is the control plane's own; use others");
@@ -120,6 +128,7 @@ impl InstallArgs {
             cni,
             gateways: self.gateways.unwrap_or(before.gateways),
             access_certs,
+            settings_namespaces,
             ..fresh
         })
     }
@@ -152,14 +161,19 @@ impl InstallArgs {
         let was = |said: Option<bool>, before: bool| said.is_none() && before;
         let replicas = before.replicas.filter(|_| self.replicas.is_none());
         let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
-        let certs: Vec<&str> = before.access_certs.iter().map(Name::as_str).collect();
-        let certs = (self.access_certs.is_none() && !certs.is_empty()).then(|| certs.join(","));
+        let names = |said: bool, before: &BTreeSet<Name>| {
+            let names: Vec<&str> = before.iter().map(Name::as_str).collect();
+            (!said && !names.is_empty()).then(|| names.join(","))
+        };
+        let certs = names(self.access_certs.is_some(), &before.access_certs);
+        let settings = names(self.settings_namespaces.is_some(), &before.settings_namespaces);
         let all = [
             replicas.map(|count| format!("--replicas {count}")),
             domain.map(|domain| format!("--trust-domain {domain}")),
             was(self.cni, before.cni).then(|| "--cni".to_owned()),
             was(self.gateways, before.gateways).then(|| "--gateways".to_owned()),
             certs.map(|certs| format!("--access-certs {certs}")),
+            settings.map(|settings| format!("--settings-namespaces {settings}")),
         ];
         all.into_iter().flatten().collect()
     }
@@ -254,8 +268,8 @@ Examples:
   leno install --trust-domain prod.example.org --replicas 3 --apply
 
 Installing again changes what differs, and keeps authority, rules and sidecars; with --apply also the
-options that are not said. `--cni=false`, `--gateways=false` and `--access-certs none` turn off what was asked
-for before.
+options that are not said. `--cni=false`, `--gateways=false`, `--access-certs none` and `--settings-namespaces none`
+turn off what was asked for before.
 ";
 
 const UNINSTALL_EXAMPLES: &str = "\
@@ -290,6 +304,7 @@ mod tests {
             network: Some(network),
             gateways: true,
             access_certs: [Name::new("shop").unwrap()].into(),
+            settings_namespaces: [Name::new("osm-system").unwrap()].into(),
         }
     }
 
@@ -302,8 +317,9 @@ mod tests {
         assert_eq!(options.cni, before().network);
         let kept = again.kept(&before()).join(" ");
         assert_eq!(options.access_certs, before().access_certs);
-        let expected =
-            "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop";
+        assert_eq!(options.settings_namespaces, before().settings_namespaces);
+        let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
+                        --settings-namespaces osm-system";
         assert_eq!(kept, expected);
     }
 
@@ -314,7 +330,14 @@ mod tests {
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
-        assert_eq!(again.kept(&before()), ["--trust-domain prod.example", "--access-certs shop"]);
+        let kept = [
+            "--trust-domain prod.example",
+            "--access-certs shop",
+            "--settings-namespaces osm-system",
+        ];
+        assert_eq!(again.kept(&before()), kept);
+        let none = said(&["--settings-namespaces", "none"]).options(before()).unwrap();
+        assert_eq!(none.settings_namespaces, BTreeSet::new());
         assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
     }
 

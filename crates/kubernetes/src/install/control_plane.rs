@@ -142,9 +142,14 @@ fn container(options: &Options) -> Value {
             args.push((*word).into());
         }
     }
-    let namespaces: Vec<&str> = options.access_certs.iter().map(Name::as_str).collect();
-    if let Some(args) = args.as_array_mut().filter(|_| !namespaces.is_empty()) {
-        args.push(format!("{ACCESS_CERTS_OPTION}{}", namespaces.join(",")).into());
+    for (option, namespaces) in [
+        (ACCESS_CERTS_OPTION, &options.access_certs),
+        (SETTINGS_NAMESPACES_OPTION, &options.settings_namespaces),
+    ] {
+        let namespaces: Vec<&str> = namespaces.iter().map(Name::as_str).collect();
+        if let Some(args) = args.as_array_mut().filter(|_| !namespaces.is_empty()) {
+            args.push(format!("{option}{}", namespaces.join(",")).into());
+        }
     }
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
@@ -196,5 +201,7 @@ fn container(options: &Options) -> Value {
 
 /// What says in which namespaces Secrets may be written.
 pub(super) const ACCESS_CERTS_OPTION: &str = "--access-certs=";
+/// The option with the namespaces that may have objects about the whole mesh.
+pub(super) const SETTINGS_NAMESPACES_OPTION: &str = "--settings-namespaces=";
 /// Where the control plane finds [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

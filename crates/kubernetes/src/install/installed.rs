@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use kube::{Api, Client};
 use leno_model::{Name, TrustDomain};
 
-use super::control_plane::ACCESS_CERTS_OPTION;
+use super::control_plane::{ACCESS_CERTS_OPTION, SETTINGS_NAMESPACES_OPTION};
 use super::{InstallError, NodeNetwork};
 use crate::words::{CNI, CONTROL};
 
@@ -26,6 +26,8 @@ pub struct Installed {
     pub gateways: bool,
     /// Where it may write Secrets.
     pub access_certs: BTreeSet<Name>,
+    /// The namespaces that may have objects about the whole mesh.
+    pub settings_namespaces: BTreeSet<Name>,
 }
 
 impl Installed {
@@ -59,9 +61,11 @@ impl Installed {
             let args = container.and_then(|it: &Container| it.args.as_ref());
             args.into_iter().flatten().any(|argument| argument == word)
         };
-        let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
-        let namespaces = args.filter_map(|it| it.strip_prefix(ACCESS_CERTS_OPTION));
-        let namespaces = namespaces.flat_map(|it| it.split(','));
+        let namespaces = |option: &str| -> BTreeSet<Name> {
+            let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
+            let namespaces = args.filter_map(|it| it.strip_prefix(option));
+            namespaces.flat_map(|it| it.split(',')).filter_map(|it| Name::new(it).ok()).collect()
+        };
         let variables = container.and_then(|it| it.env.as_ref()).into_iter().flatten();
         let domain = variables.into_iter().find(|it| it.name == "LENO_TRUST_DOMAIN");
         let domain = domain.and_then(|it| TrustDomain::new(it.value.as_deref()?).ok());
@@ -71,7 +75,8 @@ impl Installed {
             cni: has("--cni"),
             network: None,
             gateways: has("--gateways"),
-            access_certs: namespaces.filter_map(|it| Name::new(it).ok()).collect(),
+            access_certs: namespaces(ACCESS_CERTS_OPTION),
+            settings_namespaces: namespaces(SETTINGS_NAMESPACES_OPTION),
         }
     }
 }
@@ -107,6 +112,7 @@ mod tests {
                 cni: cni.clone(),
                 gateways,
                 access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
+                settings_namespaces: [Name::new("osm-system").unwrap()].into(),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
             let deployment = serde_json::from_value(written(&options, "Deployment")).unwrap();
@@ -117,6 +123,7 @@ mod tests {
                 network: None,
                 gateways,
                 access_certs: options.access_certs.clone(),
+                settings_namespaces: options.settings_namespaces.clone(),
             };
             assert_eq!(Installed::of(&deployment), expected);
             if cni.is_some() {

@@ -22,6 +22,9 @@ impl Ledger {
             if matches!(key, ObjectKey::AccessCert(_) | ObjectKey::MeshConfig) {
                 self.guests.touch();
             }
+            if key == ObjectKey::MeshConfig {
+                self.touch_floor();
+            }
             self.dirty.insert(key);
         }
         if border {
