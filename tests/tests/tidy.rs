@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("listen", &[]),
     ("outside", &["model", "identity", "telemetry"]),
     ("load", &["wire", "telemetry"]),
-    ("kubernetes", &["model", "registry", "identity", "listen"]),
+    ("kubernetes", &["model", "registry", "identity", "telemetry", "listen"]),
     ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside", "listen"]),
     (
         "proxy",

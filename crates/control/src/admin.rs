@@ -24,6 +24,7 @@ use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
+use crate::share::Share;
 use crate::tap::Lines;
 
 /// What the admin socket needs to answer.
@@ -34,6 +35,8 @@ pub(crate) struct Admin {
     pub(crate) reload: Arc<Notify>,
     pub(crate) taps: Arc<Taps>,
     pub(crate) explaining: Explaining,
+    /// Questions of operators, one at a time.
+    pub(crate) share: Share,
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -183,6 +186,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
         },
         _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
+    let _turn = admin.share.turn().await;
     ask_owner(&admin.questions, question).await
 }
 
@@ -310,6 +314,10 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /explain?from=NAMESPACE/NAME&url=URL[&method=METHOD][&header=NAME:VALUE] \
                      /tap?service=NAMESPACE/NAME, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
+
+/// The pause after a question, in multiples of its duration: operators take half of the owner's time at
+/// most.
+pub(crate) const ASKING_PAUSE: u32 = 1;
 
 /// Admin connections at once; more wait.
 const CONNECTIONS_MAX: usize = 64;

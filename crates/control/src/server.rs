@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    ALPN, ConnectionId, Event, JOIN_ALPN, PEER_ALPN, Registered, ServeError, Taps, serve,
-    serve_join, serve_peer,
+    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, PEER_ALPN, Registered,
+    ServeError, Taps, serve, serve_join, serve_peer,
 };
 use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
 use leno_listen::{Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset, shake_hands};
 use leno_model::{Reason, Side, TrustDomain};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
 
 use crate::config::Limits;
@@ -34,7 +34,9 @@ pub(crate) use members::Visitors;
 pub(crate) struct Server {
     pub(crate) limits: Limits,
     pub(crate) configs: watch::Receiver<Arc<ServerConfig>>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: EventQueue,
+    /// The budget of each member, by its verified identity.
+    pub(crate) budgets: Budgets,
     pub(crate) visitors: Arc<Visitors>,
     pub(crate) gauges: Arc<Gauges>,
     /// Who is connected here, for other control planes.
@@ -100,21 +102,24 @@ async fn serve_one(
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
     let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = Counted::new(stream, Arc::clone(&server.gauges));
-    let events = server.events.clone();
+    // A client without the identity of a member sends one event at most, or is another control plane.
+    let connect = || server.events.connect(Arc::new(Budget::new(Instant::now())));
     match purpose {
         Purpose::Join => {
             let stream = Unproved::new(stream, half_open);
-            Ok(Box::pin(serve_join(stream, events)).await?)
+            Ok(Box::pin(serve_join(stream, connect())).await?)
         }
         Purpose::Peer(peer) => {
             let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
             half_open.leave();
             let here = server.registered.subscribe();
             // Whoever owns the mesh tells of everybody only when somebody listens.
-            events.send(Event::PeerArrived).await.map_err(|_| ServeError::Stopped)?;
+            connect().announce(Event::PeerArrived).await?;
             visitor.within_share(Box::pin(serve_peer(stream, here))).await
         }
         Purpose::Follow(peer) => {
+            let budget = server.budgets.of(&identity(&peer), Instant::now());
+            let events = server.events.connect(budget);
             let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
             let (stream, taps) = (Unproved::new(stream, half_open), server.taps.clone());
             let served = serve(stream, connection, events, server.report_every, taps);
@@ -174,6 +179,14 @@ fn purpose(
             }
         }
         _ => Err(ConnectionError::Protocol),
+    }
+}
+
+/// A member as its certificate names it: what budgets and log lines are counted by.
+pub(crate) fn identity(peer: &Peer) -> String {
+    match &peer.workload {
+        Some(workload) => format!("{} {workload}", peer.id),
+        None => peer.id.to_string(),
     }
 }
 

@@ -1,9 +1,10 @@
 //! The admin page: read-only, on loopback, on the control thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -11,7 +12,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_listen::{Admission, Bounds, Listener};
-use leno_telemetry::{Count, Form, Names, Shard, Telemetry};
+use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -49,11 +50,17 @@ pub(crate) struct Scraping {
     /// A few at a time, however many ask.
     turns: Semaphore,
     is_well: Cell<bool>,
+    /// One that can be read every other time is logged no more often than others.
+    logs: RefCell<LogLimit>,
 }
 
 impl Default for Scraping {
     fn default() -> Self {
-        Self { turns: Semaphore::new(SCRAPES_MAX), is_well: Cell::new(true) }
+        Self {
+            turns: Semaphore::new(SCRAPES_MAX),
+            is_well: Cell::new(true),
+            logs: RefCell::default(),
+        }
     }
 }
 
@@ -152,8 +159,10 @@ async fn of_application(admin: &Admin) -> String {
         Err(error) => {
             admin.shard.add(Count::ApplicationScrapeFailed, 1);
             // Once for a time of trouble: the metric tells how often.
-            if was_well {
-                tracing::warn!(%error, "the application's metrics are not told");
+            if was_well && let Some(line) = admin.scraping.logs.borrow_mut().permit(Instant::now())
+            {
+                let suppressed = line.suppressed;
+                tracing::warn!(%error, suppressed, "the application's metrics are not told");
             }
             String::new()
         }

@@ -128,7 +128,10 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRefused,
         };
-        tracing::info!(%peer, reason = reason.label(), "a connection is cut: it is refused now");
+        if let Some(line) = worker.log_line(peer) {
+            let (reason, suppressed) = (reason.label(), line.suppressed);
+            tracing::info!(%peer, reason, suppressed, "a connection is cut: it is refused now");
+        }
         worker.shard.refuse(reason.label());
     }
 }
@@ -145,7 +148,10 @@ async fn allowed_in_clear(
     let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
     let refused = Box::pin(worker.world.kept_out(port, origin));
     if until(served.as_mut(), refused, &io).await == Ended::Cut {
-        tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
+        if let Some(line) = worker.log_line(peer) {
+            let suppressed = line.suppressed;
+            tracing::info!(%peer, suppressed, "a connection without mutual TLS is cut: it is refused now");
+        }
         worker.shard.refuse(Reason::PlaintextRefused.label());
     }
 }
@@ -250,7 +256,7 @@ async fn serve_inbound(
 async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
     let worker = session.worker.clone();
     let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
-    let link = LinkHandle::new(Role::Acceptor);
+    let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
     let on_open = move |opened: Opened| {
         let session = session.clone();
@@ -264,13 +270,21 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
     };
     let idle = worker.config.limits.idle_connection;
     let mut driven = pin!(link.clone().drive(io, idle, on_open));
-    tokio::select! {
-        () = &mut driven => return,
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
-        () = sleep_until(expires.into()) => {}
+    let ended = tokio::select! {
+        ended = &mut driven => Some(ended),
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
+        () = sleep_until(expires.into()) => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            link.retire();
+            driven.await
+        }
+    };
+    if let Err(error) = ended {
+        worker.log_misuse(peer, error);
     }
-    link.retire();
-    driven.await;
 }
 
 /// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.

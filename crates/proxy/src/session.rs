@@ -180,8 +180,15 @@ impl Session {
         told.push(reason);
         let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
         let policy = others.map(ToString::to_string).unwrap_or_default();
-        tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy,
-            "audit: let in, strict mode would deny it");
+        let source = match identity.is_empty() {
+            true => self.peer.ip().to_string(),
+            false => identity.clone(),
+        };
+        let line = self.worker.logs.permit(source, std::time::Instant::now());
+        if let Some(suppressed) = line.map(|line| line.suppressed) {
+            tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
+                "audit: let in, strict mode would deny it");
+        }
     }
 
     /// The series that `subject` is counted under, made or looked up when it is new.

@@ -8,6 +8,7 @@
 
 #[path = "../../../listen/src/tests/crowd.rs"]
 mod crowd;
+mod flood;
 mod half_open;
 mod health;
 mod peers;

@@ -1,7 +1,11 @@
 //! An `AdmissionReview` and its answer; pure.
 
+use std::sync::LazyLock;
+use std::time::Instant;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use leno_telemetry::{LogLimits, PermittedLine};
 use serde_json::{Value, json};
 
 use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
@@ -47,11 +51,15 @@ impl Review {
     pub(super) fn mutate(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
         match inject(&self.object, Demand::Namespace(namespace), settings) {
             Ok(Outcome::Injected { pod, warnings }) => {
-                tracing::info!(
-                    namespace = namespace.name,
-                    pod = self.name(),
-                    "a pod gets a sidecar"
-                );
+                if let Some(line) = self.log_line() {
+                    let suppressed = line.suppressed;
+                    tracing::info!(
+                        namespace = namespace.name,
+                        pod = self.name(),
+                        suppressed,
+                        "a pod gets a sidecar"
+                    );
+                }
                 let patch = STANDARD.encode(patch(&self.object, &pod).to_string());
                 let mut response = json!({
                     "uid": self.uid,
@@ -86,10 +94,19 @@ impl Review {
     /// Does not let it in.
     pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
         let pod = self.name();
-        tracing::warn!(namespace = self.namespace, pod, why, "a pod is refused");
+        if let Some(line) = self.log_line() {
+            let (namespace, suppressed) = (&self.namespace, line.suppressed);
+            tracing::warn!(namespace, pod, why, suppressed, "a pod is refused");
+        }
         let message = format!("leno: no sidecar for pod {}/{pod}: {why}", self.namespace);
         let status = json!({"code": code, "message": message});
         enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
+    }
+
+    /// Permits a log line: any pod of the cluster may send reviews.
+    fn log_line(&self) -> Option<PermittedLine> {
+        let namespace = self.namespace.chars().take(NAMESPACE_CHARS_MAX).collect();
+        LINES.permit(namespace, Instant::now())
     }
 
     /// As far as it has one yet.
@@ -103,6 +120,12 @@ impl Review {
 fn enveloped(response: Value) -> Value {
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
 }
+
+/// The log lines about the pods of each namespace.
+static LINES: LazyLock<LogLimits<String>> = LazyLock::new(LogLimits::default);
+
+/// A name of a namespace is no longer.
+const NAMESPACE_CHARS_MAX: usize = 63;
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;

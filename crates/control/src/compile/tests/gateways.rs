@@ -237,7 +237,7 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {
-        let found = occupants(mesh, &BTreeSet::from([at]));
+        let found = occupants(mesh, &BTreeSet::from([at]), &mut Views::default());
         Occupant::clone(&found.at[&at])
     };
     assert_eq!([at(&mesh, pod), at(&mesh, address)], [Occupant::Outside, Occupant::Outside]);
