@@ -366,9 +366,8 @@ impl Ground {
         let keeping = until(self.keys.keep(wanted_keys, key_news), told());
         tasks.spawn(parts().run(Part::Keys, keeping));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = keep_current(self.config.authority(), self.authority);
-        let looking = until(looking, self.stop.subscribe());
-        tasks.spawn(self.parts.clone().run(Part::Authority, looking));
+        let looking = until(keep_current(self.config.authority(), self.authority), told());
+        tasks.spawn(parts().run(Part::Authority, looking));
         Control {
             address: self.address,
             page,

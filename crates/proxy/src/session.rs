@@ -184,7 +184,7 @@ impl Session {
             true => self.peer.ip().to_string(),
             false => identity.clone(),
         };
-        let line = self.worker.logs.permit(source, std::time::Instant::now());
+        let line = self.worker.logs.permit(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
                 "audit: let in, strict mode would deny it");

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::WorkloadName;
-use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
