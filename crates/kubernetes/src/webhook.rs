@@ -19,15 +19,18 @@ use std::time::Duration;
 
 use kube::Client;
 use rustls::ServerConfig;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::inject::Settings;
+use crate::inject::{NamespaceFacts, Settings};
 
 pub use authority::AuthorityError;
 pub use bundle::{INJECTOR, TrustState, trust_state};
 pub use listen::MUTATE_PATH;
+
+use review::Review;
 
 /// The Secret with the authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
@@ -96,6 +99,21 @@ async fn serve_on(
         never = keeping => match never {},
         () = serving => Err(WebhookError::Keys),
     }
+}
+
+/// The response to the body of one AdmissionReview for a namespace, without the API server; `None` when
+/// the body is not a review.
+#[must_use]
+pub fn admission_response(
+    body: &[u8],
+    namespace: &NamespaceFacts,
+    settings: &Settings,
+) -> Option<Value> {
+    let review = Review::parse(body).ok()?;
+    Some(match review.is_about_pod() {
+        true => review.mutate(namespace, settings),
+        false => review.allow(),
+    })
 }
 
 /// How long it takes until an API server asks nobody any more who goes.

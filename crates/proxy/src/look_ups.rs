@@ -31,12 +31,40 @@ pub use question::{BadDomain, ClusterDomain};
 use allowance::Allowance;
 use question::{Asked, Reading, failure, read};
 use resolvers::Resolvers;
+pub(crate) use resolvers::is_answer;
 
 /// How a look-up came, and its answer goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
     Udp,
     Tcp,
+}
+
+/// The replies to one packet, and the checks of it, without sockets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct DnsReplies {
+    /// The service in the query for addresses; no other packet has replies.
+    pub service: Option<ServiceName>,
+    /// The reply over UDP.
+    pub udp: Option<Vec<u8>>,
+    /// The reply over TCP.
+    pub tcp: Option<Vec<u8>>,
+    /// The reply when no resolver responds.
+    pub failure: Option<Vec<u8>>,
+}
+
+/// The replies to a packet when each service has the addresses `found`.
+pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
+    let failure = failure(packet);
+    match read(packet, domain) {
+        Reading::Service(asked) => DnsReplies {
+            udp: asked.answer(found, Over::Udp),
+            tcp: asked.answer(found, Over::Tcp),
+            service: Some(asked.service),
+            failure,
+        },
+        Reading::Foreign | Reading::Nonsense => DnsReplies { failure, ..DnsReplies::default() },
+    }
 }
 
 /// Answers look-ups for as long as the proxy lives.

@@ -2,6 +2,8 @@
 
 mod check;
 mod cluster;
+#[cfg(test)]
+mod corpus;
 mod explain;
 #[cfg(test)]
 #[path = "../../../control/tests/tags/group.rs"]
