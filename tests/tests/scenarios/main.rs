@@ -37,6 +37,8 @@ mod peers;
 #[cfg(test)]
 mod prometheus;
 #[cfg(test)]
+mod published_holes;
+#[cfg(test)]
 mod seeing;
 #[cfg(test)]
 mod splits;
