@@ -2,6 +2,7 @@
 //!
 //! docs/security.md lists them with these tests.
 
+mod api_server;
 mod intruder;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use leno_tests::{
     Application, Connection, ControlPlane, Mesh, Proxy, eventually, exchange, free_port, get, leno,
 };
 
+use self::api_server::ApiServer;
 use self::intruder::{Forwarder, key_material, listeners, responses};
 
 /// A strict mesh of two machines: `web` calls `stock`, which no policy allows.
@@ -85,6 +87,35 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
         .expect("openssl runs");
     assert_ne!(output.status.code(), Some(124), "the control plane ends the session: {output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
+}
+
+/// a, in a cluster: a review is no way to the API server, and so to the key of the authority.
+#[test]
+fn a_no_pod_reads_the_api_server_through_the_webhook() {
+    let mesh = ApiServer::with_control_plane();
+    let secret = mesh.authority_key();
+    for namespace in [
+        "leno-system/secrets/leno-authority",
+        "shop/../leno-system/secrets/leno-authority",
+        "..",
+        "shop?watch=true",
+        "shop#",
+        "leno-system%2fsecrets%2fleno-authority",
+        "shop\u{0}",
+        "",
+        &"a".repeat(64),
+    ] {
+        let before = mesh.requests();
+        let status = mesh.review(namespace);
+        assert_eq!(status, 400, "{namespace:?}");
+        let asked = mesh.requests().split_off(before.len());
+        let reached =
+            asked.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
+        assert!(!reached, "{namespace:?}: {asked:?}");
+    }
+    assert_eq!(mesh.review("shop"), 200, "a review of a namespace is answered");
+    let log = mesh.log();
+    assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
 }
 
 /// b. A header names the caller, and policies believe it.
