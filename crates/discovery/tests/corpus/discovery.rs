@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::{
-    ChangeId, Connected, ConnectionId, Event, Hello, Standing, Subscriber, Taps, Update, Version,
-    follow, serve,
+    Budget, ChangeId, Connected, ConnectionId, Event, Hello, Queued, Standing, Subscriber, Taps,
+    Update, Version, event_queue, follow, serve,
 };
 use leno_model::{
     Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadName, WorkloadPlan,
@@ -33,13 +33,16 @@ pub(crate) fn check(bytes: &[u8]) {
 /// connection, and of no more than the limits allow.
 fn control_plane_reads(stream: &[u8]) {
     complete(async {
-        let (events, mut received) = mpsc::channel(EVENTS);
+        let (events, mut received) = event_queue(1);
+        let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
+        let sender = events.connect(budget);
+        drop(events);
         let taps = Arc::new(Taps::new(1));
         let served =
-            serve(join(stream, sink()), CONNECTION, events, Some(Duration::from_secs(1)), taps);
+            serve(join(stream, sink()), CONNECTION, sender, Some(Duration::from_secs(1)), taps);
         let owner = async {
             let mut standing: Option<watch::Sender<Standing>> = None;
-            while let Some(event) = received.recv().await {
+            while let Some(Queued { event, turn: _turn }) = received.recv().await {
                 match event {
                     Event::Connected(connected) => {
                         assert!(standing.is_none(), "a connection introduces itself once");
@@ -63,14 +66,13 @@ fn control_plane_reads(stream: &[u8]) {
 
 fn check_event(event: Event) {
     match event {
-        Event::Subscribe { services, .. } | Event::Unsubscribe { services, .. } => {
-            assert!(services.len() <= leno_discovery::SUBSCRIPTIONS_MAX);
-        }
-        Event::Ask { addresses, .. } | Event::Forget { addresses, .. } => {
-            assert!(!addresses.is_empty() && addresses.len() <= leno_discovery::ADDRESSES_MAX);
-        }
-        Event::LookUp { names, .. } | Event::ForgetNames { names, .. } => {
-            assert!(!names.is_empty() && names.len() <= leno_discovery::NAMES_MAX);
+        Event::Wanted { change, .. } => {
+            let (added, removed) = (change.added, change.removed);
+            assert!(!added.is_empty() || !removed.is_empty() || change.over_limit > 0);
+            assert!(added.services.len() <= leno_discovery::SUBSCRIPTIONS_MAX);
+            assert!(added.addresses.len() <= leno_discovery::ADDRESSES_MAX);
+            assert!(added.names.len() <= leno_discovery::NAMES_MAX);
+            assert!(added.services.is_disjoint(&removed.services));
         }
         Event::Refused { refusals, .. } => {
             assert!(
@@ -174,6 +176,5 @@ fn workload() -> WorkloadName {
 }
 
 const CONNECTION: ConnectionId = ConnectionId(1);
-const EVENTS: usize = 4;
 /// The beginning of a stored world.
 const MARK: &[u8] = b"lenowld\x01";

@@ -1,15 +1,15 @@
 //! Properties of joins, for any bytes of a client without a certificate and of a server.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use leno_discovery::{Event, join, serve_join};
+use leno_discovery::{Budget, Event, Queued, event_queue, join, serve_join};
 use leno_identity::{
     Authority, CertificateRequest, JoinBundle, LEAF_LIFETIME, Subject, TokenError, Tokens,
 };
 use leno_model::{TrustDomain, WorkloadName};
 use tempfile::TempDir;
-use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::discovery::{complete, framed};
 
@@ -28,11 +28,13 @@ pub(crate) fn check(bytes: &[u8]) {
 /// A join is malformed, or asks once for one certificate.
 fn control_plane_reads(stream: &[u8]) {
     complete(async {
-        let (events, mut received) = mpsc::channel(1);
-        let served = serve_join(tokio::io::join(stream, tokio::io::sink()), events);
+        let (events, mut received) = event_queue(1);
+        let sender = events.connect(Arc::new(Budget::new(Instant::now())));
+        drop(events);
+        let served = serve_join(tokio::io::join(stream, tokio::io::sink()), sender);
         let owner = async {
             let mut joins = 0;
-            while let Some(event) = received.recv().await {
+            while let Some(Queued { event, turn: _turn }) = received.recv().await {
                 let Event::Join(joining) = event else { unreachable!("a join has one event") };
                 check_token(&joining.token, &joining.workload);
                 check_request(&joining.csr);

@@ -119,7 +119,7 @@ fn every_unknown_field_survives_pruning_and_is_rejected() {
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         let mut found = Vec::new();
         objects(schema, &Vec::new(), &mut found);
-        for steps in found.iter().filter(|steps| !steps.first().is_some_and(|it| it == "status")) {
+        for steps in found.iter().filter(|steps| steps.first().is_none_or(|it| it != "status")) {
             places += 1;
             let mut object = sample("", schema, Some(steps));
             object["apiVersion"] = json!("leno.dev/v1alpha1");

@@ -191,7 +191,7 @@ async fn services_that_follow_a_full_hello_belong_to_it() {
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: Update| Ok(());
-    let hello = crate::Hello { services: all.clone(), ..hello() };
+    let hello = Hello { services: all.clone(), ..hello() };
     let client = follow(far, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {
         connected = owner.connected() => assert_eq!(connected.hello.services, all),
