@@ -197,6 +197,12 @@ impl ControlPlane {
         self.address
     }
 
+    /// The directory of its data.
+    #[must_use]
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join(&self.data)
+    }
+
     /// A place for the state of a workload's proxy.
     #[must_use]
     pub fn state(&self, workload: &str) -> PathBuf {

@@ -13,11 +13,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("identity", &["model"]),
     ("discovery", &["model"]),
     ("registry", &["model"]),
+    ("listen", &[]),
     ("outside", &["model", "identity", "telemetry"]),
     ("load", &["wire", "telemetry"]),
-    ("kubernetes", &["model", "registry", "identity"]),
-    ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside"]),
-    ("proxy", &["model", "wire", "traffic", "discovery", "identity", "telemetry", "outside"]),
+    ("kubernetes", &["model", "registry", "identity", "telemetry", "listen"]),
+    ("control", &["model", "registry", "discovery", "identity", "telemetry", "outside", "listen"]),
+    (
+        "proxy",
+        &["model", "wire", "traffic", "discovery", "identity", "telemetry", "outside", "listen"],
+    ),
     (
         "cli",
         &[
@@ -31,6 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "control",
             "proxy",
             "load",
+            "listen",
         ],
     ),
 ];
@@ -113,6 +118,35 @@ fn modules_have_names_that_mean_something() {
         FORBIDDEN_MODULES
             .contains(&stem)
             .then(|| format!("{}: `{stem}` is a name for what has no home", path.display()))
+    });
+}
+
+#[test]
+fn connections_are_accepted_in_one_place() {
+    // These accept handshakes and streams, or one connection and no more.
+    let others = [
+        "identity/src/client_hello.rs",
+        "proxy/src/http2/server.rs",
+        "cli/src/intercept/verify.rs",
+    ];
+    check(|path, text| {
+        let shown = path.display().to_string();
+        let is_allowed =
+            shown.contains("crates/listen/") || others.iter().any(|it| shown.ends_with(it));
+        if is_allowed || !shown.contains("/src/") || shown.contains("/tests/src/") {
+            return None;
+        }
+        let mut lines = text.lines().take(production_lines(path, text));
+        let accepts = |line: &&str| {
+            let call = [".accept()", ".incoming()", "poll_accept(", "accept_one("]
+                .iter()
+                .any(|it| line.contains(it));
+            // `Listener` of the crate `listen` is used by name; it does not fail.
+            call && !text.contains("leno_listen::")
+        };
+        lines.find(accepts).map(|line| {
+            format!("{shown}: accepts connections by itself, instead of a `leno_listen::Listener`: {line}")
+        })
     });
 }
 

@@ -85,6 +85,7 @@ impl InjectArgs {
             native_sidecars: !self.classic && !found.is_old,
             by_plugin: self.cni || found.by_plugin,
             exclusions: found.exclusions.clone(),
+            floor: found.floor.clone(),
             ..Settings::new(image, namespace, trust_domain, found.roots.clone())
         }
     }
@@ -138,8 +139,8 @@ Examples:
 It is for clusters whose pods are not to wait for a webhook. Pods that were made so keep their image
 and roots until they are made again.
 
-The cluster is asked for what the webhook knows: annotations of namespaces, the exclusions that a
-MeshConfig of OSM or FSM has for all pods, and whether the mesh was installed with --cni. What names no
+The cluster is asked for what the webhook knows: annotations of namespaces, the floor of the MeshConfig,
+the exclusions that a MeshConfig of OSM or FSM has for all pods, and whether the mesh was installed with --cni. What names no
 namespace is taken to be for that of the context. With --roots none of it is known: annotate the pods
 with what those annotations and lists say, and give --cni where the mesh has it. docs/kubernetes.md
 lists the annotations.

@@ -70,6 +70,12 @@ pub(crate) struct InstallArgs {
     /// all [default: as installed before, or all]
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = ranges)]
     api_server: Option<Vec<Option<AddressRange>>>,
+    /// Namespaces with objects about the whole mesh, in addition to that of the control plane: osm-mesh-config or
+    /// fsm-mesh-config until there is a MeshConfig of leno.dev; TagRoutes for all services; Egress
+    /// objects for accounts of other namespaces; repeatable; `none` removes all of them [default: as installed
+    /// before, or none]
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
+    settings_namespaces: Option<Vec<Name>>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -124,6 +130,8 @@ impl InstallArgs {
         });
         let access_certs = self.access_certs.as_deref().map(listed);
         let access_certs = access_certs.unwrap_or(before.access_certs);
+        let settings_namespaces = self.settings_namespaces.as_deref().map(listed);
+        let settings_namespaces = settings_namespaces.unwrap_or(before.settings_namespaces);
         let own = &self.cluster.namespace;
         if access_certs.iter().any(|it| it.as_str() == &**own) {
             anyhow::bail!("--access-certs {own}: that is the control plane's own; use others");
@@ -153,6 +161,7 @@ impl InstallArgs {
             cni,
             gateways: self.gateways.unwrap_or(before.gateways),
             access_certs,
+            settings_namespaces,
             ..fresh
         })
     }
@@ -186,8 +195,12 @@ impl InstallArgs {
         let was = |said: Option<bool>, before: bool| said.is_none() && before;
         let replicas = before.replicas.filter(|_| self.replicas.is_none());
         let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
-        let certs: Vec<&str> = before.access_certs.iter().map(Name::as_str).collect();
-        let certs = (self.access_certs.is_none() && !certs.is_empty()).then(|| certs.join(","));
+        let names = |said: bool, before: &BTreeSet<Name>| {
+            let names: Vec<&str> = before.iter().map(Name::as_str).collect();
+            (!said && !names.is_empty()).then(|| names.join(","))
+        };
+        let certs = names(self.access_certs.is_some(), &before.access_certs);
+        let settings = names(self.settings_namespaces.is_some(), &before.settings_namespaces);
         let ranges: Vec<String> = before.api_server.iter().map(ToString::to_string).collect();
         let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
         let all = [
@@ -201,6 +214,7 @@ impl InstallArgs {
             (self.network_policies.is_none() && before.network_policies == Some(false))
                 .then(|| "--network-policies=false".to_owned()),
             ranges.map(|ranges| format!("--api-server {ranges}")),
+            settings.map(|settings| format!("--settings-namespaces {settings}")),
         ];
         all.into_iter().flatten().collect()
     }
@@ -310,8 +324,8 @@ Examples:
   leno install --trust-domain prod.example.org --replicas 3 --apply
 
 Installing again changes what differs, and keeps authority, rules and sidecars; with --apply also the
-options that are not said. `--cni=false`, `--gateways=false` and `--access-certs none` turn off what was asked
-for before.
+options that are not said. `--cni=false`, `--gateways=false`, `--access-certs none` and `--settings-namespaces none`
+turn off what was asked for before.
 ";
 
 const UNINSTALL_EXAMPLES: &str = "\
@@ -349,6 +363,7 @@ mod tests {
             webhook_client_ca: Some("PEM".to_owned()),
             network_policies: None,
             api_server: ["10.0.0.0/28".parse().unwrap()].into(),
+            settings_namespaces: [Name::new("osm-system").unwrap()].into(),
         }
     }
 
@@ -361,8 +376,9 @@ mod tests {
         assert_eq!(options.cni, before().network);
         let kept = again.kept(&before()).join(" ");
         assert_eq!(options.access_certs, before().access_certs);
+        assert_eq!(options.settings_namespaces, before().settings_namespaces);
         let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
-                        --webhook-client-ca --api-server 10.0.0.0/28";
+                        --webhook-client-ca --api-server 10.0.0.0/28 --settings-namespaces osm-system";
         assert_eq!(kept, expected);
         assert_eq!(options.webhook_client_ca, before().webhook_client_ca);
         assert_eq!((options.network_policies, options.api_server), (true, before().api_server));
@@ -377,7 +393,14 @@ mod tests {
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
-        assert_eq!(again.kept(&before()), ["--trust-domain prod.example", "--access-certs shop"]);
+        let kept = [
+            "--trust-domain prod.example",
+            "--access-certs shop",
+            "--settings-namespaces osm-system",
+        ];
+        assert_eq!(again.kept(&before()), kept);
+        let none = said(&["--settings-namespaces", "none"]).options(before()).unwrap();
+        assert_eq!(none.settings_namespaces, BTreeSet::new());
         assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
     }
 

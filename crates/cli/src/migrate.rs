@@ -88,13 +88,7 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
 fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Result<()> {
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, fate) in documents.iter().zip(fates) {
-        let texts = match fate {
-            Fate::Native | Fate::Left(_) => vec![document.text.clone()],
-            Fate::Rewritten(objects) | Fate::Nearly(objects, _) => {
-                objects.iter().map(yaml::write).collect()
-            }
-            Fate::Dropped(_) | Fate::Lost(_) => Vec::new(),
-        };
+        let texts = texts(document, fate);
         match files.last_mut().filter(|(path, _)| *path == document.target) {
             Some((_, held)) => held.extend(texts),
             None => files.push((&document.target, texts)),
@@ -111,6 +105,44 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
     Ok(())
+}
+
+/// The documents that take the place of one.
+fn texts(document: &Document, fate: &Fate) -> Vec<String> {
+    match fate {
+        Fate::Native | Fate::Left(_) => vec![document.text.clone()],
+        Fate::Rewritten(objects) | Fate::Nearly(objects, _) => {
+            objects.iter().map(yaml::write).collect()
+        }
+        Fate::Dropped(_) | Fate::Lost(_) => Vec::new(),
+    }
+}
+
+/// The result of `leno migrate` for one text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Migrated {
+    /// The new documents, in order.
+    pub documents: Vec<String>,
+    /// No foreign document is left.
+    pub is_whole: bool,
+    /// The report to the user.
+    pub report: String,
+}
+
+/// Rewrites a text of YAML documents as `leno migrate` rewrites a file; no file is read or written.
+///
+/// # Errors
+/// When a document cannot be read.
+pub fn migrated(text: &str) -> anyhow::Result<Migrated> {
+    let documents = document::read_text(text, NAMESPACE)?;
+    let fates = rewrite(&documents, NAMESPACE);
+    let report = Report::of(&documents, &fates);
+    let pairs = documents.iter().zip(&fates);
+    Ok(Migrated {
+        documents: pairs.flat_map(|(document, fate)| texts(document, fate)).collect(),
+        is_whole: report.is_whole(),
+        report: report.told(),
+    })
 }
 
 /// The namespace of what names none.

@@ -24,6 +24,7 @@ use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
+use crate::share::Share;
 use crate::tap::Lines;
 
 /// What the admin socket needs to answer.
@@ -34,6 +35,8 @@ pub(crate) struct Admin {
     pub(crate) reload: Arc<Notify>,
     pub(crate) taps: Arc<Taps>,
     pub(crate) explaining: Explaining,
+    /// Questions of operators, one at a time.
+    pub(crate) share: Share,
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -140,6 +143,8 @@ pub(crate) async fn serve(
 impl Answering for Admin {
     type Body = Either<Full<Bytes>, Lines>;
 
+    const SERVER: &'static str = "control.sock";
+
     /// A tap lasts as long as its reader wants; the socket is the owner's alone.
     const LIFE_MAX: Option<Duration> = None;
 
@@ -181,6 +186,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
         },
         _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
+    let _turn = admin.share.turn().await;
     ask_owner(&admin.questions, question).await
 }
 
@@ -309,8 +315,12 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /tap?service=NAMESPACE/NAME, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
+/// The pause after a question, in multiples of its duration: operators take half of the owner's time at
+/// most.
+pub(crate) const ASKING_PAUSE: u32 = 1;
+
 /// Admin connections at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
 
 /// The longest line that [`follow`] reads: more than a request has to tell.
 const LINE_BYTES_MAX: usize = 256 << 10;

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,15 +11,19 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// What answers requests.
 pub(crate) trait Answering: Send + Sync + 'static {
     /// What an answer says.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+
+    /// The name of the server in the log.
+    const SERVER: &'static str;
 
     /// How long a connection lasts before another one has to be opened; for ever when absent.
     const LIFE_MAX: Option<Duration>;
@@ -32,81 +35,60 @@ pub(crate) trait Answering: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// What accepts connections.
-pub(crate) trait Accepting {
-    /// A connection.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// Waits for the next one. Cancel-safe.
-    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+/// A connection over which requests come.
+pub(crate) trait Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Has answers sent as soon as they are written.
+    fn send_at_once(&self) {}
 }
 
-impl Accepting for UnixListener {
-    type Stream = UnixStream;
+impl Connection for UnixStream {}
 
-    async fn next(&self) -> io::Result<UnixStream> {
-        Ok(self.accept().await?.0)
+impl Connection for TcpStream {
+    fn send_at_once(&self) {
+        // Failing means that the client is gone, as the first read will find.
+        self.set_nodelay(true).ok();
     }
 }
 
-impl Accepting for TcpListener {
-    type Stream = TcpStream;
-
-    async fn next(&self) -> io::Result<TcpStream> {
-        let (stream, _) = self.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-}
-
-/// Answers until told to stop, on at most `connections_max` connections at once; more wait.
-pub(crate) async fn serve_all<L: Accepting, A: Answering>(
+/// Answers until told to stop, on at most `connections_max` connections at once; more wait. Half of them
+/// may be without a request.
+pub(crate) async fn serve_all<L, A>(
     listener: L,
     connections_max: usize,
     answering: Arc<A>,
     mut stop: watch::Receiver<bool>,
-) {
-    let slots = Arc::new(Semaphore::new(connections_max));
+) where
+    L: Accept<Stream: Connection>,
+    A: Answering,
+{
+    let bounds = Bounds::new(connections_max / 2, connections_max);
+    // When all places are taken, the source that has most makes room; operators may well be one.
+    let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
+    let mut listener = Listener::new(A::SERVER, listener);
     let mut connections = JoinSet::new();
     loop {
-        let accepted = tokio::select! {
+        let room = connections.len() < connections_max;
+        let (stream, peer) = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,
             Some(_) = connections.join_next() => continue,
-            accepted = next(&listener, &slots) => accepted,
+            accepted = listener.accept(), if room => accepted,
         };
-        match accepted {
-            Ok((stream, slot)) => {
-                let answering = Arc::clone(&answering);
-                connections.spawn(async move {
-                    serve_one(stream, answering).await;
-                    drop(slot);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection of an operator cannot be accepted; waiting a moment");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        connections.spawn(serve_one(stream, admission.admit(peer), Arc::clone(&answering)));
     }
 }
 
-/// The next connection, once there is a slot for it.
-async fn next<L: Accepting>(
-    listener: &L,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(L::Stream, OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await;
-    let slot = slot.map_err(io::Error::other)?;
-    Ok((listener.next().await?, slot))
-}
-
-async fn serve_one<A: Answering>(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    answering: Arc<A>,
-) {
-    let service = service_fn(move |request| {
-        let answering = Arc::clone(&answering);
-        async move { Ok::<_, Infallible>(answering.answer(request).await) }
+async fn serve_one<A: Answering>(stream: impl Connection, half_open: HalfOpen, answering: Arc<A>) {
+    stream.send_at_once();
+    let service = service_fn(|request: Request<Incoming>| {
+        let (answering, half_open) = (Arc::clone(&answering), &half_open);
+        async move {
+            let under_way = half_open.answering();
+            let response = answering.answer(request).await;
+            if response.body().size_hint().exact().is_none() {
+                under_way.go_on();
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -121,7 +103,7 @@ async fn serve_one<A: Answering>(
     };
     // Whoever takes nothing of an answer is not to keep the place for ever.
     let served = tokio::select! {
-        served = &mut connection => served,
+        served = half_open.serving(&mut connection) => served.unwrap_or(Ok(())),
         () = old_age => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(FAREWELL_MAX, connection).await.unwrap_or(Ok(()))
@@ -173,6 +155,3 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the last answer of one may take.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
-
-/// When the system has no more descriptors, asking again at once would only burn time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

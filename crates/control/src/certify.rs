@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining};
 use leno_identity::{
     AuthorityError, CertificateRequest, Issued, Peer, RequestError, Subject, TokenError, Tokens,
 };
 use leno_model::{ServiceAccount, SpiffeId, TrustDomain, Workload, WorkloadName};
+use leno_telemetry::LogLimit;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
@@ -386,15 +387,21 @@ impl CertifyError {
     }
 }
 
+/// The log lines about refused requests, together: clients that have no certificate are not told apart.
+static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
+
 /// Says no, and keeps the whole reason in the log.
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
-    match error {
-        CertifyError::Token(TokenError::Io(_))
-        | CertifyError::Review(ReviewError::Unavailable(_))
-        | CertifyError::Authority(_) => {
-            tracing::error!(%error, "a certificate cannot be made");
+    let line = REFUSED.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
+    if let Some(suppressed) = line.map(|line| line.suppressed) {
+        match error {
+            CertifyError::Token(TokenError::Io(_))
+            | CertifyError::Review(ReviewError::Unavailable(_))
+            | CertifyError::Authority(_) => {
+                tracing::error!(%error, suppressed, "a certificate cannot be made");
+            }
+            _ => tracing::warn!(%error, suppressed, "a certificate is refused"),
         }
-        _ => tracing::warn!(%error, "a certificate is refused"),
     }
     // Whoever asked may have gone.
     answer.send(Err(error.explained())).ok();

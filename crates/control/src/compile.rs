@@ -15,6 +15,7 @@ use std::sync::Arc;
 use leno_discovery::Doubt;
 use leno_model::{Occupant, ServiceName, Snapshot, Whereabouts, Workload};
 
+use self::address::has_sidecars;
 use self::plan::plan;
 use self::service::{backends, unheard};
 use crate::mesh::Mesh;
@@ -80,6 +81,43 @@ pub(crate) fn world(
     World { snapshot: Arc::new(Snapshot { plan, services, addresses, names }), absent }
 }
 
+/// Compiles views that a workload's world needs: a slice of those that are not there yet. Says whether
+/// all of them are there now.
+pub(crate) fn prepare(
+    mesh: &Mesh,
+    (workload, services, addresses): (&Workload, &BTreeSet<ServiceName>, &BTreeSet<IpAddr>),
+    views: &mut Views,
+) -> bool {
+    let viewer = Viewer::of(mesh, workload);
+    let end = views.compiled().saturating_add(SLICE_VIEWS);
+    let mut seen = BTreeSet::new();
+    let mut open: Vec<ServiceName> = wanted(workload, services).into_iter().collect();
+    for address in addresses {
+        let Some(service) = mesh.service_at(*address) else { continue };
+        if !has_sidecars(mesh, &service.name) {
+            views.view(mesh, &Viewer::Anybody, &service.name);
+        }
+        open.push(service.name.clone());
+        if views.compiled() >= end {
+            return false;
+        }
+    }
+    // Ends, as that of a world does.
+    while let Some(name) = open.pop() {
+        if seen.contains(&name) {
+            continue;
+        }
+        if let Some(view) = views.view(mesh, &viewer, &name) {
+            open.extend(backends(&view).cloned());
+        }
+        seen.insert(name);
+        if views.compiled() >= end {
+            return false;
+        }
+    }
+    true
+}
+
 impl World {
     /// The same, and what is at the addresses that were asked for.
     pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<Occupant>>) -> Self {
@@ -101,6 +139,9 @@ pub(crate) fn doubt(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
     let views = world.snapshot.services.values();
     views.flat_map(|view| unheard(mesh, &viewer, view)).collect()
 }
+
+/// The views that are compiled in one slice: a few milliseconds.
+const SLICE_VIEWS: u64 = 256;
 
 #[cfg(test)]
 mod tests;

@@ -82,13 +82,14 @@ pub struct Times {
 pub struct Limits {
     /// Connections at once; more wait in the kernel.
     pub connections: usize,
-    /// Connections at once whose peer is not known yet: handshakes and joins.
+    /// Connections at once that wait for a peer without a proven identity: for a part of its handshake,
+    /// its `Hello` or its join. Beyond it the one that has waited longest is ended.
     pub strangers: usize,
-    /// Of these, how many may be of one IP address; four times as many are let wait for that.
+    /// Of these, how many may be of one IPv4 address or one IPv6 /64.
     pub strangers_per_source: usize,
     /// Until the first byte of a TLS handshake.
     pub first_byte: Duration,
-    /// All of a TLS handshake, and before it the wait for a place.
+    /// All of a TLS handshake.
     pub handshake: Duration,
     /// Services that one proxy may be subscribed to.
     pub subscriptions: usize,
@@ -158,8 +159,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 16_384,
-            strangers: 256,
-            strangers_per_source: 128,
+            strangers: 1024,
+            strangers_per_source: 512,
             first_byte: Duration::from_secs(2),
             handshake: Duration::from_secs(10),
             subscriptions: SUBSCRIPTIONS_MAX,

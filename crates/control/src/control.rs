@@ -1,6 +1,6 @@
 //! A running control plane: its parts, assembled, and the handle that ends them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{ChangeId, Event, Taps};
+use leno_discovery::{Budgets, ChangeId, EventQueue, Taps, event_queue};
 use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens, control_id};
 use leno_model::{ServiceAccount, TrustDomain, Workload, WorkloadName};
 use leno_outside::{Post, Source};
 use leno_registry::{Rejected, Update};
+use leno_telemetry::LogLimits;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -37,6 +38,7 @@ use crate::publish::Audience;
 use crate::push::Push;
 use crate::server::{Gauges, Server, Visitors, accept};
 use crate::serving::{Serving, ServingError};
+use crate::share::Share;
 use crate::status::Status;
 use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
 
@@ -301,7 +303,7 @@ struct Ground {
 
 impl Ground {
     /// What following other control planes needs.
-    fn following(&self, events: mpsc::Sender<Event>) -> Follower {
+    fn following(&self, events: EventQueue) -> Follower {
         Follower { configs: self.serving.dialing(), events, stop: self.stop.subscribe() }
     }
 
@@ -311,7 +313,7 @@ impl Ground {
         updates: mpsc::Receiver<Update>,
         first: (Update, Vec<KeyNews>),
     ) -> Control {
-        let (events, from_proxies) = mpsc::channel(EVENTS_MAX);
+        let (events, from_proxies) = event_queue(self.config.limits.connections + OTHERS_MAX);
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
         let (last, asked_last) = oneshot::channel();
@@ -327,6 +329,7 @@ impl Ground {
             limits: self.config.limits,
             configs: self.serving.configs(),
             events,
+            budgets: Budgets::default(),
             visitors,
             gauges,
             registered: owner.told.here.clone(),
@@ -363,9 +366,8 @@ impl Ground {
         let keeping = until(self.keys.keep(wanted_keys, key_news), told());
         tasks.spawn(parts().run(Part::Keys, keeping));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = keep_current(self.config.authority(), self.authority);
-        let looking = until(looking, self.stop.subscribe());
-        tasks.spawn(self.parts.clone().run(Part::Authority, looking));
+        let looking = until(keep_current(self.config.authority(), self.authority), told());
+        tasks.spawn(parts().run(Part::Authority, looking));
         Control {
             address: self.address,
             page,
@@ -424,6 +426,7 @@ impl Ground {
             reload: Arc::clone(&self.reload),
             taps,
             explaining,
+            share: Share::new(admin::ASKING_PAUSE),
         })
     }
 
@@ -475,6 +478,8 @@ impl Ground {
             history: History::default(),
             report_every: self.config.report_every,
             began: now,
+            unfinished: VecDeque::new(),
+            logs: LogLimits::default(),
             page: self.page.as_ref().map(Page::url),
             live: self.page.as_ref().map(Page::live_url),
         }
@@ -524,8 +529,9 @@ async fn until(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) 
     }
 }
 
-/// Events of proxies that wait for the owner of the mesh; further ones wait in their connections.
-const EVENTS_MAX: usize = 1024;
+/// Streams to other control planes, which have a place each in the queue of events, as connections
+/// have: nothing waits for a place.
+const OTHERS_MAX: usize = 1024;
 
 /// Questions of operators that wait for the owner of the mesh.
 const QUESTIONS_MAX: usize = 16;

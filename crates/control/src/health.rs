@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use crate::admin::{Questions, ask_owner, metrics};
 use crate::answering::{Answering, serve_all, text};
 use crate::control::Control;
+use crate::share::Share;
 
 /// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
 /// it closes it.
@@ -46,7 +47,8 @@ impl Health {
         let address = listener.local_addr()?;
         let standing = watch::Sender::new(Standing::Unready("the sources are not read yet".into()));
         let stop = watch::Sender::new(false);
-        let desk = Arc::new(Desk { standing: standing.subscribe() });
+        let share = Share::new(METRICS_PAUSE);
+        let desk = Arc::new(Desk { standing: standing.subscribe(), share });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, CONNECTIONS_MAX, desk, stop.subscribe()));
         Ok(Self { address, standing, _stop: stop, _tasks: tasks })
@@ -78,10 +80,14 @@ impl Health {
 #[derive(Debug)]
 struct Desk {
     standing: watch::Receiver<Standing>,
+    /// Any client that the network lets in may scrape.
+    share: Share,
 }
 
 impl Answering for Desk {
     type Body = Full<Bytes>;
+
+    const SERVER: &'static str = "health";
 
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -94,7 +100,10 @@ impl Answering for Desk {
             ("/livez", _) => text(StatusCode::OK, "alive\n".to_owned()),
             ("/readyz", Standing::Ready(_)) => text(StatusCode::OK, "ready\n".to_owned()),
             ("/metrics", Standing::Ready(questions)) => match metrics(&request) {
-                Ok(question) => ask_owner(&questions, question).await,
+                Ok(question) => {
+                    let _turn = self.share.turn().await;
+                    ask_owner(&questions, question).await
+                }
                 Err(problem) => text(StatusCode::BAD_REQUEST, problem),
             },
             ("/readyz" | "/metrics", Standing::Unready(reason)) => {
@@ -106,6 +115,10 @@ impl Answering for Desk {
 }
 
 const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
+
+/// The pause after a page of metrics, in multiples of its duration: scrapes take a fifth of the owner's
+/// time at most.
+const METRICS_PAUSE: u32 = 4;
 
 /// Connections at once; more wait.
 const CONNECTIONS_MAX: usize = 64;

@@ -34,6 +34,7 @@ mod report;
 mod review;
 mod server;
 mod serving;
+mod share;
 pub mod status;
 mod tap;
 mod watch;

@@ -4,6 +4,7 @@ mod access;
 mod addresses;
 mod attached;
 mod border;
+mod enforcement;
 mod gateways;
 mod index;
 mod objects;
@@ -507,6 +508,7 @@ impl Mesh {
             let same_reach = old.as_ref().map(reach) == new.as_ref().map(reach);
             for target in old.iter().chain(&new) {
                 self.touch_access(&target.destination, touched);
+                self.touch_unenforced(|it| it.account == target.destination, touched);
                 if !same_reach {
                     touched.accounts.extend(target.sources.iter().cloned());
                 }

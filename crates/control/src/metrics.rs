@@ -5,9 +5,9 @@ use std::time::Duration;
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, DELTA_BYTES, KEY_READINGS, KEY_SOURCES, METRIC_POINTS, OFFERED, PROXIES,
-    PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES,
-    TOUCHED, WORKLOADS,
+    CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES, METRIC_POINTS, OFFERED,
+    PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED,
+    SERVICES, TOUCHED, WORKLOADS,
 };
 use leno_telemetry::{Durations, Form, Names, Number, Page, Reader};
 
@@ -50,6 +50,7 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     one(reader, &CERTIFICATES, certifier.issued);
     one(reader, &CERTIFICATES_REFUSED, certifier.refused);
     each(reader, &CONNECTIONS_REFUSED, "reason", gauges.refused());
+    one(reader, &HALF_OPEN_EVICTED, gauges.evicted());
     reader.metric(&CONVERGENCE);
     reader.durations(&[], &convergence(report));
     one(reader, &TOUCHED, tally.touched);

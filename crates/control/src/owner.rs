@@ -4,25 +4,25 @@ mod answers;
 mod applicants;
 mod elsewhere;
 mod keys;
+mod proxies;
 mod wishes;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{
-    CertificateAnswer, Connected, ConnectionId, Event, InboundListener, Registered,
-};
+use leno_discovery::{ConnectionId, Event, InboundListener, Queued, Registered, Turn};
 use leno_identity::Peer;
 use leno_model::{
     Change, MeshConfig, MetricsPush, Object, ObjectKey, TrustDomain, Workload, WorkloadName,
 };
 use leno_registry::Update;
+use leno_telemetry::LogLimits;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::authority::Current;
-use crate::certify::{Certifier, CertifyError, Done, Occasion, Signed, vouch};
+use crate::certify::{Certifier, Done, vouch};
 use crate::config::{Limits, Times};
 use crate::history::History;
 use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
@@ -33,7 +33,6 @@ use crate::publish::{Audience, Cause, Contact};
 use crate::server::{Gauges, Visitors};
 use crate::status::Status;
 use crate::watch::Remarks;
-use wishes::Wishes;
 
 pub(crate) use answers::{Answer, Question};
 pub(crate) use applicants::Applicant;
@@ -63,6 +62,10 @@ pub(crate) struct Owner {
     pub(crate) report_every: Option<Duration>,
     /// When time begins, for what is remembered of traffic.
     pub(crate) began: Instant,
+    /// Proxies with an answer that is compiled in slices, each with its turn.
+    pub(crate) unfinished: VecDeque<(ConnectionId, Turn)>,
+    /// The log lines that each proxy may cause, by its verified identity.
+    pub(crate) logs: LogLimits<String>,
     /// Where the page is.
     pub(crate) page: Option<String>,
     /// What to open there for live requests.
@@ -81,7 +84,7 @@ pub(crate) struct Queues {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) updates: mpsc::Receiver<Update>,
-    pub(crate) events: mpsc::Receiver<Event>,
+    pub(crate) events: mpsc::Receiver<Queued>,
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) authority: Current,
     pub(crate) keys: mpsc::Receiver<KeyNews>,
@@ -104,12 +107,17 @@ pub(crate) struct Told {
     pub(crate) here: watch::Sender<Arc<Registered>>,
     /// When the next telling is due: after many events at once there is one.
     pub(crate) due: Option<Instant>,
+    /// The next one is not due before this: reports take a share of the owner's time, however often
+    /// something happens.
+    pub(crate) not_before: Option<Instant>,
 }
 
 /// Something that happened.
 enum Input {
     Update(Update),
-    Event(Event),
+    Event(Queued),
+    /// The next slice of an answer.
+    Slice,
     Question(Question, oneshot::Sender<Answer>),
     Certifier(Done),
     /// Certificates are issued in this edition from now on.
@@ -124,6 +132,12 @@ enum Input {
 struct Now {
     clock: Instant,
     wall: SystemTime,
+}
+
+/// The state of an event: handled, or its proxy is answered in slices.
+enum Answered {
+    AtOnce,
+    InSlices(ConnectionId),
 }
 
 /// Whether the owner goes on.
@@ -180,6 +194,7 @@ impl Owner {
             questions: inbox.questions.len(),
         };
         let wake = self.wake_at();
+        let has_slices = !self.unfinished.is_empty();
         tokio::select! {
             Some(update) = inbox.updates.recv() => Input::Update(update),
             Some(event) = inbox.events.recv() => Input::Event(event),
@@ -188,6 +203,7 @@ impl Owner {
                 Input::Edition(inbox.authority.borrow_and_update().edition())
             }
             Some(news) = inbox.keys.recv() => Input::Keys(news),
+            () = std::future::ready(()), if has_slices => Input::Slice,
             done = self.certifier.next() => Input::Certifier(done),
             () = tokio::time::sleep_until(wake) => Input::Clock,
             _ = inbox.stop.wait_for(|stop| *stop) => Input::Stop,
@@ -209,16 +225,28 @@ impl Owner {
     fn apply(&mut self, input: Input, now: Now) -> Verdict {
         // What traffic there is changes nothing that is told; nor do readings that bring no keys.
         let is_quiet = match &input {
-            Input::Clock | Input::Question(..) | Input::Event(Event::Traffic { .. }) => true,
+            Input::Clock | Input::Slice | Input::Question(..) => true,
+            Input::Event(Queued { event: Event::Traffic { .. }, .. }) => true,
             Input::Keys(news) => matches!(news.reading, Reading::Same | Reading::Failed(_)),
             _ => false,
         };
         if !is_quiet {
-            self.told.due.get_or_insert(now.clock + TELL_AFTER);
+            self.tell_soon(now);
         }
         match input {
             Input::Update(update) => self.update(update, now),
-            Input::Event(event) => self.event(event, now),
+            Input::Event(Queued { event, turn }) => {
+                let before = self.audience.work();
+                let progress = self.event(event, now);
+                self.turned(progress, before, turn, now);
+            }
+            Input::Slice => {
+                if let Some((connection, turn)) = self.unfinished.pop_front() {
+                    let before = self.audience.work();
+                    let progress = self.satisfy(connection);
+                    self.turned(progress, before, turn, now);
+                }
+            }
             Input::Question(question, answer) => {
                 // Whoever asked may have gone, before or meanwhile.
                 if !answer.is_closed() {
@@ -245,6 +273,21 @@ impl Owner {
         Verdict::GoOn
     }
 
+    /// Charges a connection for the work of its turn, and keeps the turn while there is more to do.
+    fn turned(&mut self, progress: Answered, before: u64, turn: Turn, now: Now) {
+        let done = self.audience.work().saturating_sub(before);
+        turn.charge(EVENT_UNITS.saturating_add(done), now.clock);
+        if let Answered::InSlices(connection) = progress {
+            self.unfinished.push_back((connection, turn));
+        }
+    }
+
+    fn tell_soon(&mut self, now: Now) {
+        let soon = now.clock + TELL_AFTER;
+        let due = self.told.not_before.map_or(soon, |earliest| earliest.max(soon));
+        self.told.due.get_or_insert(due);
+    }
+
     /// What is due now, whatever happened.
     fn pass(&mut self, now: Now) {
         for workload in self.presence.take_lost(now.clock) {
@@ -253,7 +296,7 @@ impl Owner {
         }
         if self.start.ends(&self.mesh, now.clock) {
             tracing::info!("the sidecars that were expected are back, or were given up");
-            self.told.due.get_or_insert(now.clock + TELL_AFTER);
+            self.tell_soon(now);
             self.audience.reconsider(&self.mesh, self.start.settling());
         }
         if self.audience.due_at().is_some_and(|due| due <= now.clock) {
@@ -268,7 +311,10 @@ impl Owner {
         }
         if self.told.due.is_some_and(|due| due <= now.clock) {
             self.told.due = None;
+            let began = Instant::now();
             self.tell(now);
+            let ended = Instant::now();
+            self.told.not_before = Some(ended + ended.duration_since(began) * TELL_PAUSE);
         }
     }
 
@@ -352,43 +398,17 @@ impl Owner {
         vouch(peer, workload, found, trust_domain).map_err(|error| error.to_string())
     }
 
-    fn event(&mut self, event: Event, now: Now) {
+    fn event(&mut self, event: Event, now: Now) -> Answered {
         match event {
-            Event::Connected(connected) => self.connected(*connected, now),
+            Event::Connected(connected) => return self.connected(*connected, now),
             Event::Listeners { connection, listeners } => {
                 self.listeners(connection, &listeners, now)
             }
-            Event::Subscribe { connection, services } => {
-                self.subscribe(connection, Wishes::services(services));
-            }
-            Event::Unsubscribe { connection, services } => {
-                self.unsubscribe(connection, &Wishes::services(services));
-            }
-            Event::Ask { connection, addresses } => {
-                self.subscribe(connection, Wishes::addresses(addresses));
-            }
-            Event::Forget { connection, addresses } => {
-                self.unsubscribe(connection, &Wishes::addresses(addresses));
-            }
-            Event::LookUp { connection, names } => {
-                self.subscribe(connection, Wishes::names(names));
-            }
-            Event::ForgetNames { connection, names } => {
-                self.unsubscribe(connection, &Wishes::names(names));
-            }
+            Event::Wanted { connection, change } => return self.want(connection, *change, now),
             Event::Applied { connection, change, refused, bytes } => {
                 self.audience.applied(connection, (change, refused), bytes, now.clock);
             }
-            Event::Refused { connection, refusals, .. } => {
-                self.audience.tally.refused += 1;
-                self.audience.rounds.refuse(connection);
-                if let Some(contact) = self.audience.contact(connection) {
-                    for refusal in &refusals {
-                        tracing::warn!(workload = %contact.workload, %refusal, "refused");
-                    }
-                    contact.refused(refusals);
-                }
-            }
+            Event::Refused { connection, refusals } => self.refused(connection, refusals, now),
             Event::Traffic { connection, traffic } => {
                 let at = now.clock.duration_since(self.began);
                 if let Some(contact) = self.audience.contact(connection) {
@@ -411,104 +431,7 @@ impl Owner {
                 }
             }
         }
-    }
-
-    fn connected(&mut self, connected: Connected, now: Now) {
-        let connection = connected.connection;
-        let workload = connected.hello.workload.clone();
-        let wishes = Wishes::of(&connected.hello);
-        let listeners = in_order(&connected.hello.listeners);
-        let Some(peer) = self.visitors.peer(connection) else {
-            tracing::debug!(%workload, %connection, "its connection has ended already");
-            return;
-        };
-        let claim = self.claim(&peer, &workload);
-        let contact = Contact::new(connected, peer.clone(), now.clock);
-        if let Err(reason) = claim {
-            tracing::warn!(%workload, %reason, "a proxy is refused");
-            contact.dismiss(reason);
-            return;
-        }
-        tracing::info!(%workload, %connection, "a proxy is connected");
-        if let Some(former) = self.audience.welcome(connection, contact, now.clock) {
-            former.dismiss("a newer stream of the same workload takes its place".to_owned());
-        }
-        let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
-        let (issued, not_after) = (peer.issued(), peer.not_after);
-        let (workload_of, id) = (workload.clone(), peer.id);
-        self.certifier.note(Signed { workload: workload_of, id, issued, not_after, edition });
-        self.presence.arrive(&workload, connection);
-        // One that has yet to learn its ports withdraws nothing: what was there before it stays
-        // until it says where it listens, or for the grace.
-        let serves = self.mesh.workload(&workload).is_some_and(|w| !w.ports.is_empty());
-        if listeners.is_empty() && serves {
-            if self.mesh.listeners(&workload).is_some() {
-                let until = now.clock + self.times.grace;
-                self.presence.doubt(&workload, until);
-            }
-        } else {
-            self.listen(&workload, Some(listeners), now);
-        }
-        self.subscribe(connection, wishes);
-    }
-
-    fn listeners(&mut self, connection: ConnectionId, listeners: &[InboundListener], now: Now) {
-        let Some(contact) = self.audience.contact(connection) else {
-            return;
-        };
-        let workload = contact.workload.clone();
-        self.presence.arrive(&workload, connection);
-        self.listen(&workload, Some(in_order(listeners)), now);
-    }
-
-    fn certify(
-        &mut self,
-        connection: ConnectionId,
-        csr: Vec<u8>,
-        answer: CertificateAnswer,
-        now: Now,
-    ) {
-        let contact = self.audience.contact(connection);
-        let Some(name) = contact.map(|contact| contact.workload.clone()) else {
-            return;
-        };
-        match self.mesh.workload(&name) {
-            Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
-                let error = CertifyError::Revoked(workload.account.clone());
-                self.certifier.refuse(answer, error);
-            }
-            Some(workload) => {
-                self.certifier.renew((connection, workload), csr, answer, now.wall);
-            }
-            None => self.certifier.refuse(answer, CertifyError::UnknownWorkload(name)),
-        }
-    }
-
-    /// The stream of a proxy lasts as long as the certificate that it got over that very stream.
-    fn signed(&mut self, signed: &Signed, occasion: Occasion) {
-        tracing::info!(workload = %signed.workload, id = %signed.id, "signed a certificate");
-        if let Occasion::Renewal(connection) = occasion
-            && let Some(contact) = self.audience.contact(connection)
-        {
-            contact.expires = signed.not_after;
-            contact.edition = signed.edition;
-        }
-    }
-
-    fn left(&mut self, connection: ConnectionId, now: Now) {
-        let Some(contact) = self.audience.part(connection, now.clock) else {
-            return;
-        };
-        tracing::info!(workload = %contact.workload, %connection, "a proxy has left");
-        self.succeed(&contact.workload, connection, now);
-    }
-
-    fn dismiss(&mut self, connection: ConnectionId, reason: String, now: Now) {
-        if let Some(contact) = self.audience.part(connection, now.clock) {
-            tracing::warn!(workload = %contact.workload, %reason, "a proxy has to go");
-            self.succeed(&contact.workload, connection, now);
-            contact.dismiss(reason);
-        }
+        Answered::AtOnce
     }
 
     fn listen(&mut self, workload: &WorkloadName, listeners: Option<Listeners>, now: Now) {
@@ -560,5 +483,12 @@ const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
 /// How long tellings are put off, so that a storm of events is told of once.
 const TELL_AFTER: Duration = Duration::from_millis(10);
+
+/// The pause after a report to all watchers, in multiples of its duration: reports take less than a
+/// tenth of the time.
+const TELL_PAUSE: u32 = 10;
+
+/// The cost of any event to a connection's budget, without the work that is counted.
+const EVENT_UNITS: u64 = 32;
 
 const EXPIRED: &str = "the certificate of this proxy has expired: renew it";

@@ -18,12 +18,13 @@ use hyper::header::{
 use hyper::{Method, Request, Response, StatusCode};
 use leno_discovery::Taps;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
 use crate::answering::{Answering, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
+use crate::share::Share;
 use crate::tap::Lines;
 
 /// Where the page is and who may see it.
@@ -77,10 +78,10 @@ impl Page {
         (explaining, taps): (Explaining, Arc<Taps>),
         stop: watch::Receiver<bool>,
     ) {
-        let asking = Semaphore::new(1);
+        let (asking, explained) = (Share::new(ASKING_PAUSE), Share::new(EXPLAINED_PAUSE));
         let key = self.token.map(|token| Key::new(token, self.address.port()));
         let live = self.live;
-        let desk = Desk { questions, key, live, explaining, taps, asking };
+        let desk = Desk { questions, key, live, explaining, taps, asking, explained };
         let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
@@ -96,7 +97,10 @@ struct Desk {
     taps: Arc<Taps>,
     /// One question at a time, however many browsers there are: the owner of the mesh has other
     /// work.
-    asking: Semaphore,
+    asking: Share,
+    /// One explanation of this page at a time: a client of the admin socket waits for one of them at
+    /// most.
+    explained: Share,
 }
 
 /// What lets in.
@@ -115,6 +119,8 @@ impl Key {
 
 impl Answering for Desk {
     type Body = Either<Full<Bytes>, Lines>;
+
+    const SERVER: &'static str = "page";
 
     /// Browsers open another one.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
@@ -154,7 +160,7 @@ impl Desk {
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
         match asked.and_then(|path| question(path, query)) {
             Some(question) => {
-                let Ok(_turn) = self.asking.acquire().await else { return stopping() };
+                let _turn = self.asking.turn().await;
                 match question {
                     Question::Status => self.status().await,
                     question => ask_owner(&self.questions, question).await,
@@ -194,6 +200,7 @@ impl Desk {
 
     /// What would decide the request that a query describes.
     async fn explain(&self, query: &str) -> Response<Full<Bytes>> {
+        let _turn = self.explained.turn().await;
         match self.explaining.explain(query, objects(&self.questions)).await {
             Ok(explained) => text(StatusCode::OK, explained.text),
             Err((status, reason)) => text(status, reason),
@@ -297,7 +304,14 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Connections of browsers at once; more wait. One browser has up to six.
-const CONNECTIONS_MAX: usize = 32;
+const CONNECTIONS_MAX: usize = 64;
+
+/// The pause after a question, in multiples of its duration: browsers take a quarter of the owner's
+/// time at most.
+const ASKING_PAUSE: u32 = 3;
+
+/// The same after an explanation, which is made on a thread of its own.
+const EXPLAINED_PAUSE: u32 = 1;
 
 const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
                        its address or as localhost\n";

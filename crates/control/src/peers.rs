@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leno_discovery::{ConnectionId, Event, FollowError, Registered, Registration, follow_peer};
+use leno_discovery::{
+    Budget, ConnectionId, EventQueue, FollowError, Registered, Registration, follow_peer,
+};
 use leno_model::WorkloadName;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 /// The sidecars that other control planes have, by the stream that tells of them.
@@ -61,7 +63,7 @@ impl Peers {
 #[derive(Debug)]
 pub(crate) struct Follower {
     pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: EventQueue,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -153,7 +155,8 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
     tracing::info!(%address, "following another control plane");
     // Of a kind of its own, so that it is never that of a proxy.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
-    Ok(Box::pin(follow_peer(stream, ConnectionId(number), follower.events.clone())).await)
+    let events = follower.events.connect(Arc::new(Budget::new(Instant::now())));
+    Ok(Box::pin(follow_peer(stream, ConnectionId(number), events)).await)
 }
 
 /// The number of the next stream to another control plane; proxies count from 1.

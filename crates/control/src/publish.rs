@@ -11,7 +11,7 @@ use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, doubt, occupants, wanted, whereabouts, world};
+use crate::compile::{Views, doubt, occupants, prepare, wanted, whereabouts, world};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 
@@ -33,7 +33,10 @@ pub(crate) struct Audience {
     asked: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
     views: Views,
     pending: Option<Pending>,
+    sending: Option<Sending>,
     newest: ChangeId,
+    /// All work so far, in the units of budgets.
+    work: u64,
     pub(crate) rounds: Rounds,
     pub(crate) journal: Journal,
     pub(crate) tally: Tally,
@@ -46,6 +49,27 @@ struct Pending {
     seen: Vec<Instant>,
     first: Instant,
     last: Instant,
+}
+
+/// A round that is being sent, a slice at a time.
+#[derive(Debug)]
+struct Sending {
+    change: ChangeId,
+    /// The proxies that it has not been sent to.
+    due: BTreeSet<ConnectionId>,
+    /// Those that were sent something they may not have applied.
+    reached: BTreeSet<ConnectionId>,
+    seen: Vec<Instant>,
+    concerned: usize,
+    told: usize,
+    at: Instant,
+}
+
+/// The state of work in slices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done,
+    More,
 }
 
 /// What was done so far.
@@ -89,7 +113,9 @@ impl Audience {
             asked: BTreeMap::new(),
             views: Views::default(),
             pending: None,
+            sending: None,
             newest: first,
+            work: 0,
             rounds: Rounds::default(),
             journal: Journal::default(),
             tally: Tally::default(),
@@ -142,6 +168,10 @@ impl Audience {
         if let Some(pending) = &mut self.pending {
             pending.due.remove(&connection);
         }
+        if let Some(sending) = &mut self.sending {
+            sending.due.remove(&connection);
+            sending.reached.remove(&connection);
+        }
         self.rounds.settle(connection, contact.unsettled_bytes, now);
         Some(contact)
     }
@@ -187,36 +217,66 @@ impl Audience {
             first: now,
             last: now,
         });
-        pending.due.extend(due);
+        for connection in due {
+            if pending.due.insert(connection) {
+                let contact = self.contacts.get(&connection);
+                let units = contact.map_or(0, |contact| contact.world_units);
+                self.work = self.work.saturating_add(NOTICE_UNITS.saturating_add(units));
+            }
+        }
         pending.last = now;
         if pending.seen.len() < SEEN_MAX {
             pending.seen.push(now);
         }
     }
 
-    /// When the noticed changes are to be sent.
+    /// When the noticed changes are to be sent; in the past while a round is being sent.
     pub(crate) fn due_at(&self) -> Option<Instant> {
+        if let Some(sending) = &self.sending {
+            return Some(sending.at);
+        }
         let Times { quiet, quiet_max, .. } = self.times;
         let pending = self.pending.as_ref()?;
         Some((pending.last + quiet).min(pending.first + quiet_max))
     }
 
-    /// Sends the noticed changes to all whom they concern.
-    pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling, now: Instant) {
-        let Some(pending) = self.pending.take() else {
-            return;
-        };
-        let (mut waiting, concerned, mut told) = (BTreeSet::new(), pending.due.len(), 0);
-        for connection in pending.due {
-            told += usize::from(self.tell(connection, mesh, settling) == Some(Offered::New));
-            if self.contacts.get(&connection).is_some_and(Contact::is_behind) {
-                waiting.insert(connection);
+    /// Sends the noticed changes to the proxies that they concern: a slice of them at a time, so that
+    /// others are served in between.
+    pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling, now: Instant) -> Progress {
+        if self.sending.is_none() {
+            let Some(Pending { due, seen, .. }) = self.pending.take() else {
+                return Progress::Done;
+            };
+            let (change, concerned) = (self.newest, due.len());
+            let reached = BTreeSet::new();
+            self.sending =
+                Some(Sending { change, due, reached, seen, concerned, told: 0, at: now });
+        }
+        let end = self.work.saturating_add(SLICE_UNITS);
+        while self.work < end {
+            let next = self.sending.as_mut().and_then(|sending| sending.due.pop_first());
+            let Some(connection) = next else { break };
+            let is_new = self.tell(connection, mesh, settling) == Some(Offered::New);
+            if let Some(sending) = &mut self.sending {
+                sending.told += usize::from(is_new);
+                sending.reached.insert(connection);
             }
         }
+        match self.sending.take_if(|sending| sending.due.is_empty()) {
+            Some(sent) => self.begin_round(sent),
+            None => return Progress::More,
+        }
+        Progress::Done
+    }
+
+    /// Everything is sent: from now on the round waits for those that have not applied it.
+    fn begin_round(&mut self, sending: Sending) {
+        let Sending { change, mut reached, seen, concerned, told, at, .. } = sending;
+        let is_behind = |one: &ConnectionId| self.contacts.get(one).is_some_and(Contact::is_behind);
+        reached.retain(is_behind);
         self.views.sweep();
         self.tally.touched += told as u64;
-        let sent = Sent { at: now, concerned, told, waiting };
-        self.rounds.begin(self.newest, pending.seen, sent);
+        self.rounds.begin(change, seen, Sent { at, concerned, told, waiting: reached });
     }
 
     /// Everybody may have to hear something else, although nothing changed.
@@ -235,6 +295,31 @@ impl Audience {
         self.tell(connection, mesh, settling);
     }
 
+    /// Compiles a slice of what a proxy's world needs. To be called until it is done before a proxy is
+    /// answered that wants much at once.
+    pub(crate) fn prepare(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
+        let Some(contact) = self.contacts.get(&connection) else { return Progress::Done };
+        let Some(workload) = mesh.workload(&contact.workload) else { return Progress::Done };
+        let before = self.views.compiled();
+        let done =
+            prepare(mesh, (workload, &contact.subscriptions, &contact.addresses), &mut self.views);
+        self.charge_views(before);
+        match done {
+            true => Progress::Done,
+            false => Progress::More,
+        }
+    }
+
+    /// All work so far, in the units of budgets: a difference is the cost of the work in between.
+    pub(crate) fn work(&self) -> u64 {
+        self.work
+    }
+
+    fn charge_views(&mut self, before: u64) {
+        let compiled = self.views.compiled().saturating_sub(before);
+        self.work = self.work.saturating_add(compiled.saturating_mul(VIEW_UNITS));
+    }
+
     /// Tells one proxy what it should know, if that is not what it was told last.
     fn tell(
         &mut self,
@@ -244,9 +329,10 @@ impl Audience {
     ) -> Option<Offered> {
         let contact = self.contacts.get(&connection)?;
         let workload = mesh.workload(&contact.workload)?;
+        let before = self.views.compiled();
         let mut wanted = wanted(workload, &contact.subscriptions);
         let asked = contact.addresses.clone();
-        let found = occupants(mesh, &asked);
+        let found = occupants(mesh, &asked, &mut self.views);
         let looked_up = contact.names.clone();
         let names = whereabouts(mesh, &looked_up);
         wanted.extend(found.services);
@@ -262,15 +348,24 @@ impl Audience {
         self.depend(connection, depends.cloned().collect());
         self.ask(connection, asked);
         let change = self.newest;
+        let snapshot = &world.snapshot;
+        let known = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
+        let units = WORLD_UNITS.saturating_add((known + world.absent.len()) as u64);
+        self.work = self.work.saturating_add(units);
+        self.charge_views(before);
         let contact = self.contacts.get_mut(&connection);
-        let offered = contact.map(|contact| contact.offer((world, doubt), change));
+        let offered = contact.map(|contact| {
+            contact.world_units = units;
+            contact.offer((world, doubt), change)
+        });
         self.tally.offered += u64::from(offered == Some(Offered::New));
         offered
     }
 
     /// How many proxies are due to be told of changes that have not been sent yet.
     pub(crate) fn due(&self) -> usize {
-        self.pending.as_ref().map_or(0, |pending| pending.due.len())
+        let pending = self.pending.as_ref().map_or(0, |pending| pending.due.len());
+        pending + self.sending.as_ref().map_or(0, |sending| sending.due.len())
     }
 
     fn concerned(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {
@@ -310,6 +405,15 @@ impl Audience {
         *before = services;
     }
 }
+
+/// The costs of compiling a view of a service, of compiling an empty world, and of sending a change to a
+/// proxy, its connection included. Measured roughly; a unit is about a microsecond.
+const VIEW_UNITS: u64 = 16;
+const WORLD_UNITS: u64 = 32;
+const NOTICE_UNITS: u64 = 128;
+
+/// The work of one slice of a round: a few milliseconds.
+const SLICE_UNITS: u64 = 4096;
 
 /// How many changes of one round are timed; the others of a storm count with them.
 const SEEN_MAX: usize = 1024;

@@ -1,39 +1,42 @@
 //! The listener: TLS, then a proxy's stream or a join, within limits.
 
 mod gauge;
-mod strangers;
+mod members;
+mod unproved;
 
-use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    ALPN, ConnectionId, Event, JOIN_ALPN, PEER_ALPN, Registered, ServeError, Taps, serve,
-    serve_join, serve_peer,
+    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, PEER_ALPN, Registered,
+    ServeError, Taps, serve, serve_join, serve_peer,
 };
 use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
+use leno_listen::{Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset, shake_hands};
 use leno_model::{Reason, Side, TrustDomain};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
 
 use crate::config::Limits;
 
-use self::strangers::{Stranger, Strangers};
+use self::unproved::Unproved;
 
 pub(crate) use gauge::{Counted, Gauges};
+pub(crate) use members::Visitors;
 
 /// What every connection needs.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) limits: Limits,
     pub(crate) configs: watch::Receiver<Arc<ServerConfig>>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: EventQueue,
+    /// The budget of each member, by its verified identity.
+    pub(crate) budgets: Budgets,
     pub(crate) visitors: Arc<Visitors>,
     pub(crate) gauges: Arc<Gauges>,
     /// Who is connected here, for other control planes.
@@ -52,38 +55,32 @@ pub(crate) async fn accept(
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let strangers = Arc::new(Strangers::new(&server.limits));
+    let Limits { strangers, strangers_per_source, connections: max, .. } = server.limits;
+    let bounds = Bounds::new(strangers, max);
+    let waiting_of_source = strangers_per_source.clamp(1, bounds.waiting);
+    let admission = Admission::new(Bounds { waiting_of_source, ..bounds });
+    let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
     let mut numbered = 0;
     loop {
-        let room = connections.len() < server.limits.connections;
-        let accepted = tokio::select! {
+        let room = connections.len() < max;
+        let (tcp, from) = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept(), if room => accepted,
         };
-        match accepted {
-            Ok((tcp, from)) => {
-                let Some(stranger) = strangers.admit(from.ip().to_canonical()) else {
-                    server.gauges.refuse(ConnectionError::Crowd.reason());
-                    tracing::debug!(%from, "too many connections of there are strangers");
-                    continue;
-                };
-                numbered += 1;
-                let server = Arc::clone(&server);
-                let connection = ConnectionId(numbered);
-                connections.spawn(async move {
-                    if let Err(error) = serve_one(tcp, stranger, connection, &server).await {
-                        server.gauges.refuse(error.reason());
-                        tracing::debug!(%error, %connection, "a connection ended badly");
-                    }
-                });
+        numbered += 1;
+        let server = Arc::clone(&server);
+        let (connection, half_open) = (ConnectionId(numbered), Arc::new(admission.admit(from)));
+        connections.spawn(async move {
+            if let Err(error) = serve_one(tcp, half_open, connection, &server).await {
+                server.gauges.refuse(error.reason());
+                if error.is_evicted() {
+                    server.gauges.evict();
+                }
+                tracing::debug!(%error, %connection, %from, "a connection ended badly");
             }
-            Err(error) => {
-                tracing::warn!(%error, "a connection cannot be accepted; waiting a moment");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        });
     }
     drop(listener);
     let ended = async { while connections.join_next().await.is_some() {} };
@@ -92,60 +89,73 @@ pub(crate) async fn accept(
     }
 }
 
+/// Serves one connection, which is half-open until the identity of its peer is proven: by its certificate and
+/// a `Hello` that the owner of the mesh finds true, or by a token.
 async fn serve_one(
     tcp: TcpStream,
-    mut stranger: Stranger,
+    half_open: Arc<HalfOpen>,
     connection: ConnectionId,
     server: &Server,
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
-    let handshake = shake_hands(tcp, &mut stranger, server);
-    let stream = timeout(server.limits.handshake, handshake).await;
-    let stream = stream.map_err(|_| ConnectionError::Late)??;
+    let handshake = timeout(server.limits.handshake, greet(tcp, &half_open, server));
+    let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
     let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = Counted::new(stream, Arc::clone(&server.gauges));
-    let events = server.events.clone();
+    // A client without the identity of a member sends one event at most, or is another control plane.
+    let connect = || server.events.connect(Arc::new(Budget::new(Instant::now())));
     match purpose {
         Purpose::Join => {
-            let joined = Box::pin(serve_join(stream, events)).await;
-            drop(stranger);
-            Ok(joined?)
+            let stream = Unproved::new(stream, half_open);
+            Ok(Box::pin(serve_join(stream, connect())).await?)
         }
-        Purpose::Peer => {
-            drop(stranger);
+        Purpose::Peer(peer) => {
+            let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
+            half_open.leave();
             let here = server.registered.subscribe();
             // Whoever owns the mesh tells of everybody only when somebody listens.
-            events.send(Event::PeerArrived).await.map_err(|_| ServeError::Stopped)?;
-            Ok(Box::pin(serve_peer(stream, here)).await?)
+            connect().announce(Event::PeerArrived).await?;
+            visitor.within_share(Box::pin(serve_peer(stream, here))).await
         }
         Purpose::Follow(peer) => {
-            drop(stranger);
-            let _visitor = server.visitors.admit(connection, peer);
-            let taps = server.taps.clone();
-            Ok(Box::pin(serve(stream, connection, events, server.report_every, taps)).await?)
+            let budget = server.budgets.of(&identity(&peer), Instant::now());
+            let events = server.events.connect(budget);
+            let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
+            let (stream, taps) = (Unproved::new(stream, half_open), server.taps.clone());
+            let served = serve(stream, connection, events, server.report_every, taps);
+            visitor.within_share(Box::pin(served)).await
         }
     }
 }
 
-/// The handshake, when it is this stranger's turn. Who says nothing at all soon makes room.
-async fn shake_hands(
+/// The handshake. A client that sends nothing at all soon makes room.
+async fn greet(
     tcp: TcpStream,
-    stranger: &mut Stranger,
+    half_open: &HalfOpen,
     server: &Server,
 ) -> Result<TlsStream<TcpStream>, ConnectionError> {
-    stranger.take_place().await;
     // Readiness alone may be a false alarm.
-    let spoke = timeout(server.limits.first_byte, tcp.peek(&mut [0])).await;
-    spoke.map_err(|_| ConnectionError::Late)?.map_err(ConnectionError::Socket)?;
+    let mut first = [0];
+    let sent = half_open.peer(timeout(server.limits.first_byte, tcp.peek(&mut first)));
+    match sent.await {
+        Ok(Ok(sent)) => drop(sent.map_err(ConnectionError::Socket)?),
+        Ok(Err(_)) => return Err(ConnectionError::Late),
+        Err(evicted) => {
+            reset(&tcp);
+            return Err(ConnectionError::Handshake(evicted.into()));
+        }
+    }
+    let hello = read_hello(half_open, tcp).await;
+    let hello = hello.map_err(|(error, _)| ConnectionError::Handshake(error))?;
     let config = Arc::clone(&server.configs.borrow());
-    TlsAcceptor::from(config).accept(tcp).await.map_err(ConnectionError::Handshake)
+    shake_hands(half_open, hello, config).await.map_err(ConnectionError::Handshake)
 }
 
 /// What a connection is for.
 enum Purpose {
     Join,
     /// Another control plane of the mesh.
-    Peer,
+    Peer(Peer),
     Follow(Peer),
 }
 
@@ -164,7 +174,7 @@ fn purpose(
         Some(PEER_ALPN) => {
             let peer = peer(session.peer_certificates(), now)?.ok_or(ConnectionError::Anonymous)?;
             match peer.id == control_id(trust_domain) {
-                true => Ok(Purpose::Peer),
+                true => Ok(Purpose::Peer(peer)),
                 false => Err(ConnectionError::NoPeer),
             }
         }
@@ -172,35 +182,11 @@ fn purpose(
     }
 }
 
-/// Who is at the other end of each stream, as its certificate says.
-#[derive(Debug, Default)]
-pub(crate) struct Visitors(Mutex<BTreeMap<ConnectionId, Peer>>);
-
-impl Visitors {
-    pub(crate) fn peer(&self, connection: ConnectionId) -> Option<Peer> {
-        self.lock().get(&connection).cloned()
-    }
-
-    fn admit(self: &Arc<Self>, connection: ConnectionId, peer: Peer) -> Visitor {
-        self.lock().insert(connection, peer);
-        Visitor { visitors: Arc::clone(self), connection }
-    }
-
-    /// A thread that died while it held the lock left nothing half done.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, Peer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A stream while it lasts.
-struct Visitor {
-    visitors: Arc<Visitors>,
-    connection: ConnectionId,
-}
-
-impl Drop for Visitor {
-    fn drop(&mut self) {
-        self.visitors.lock().remove(&self.connection);
+/// A member as its certificate names it: what budgets and log lines are counted by.
+pub(crate) fn identity(peer: &Peer) -> String {
+    match &peer.workload {
+        Some(workload) => format!("{} {workload}", peer.id),
+        None => peer.id.to_string(),
     }
 }
 
@@ -209,7 +195,7 @@ impl Drop for Visitor {
 enum ConnectionError {
     #[error("the socket failed: {0}")]
     Socket(io::Error),
-    #[error("too many connections of this address are not known yet")]
+    #[error("too many connections of this identity: a newer one takes its place")]
     Crowd,
     #[error("the handshake was not finished in time")]
     Late,
@@ -228,6 +214,16 @@ enum ConnectionError {
 }
 
 impl ConnectionError {
+    /// True when the connection had to make room for others.
+    fn is_evicted(&self) -> bool {
+        match self {
+            Self::Handshake(error) | Self::Stream(ServeError::Io(error)) => {
+                error.get_ref().is_some_and(|inner| inner.is::<Evicted>())
+            }
+            _ => false,
+        }
+    }
+
     fn reason(&self) -> Reason {
         match self {
             Self::Handshake(error) => reason_of(error, Side::Downstream),
@@ -240,6 +236,3 @@ impl ConnectionError {
         }
     }
 }
-
-/// When the system has no more descriptors, asking again at once would only burn time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -372,7 +372,7 @@ fn malformed(error: prost::DecodeError) -> FollowError {
 }
 
 /// So that a message of the longest names stays within its limit.
-const SERVICES_PER_MESSAGE_MAX: usize = 1024;
+pub(crate) const SERVICES_PER_MESSAGE_MAX: usize = 1024;
 
 /// The longest certificate signing request; ours have 400 bytes.
 pub(crate) const CSR_BYTES_MAX: usize = 64 << 10;

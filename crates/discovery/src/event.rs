@@ -1,15 +1,15 @@
 //! What connections tell the one task that owns the mesh, and what it tells them.
 //!
-//! Every connection sends [`Event`]s into one bounded queue that the owner reads. The owner
-//! answers each connection through a `watch` of its own, where the newest [`Standing`] wins, so
+//! Every connection sends [`Event`]s into one bounded queue that the owner reads, one at a time
+//! ([`crate::queue`]); what changes meanwhile is put together. The owner answers each connection through a `watch` of its own, where the newest [`Standing`] wins, so
 //! it never waits for a slow proxy.
 
 use std::fmt;
-use std::net::IpAddr;
 
-use leno_model::{ServiceName, WorkloadName};
+use leno_model::WorkloadName;
 use tokio::sync::watch;
 
+use crate::desired::WantedChange;
 use crate::doubt::Doubt;
 use crate::key::ChangeId;
 use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update};
@@ -28,47 +28,12 @@ pub enum Event {
         /// All of them.
         listeners: Vec<InboundListener>,
     },
-    /// It uses these services from now on, in addition.
-    Subscribe {
-        /// Who.
+    /// It wants to know other services, addresses and names than before.
+    Wanted {
+        /// The connection with this desired state.
         connection: ConnectionId,
-        /// At least one. The owner bounds how many it remembers for a connection.
-        services: Vec<ServiceName>,
-    },
-    /// It no longer uses these services.
-    Unsubscribe {
-        /// Who.
-        connection: ConnectionId,
-        /// At least one.
-        services: Vec<ServiceName>,
-    },
-    /// It wants to know from now on what is at these addresses, in addition.
-    Ask {
-        /// Who.
-        connection: ConnectionId,
-        /// At least one. The owner bounds how many it remembers for a connection.
-        addresses: Vec<IpAddr>,
-    },
-    /// It no longer wants to know of these addresses.
-    Forget {
-        /// Who.
-        connection: ConnectionId,
-        /// At least one.
-        addresses: Vec<IpAddr>,
-    },
-    /// It wants to know from now on what these names stand for, in addition.
-    LookUp {
-        /// Who.
-        connection: ConnectionId,
-        /// At least one. The owner bounds how many it remembers for a connection.
-        names: Vec<ServiceName>,
-    },
-    /// It no longer wants to know of these names.
-    ForgetNames {
-        /// Who.
-        connection: ConnectionId,
-        /// At least one.
-        names: Vec<ServiceName>,
+        /// All that changed since the last event of this kind.
+        change: Box<WantedChange>,
     },
     /// It has applied everything up to this change, but for what it refuses.
     Applied {

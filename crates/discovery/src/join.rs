@@ -7,7 +7,7 @@ use std::time::Duration;
 use leno_model::WorkloadName;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::envelope::{issued_from_wire, issued_to_wire};
@@ -15,6 +15,7 @@ use crate::event::{Event, Joining};
 use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
 use crate::message::IssuedBytes;
 use crate::proto::{self, join_reply::Outcome};
+use crate::queue::EventSender;
 use crate::resource::parsed;
 use crate::server::ServeError;
 
@@ -57,14 +58,14 @@ where
 ///
 /// # Errors
 /// [`ServeError`] when the stream breaks, what came is not a join, or all of it takes too long.
-pub async fn serve_join<S>(stream: S, events: mpsc::Sender<Event>) -> Result<(), ServeError>
+pub async fn serve_join<S>(stream: S, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     timeout(JOIN_WAIT, answer(stream, events)).await.unwrap_or(Err(ServeError::Silent))
 }
 
-async fn answer<S>(stream: S, events: mpsc::Sender<Event>) -> Result<(), ServeError>
+async fn answer<S>(stream: S, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -76,7 +77,7 @@ where
     let workload = parsed("workload", &request.workload)?;
     let (answer, answered) = oneshot::channel();
     let joining = Joining { token: request.token, workload, csr: request.csr, answer };
-    events.send(Event::Join(joining)).await.map_err(|_| ServeError::Stopped)?;
+    events.announce(Event::Join(joining)).await?;
     let outcome = match timeout(ANSWER_WAIT, answered).await {
         Ok(Ok(Ok(issued))) => Outcome::Issued(issued_to_wire(issued)),
         Ok(Ok(Err(reason))) => Outcome::Error(reason),

@@ -8,7 +8,9 @@
 //! Decisions ([`publisher`], [`subscriber`], [`resource`]) have no IO and no clock; [`client`],
 //! [`join`] and [`server`] are the shells around them. TLS is the business of their callers.
 
+pub mod budget;
 pub mod client;
+pub mod desired;
 mod doubt;
 mod envelope;
 pub mod event;
@@ -23,6 +25,7 @@ pub mod peer;
 #[rustfmt::skip]
 mod proto;
 pub mod publisher;
+pub mod queue;
 pub mod resource;
 pub mod server;
 #[cfg(test)]
@@ -33,7 +36,9 @@ mod tap;
 pub mod traffic;
 mod vigil;
 
+pub use budget::{Budget, Budgets};
 pub use client::{FollowError, Follower, Request, follow};
+pub use desired::{Wanted, WantedChange};
 pub use doubt::Doubt;
 pub use event::{Connected, ConnectionId, Event, Joining, Standing};
 pub use join::{JoinError, join, serve_join};
@@ -43,6 +48,7 @@ pub use message::{
 };
 pub use peer::{Registered, Registration, follow_peer, serve_peer};
 pub use publisher::{Acked, Publisher};
+pub use queue::{EventQueue, EventSender, Queued, Turn, event_queue};
 pub use resource::InvalidResource;
 pub use server::{ServeError, serve};
 pub use stored::UnusableWorld;

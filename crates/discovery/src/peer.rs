@@ -10,7 +10,7 @@ use std::sync::Arc;
 use leno_model::WorkloadName;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::client::FollowError;
@@ -21,6 +21,7 @@ use crate::frame::{
 };
 use crate::message::InboundListener;
 use crate::proto::{self, to_peer};
+use crate::queue::EventSender;
 use crate::resource::parsed;
 use crate::server::ServeError;
 use crate::vigil::Vigil;
@@ -88,11 +89,7 @@ where
 /// Follows another control plane until the stream ends, and says why.
 ///
 /// Sends [`Event::Elsewhere`] for what it tells, and [`Event::PeerLeft`] at the end.
-pub async fn follow_peer<S>(
-    stream: S,
-    connection: ConnectionId,
-    events: mpsc::Sender<Event>,
-) -> FollowError
+pub async fn follow_peer<S>(stream: S, connection: ConnectionId, events: EventSender) -> FollowError
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -108,7 +105,7 @@ where
 async fn listen<S>(
     stream: S,
     connection: ConnectionId,
-    events: &mpsc::Sender<Event>,
+    events: &EventSender,
 ) -> Result<std::convert::Infallible, FollowError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -126,8 +123,10 @@ where
                 let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
                 // Kinds of messages that a newer one may have are none of our business.
                 if let Some(to_peer::Message::Registrations(wire)) = message.message {
-                    let event = registrations(connection, wire)?;
-                    events.send(event).await.map_err(|_| FollowError::Stopped)?;
+                    for part in parts(wire) {
+                        let event = registrations(connection, part)?;
+                        events.send(event).await.map_err(|_| FollowError::Stopped)?;
+                    }
                 }
             }
             written = writer.advance(), if !writer.is_idle() => written?,
@@ -165,6 +164,19 @@ fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registration
     parts
 }
 
+/// The same in messages so short that others are served between two of them.
+fn parts(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
+    let proto::Registrations { here, gone } = wire;
+    let (mut here, mut gone) = (here.into_iter(), gone.into_iter());
+    std::iter::from_fn(move || {
+        let part = proto::Registrations {
+            here: here.by_ref().take(REGISTRATIONS_PER_EVENT).collect(),
+            gone: gone.by_ref().take(REGISTRATIONS_PER_EVENT).collect(),
+        };
+        (!part.here.is_empty() || !part.gone.is_empty()).then_some(part)
+    })
+}
+
 fn registrations(
     connection: ConnectionId,
     wire: proto::Registrations,
@@ -183,11 +195,16 @@ fn registrations(
 /// So that a message of the longest names and many ports stays within its limit.
 const REGISTRATIONS_MAX: usize = 1024;
 
+/// The number of them that the owner of the mesh takes at once.
+const REGISTRATIONS_PER_EVENT: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use tokio::io::duplex;
 
     use super::*;
+    use crate::budget::Budget;
+    use crate::queue::event_queue;
 
     fn here(names: &[(&str, u64)]) -> Arc<Registered> {
         let one = |(name, session): &(&str, u64)| {
@@ -212,7 +229,8 @@ mod tests {
         // So small that the other has to wait all the time.
         let (ours, theirs) = duplex(64);
         let (told, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
-        let (events, mut heard) = mpsc::channel(1);
+        let (queue, mut heard) = event_queue(1);
+        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
@@ -225,16 +243,38 @@ mod tests {
         ] {
             told.send_replace(Arc::clone(&state));
             while known != *state {
-                learn(&mut known, heard.recv().await.unwrap());
+                learn(&mut known, heard.recv().await.unwrap().event);
             }
         }
         // Silence is not the end; the end is.
         tokio::time::sleep(std::time::Duration::from_secs(600)).await;
         assert!(heard.try_recv().is_err());
         drop(told);
-        let last = heard.recv().await.unwrap();
+        let last = heard.recv().await.unwrap().event;
         assert!(matches!(last, Event::PeerLeft { connection: ConnectionId(7) }), "{last:?}");
         while tasks.join_next().await.is_some() {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_registrations_are_taken_in_slices() {
+        let names: Vec<String> = (0..1000).map(|number| format!("a/one-{number}")).collect();
+        let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let all = here(&names);
+        let (ours, theirs) = duplex(1 << 20);
+        let (_told, watched) = watch::channel(Arc::clone(&all));
+        let (queue, mut heard) = event_queue(1);
+        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async { drop(serve_peer(ours, watched).await) });
+        tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
+        let mut known = Registered::new();
+        while known != *all {
+            let event = heard.recv().await.unwrap().event;
+            if let Event::Elsewhere { here, gone, .. } = &event {
+                assert!(here.len() + gone.len() <= 2 * REGISTRATIONS_PER_EVENT);
+            }
+            learn(&mut known, event);
+        }
     }
 
     #[test]

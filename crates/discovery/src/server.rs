@@ -1,5 +1,6 @@
 //! The control plane's end of a stream: one connection's reads, writes and waits.
 
+mod pending;
 mod session;
 
 use std::io;
@@ -8,16 +9,21 @@ use std::time::Duration;
 
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::envelope::hello_from_wire;
+use crate::SUBSCRIPTIONS_MAX;
+use crate::budget::Budget;
+use crate::client::SERVICES_PER_MESSAGE_MAX;
+use crate::envelope::{hello_from_wire, services_from_wire};
 use crate::event::{Connected, ConnectionId, Event, Standing};
 use crate::frame::{FrameError, FrameReader, FrameWriter, REQUEST_BYTES_MAX};
 use crate::message::Hello;
 use crate::proto::{self, from_proxy};
 use crate::publisher::Publisher;
+use crate::queue::EventSender;
 use crate::resource::Invalid;
+use crate::server::pending::Pending;
 use crate::server::session::{Ending, Session};
 use crate::tap::Taps;
 use crate::vigil::PING_AFTER;
@@ -34,7 +40,7 @@ use crate::vigil::PING_AFTER;
 pub async fn serve<S>(
     stream: S,
     connection: ConnectionId,
-    events: mpsc::Sender<Event>,
+    events: EventSender,
     report_every: Option<Duration>,
     taps: Arc<Taps>,
 ) -> Result<(), ServeError>
@@ -44,8 +50,14 @@ where
     let (read, write) = tokio::io::split(stream);
     let mut reader = FrameReader::new(read, REQUEST_BYTES_MAX);
     let mut writer = FrameWriter::new(write);
-    let first = timeout(PING_AFTER, introduction(&mut reader)).await;
-    let (hello, publisher) = match first.unwrap_or(Err(ServeError::Silent)) {
+    // An identity that exceeded its budget on another connection waits before it is read again.
+    let now = Instant::now();
+    let budget = events.budget();
+    if let Some(ready) = budget.reads_at(now).max(budget.works_at(now)) {
+        sleep_until(ready).await;
+    }
+    let first = timeout(PING_AFTER, introduction(&mut reader, events.budget())).await;
+    let (hello, publisher, next) = match first.unwrap_or(Err(ServeError::Silent)) {
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -54,18 +66,20 @@ where
         }
     };
     let workload = hello.workload.clone();
+    let pending = Box::new(Pending::new(connection, &hello));
     let (standing, offers) = watch::channel(Standing::Pending);
     let connected = Box::new(Connected { connection, hello, standing });
-    events.send(Event::Connected(connected)).await.map_err(|_| ServeError::Stopped)?;
-    let mut session = Session::new(&mut writer, publisher, (connection, workload), &events, &taps);
+    events.announce(Event::Connected(connected)).await?;
+    let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, &taps);
     let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
+    let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.receive(message)));
     let ending = match asked {
         Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),
         Err(error) => Ending::Failed(error),
     };
-    drop(session);
+    session.finish().await;
     // When nobody listens any more there is nobody to tell.
-    events.send(Event::Left { connection }).await.ok();
+    events.announce(Event::Left { connection }).await.ok();
     ending.part(writer).await
 }
 
@@ -81,6 +95,11 @@ pub enum ServeError {
     /// The proxy sent something that is not of this protocol.
     #[error("the proxy sent an invalid message: {0}")]
     Malformed(String),
+    /// The proxy has exceeded its budget for minutes: no sidecar does that.
+    #[error(
+        "the proxy asks for more than its share for minutes: the control plane serves it more slowly"
+    )]
+    Overload,
     /// A delta was neither acknowledged nor refused in time.
     #[error("the proxy did not acknowledge a delta in time")]
     Unacknowledged,
@@ -117,24 +136,67 @@ impl From<prost::DecodeError> for ServeError {
     }
 }
 
+/// What a proxy says first, what it holds, and a message that came after that and was read already.
+type Introduction = (Hello, Publisher, Option<proto::FromProxy>);
+
 /// Reads the first message; `None` when the proxy closed the stream instead.
 async fn introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
-) -> Result<Option<(Hello, Publisher)>, ServeError> {
-    let Some(frame) = reader.next().await? else {
+    budget: &Budget,
+) -> Result<Option<Introduction>, ServeError> {
+    let Some(message) = read(reader, budget).await? else {
         return Ok(None);
     };
-    match proto::FromProxy::decode(frame)?.message {
+    match message.message {
         Some(from_proxy::Message::Hello(wire)) if wire.protocol != crate::PROTOCOL => {
             Err(ServeError::Protocol(wire.protocol))
         }
         Some(from_proxy::Message::Hello(wire)) => {
-            let (hello, held) = hello_from_wire(wire)?;
-            Ok(Some((hello, Publisher::new(held))))
+            let (mut hello, held) = hello_from_wire(wire)?;
+            let next = further_services(reader, &mut hello, budget).await?;
+            Ok(Some((hello, Publisher::new(held), next)))
         }
         _ => Err(ServeError::Malformed("the first message must be a Hello".into())),
     }
 }
+
+/// Reads the services that did not fit into a Hello and follow it: a proxy that comes back with thousands
+/// of them is not answered with a world of a part. Returns a message that is something else.
+async fn further_services<R: AsyncRead + Unpin>(
+    reader: &mut FrameReader<R>,
+    hello: &mut Hello,
+    budget: &Budget,
+) -> Result<Option<proto::FromProxy>, ServeError> {
+    let mut last = hello.services.len();
+    while last == SERVICES_PER_MESSAGE_MAX && hello.services.len() < SUBSCRIPTIONS_MAX {
+        let Ok(message) = timeout(FURTHER_WAIT, read(reader, budget)).await else { break };
+        let Some(message) = message? else { break };
+        match &message.message {
+            Some(from_proxy::Message::Subscribe(wire))
+                if wire.addresses.is_empty() && wire.looked_up.is_empty() =>
+            {
+                let services: Vec<_> = services_from_wire(&wire.names)?;
+                last = services.len();
+                hello.services.extend(services);
+            }
+            _ => return Ok(Some(message)),
+        }
+    }
+    Ok(None)
+}
+
+/// Reads one message, at the cost of the proxy. Cancel-safe.
+async fn read<R: AsyncRead + Unpin>(
+    reader: &mut FrameReader<R>,
+    budget: &Budget,
+) -> Result<Option<proto::FromProxy>, ServeError> {
+    let Some(frame) = reader.next().await? else { return Ok(None) };
+    budget.charge_reading(session::reading_units(frame.len()), Instant::now());
+    Ok(Some(proto::FromProxy::decode(frame)?))
+}
+
+/// A proxy whose Hello is full of services has usually sent the others at once.
+const FURTHER_WAIT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Namespace;
-use leno_model::TrustDomain;
+use leno_model::{Floor, Name, TrustDomain, repository_of};
 use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
@@ -55,6 +55,8 @@ pub struct Settings {
     pub system_namespace: NamespaceName,
     /// What no pod of the mesh sends through its sidecar.
     pub exclusions: Exclusions,
+    /// The choices of pods and namespaces that are overruled.
+    pub floor: Floor,
     /// What sidecars ask for and may use, where no annotation says otherwise.
     pub resources: Resources,
 }
@@ -77,8 +79,21 @@ impl Settings {
             by_plugin: false,
             system_namespace,
             exclusions: Exclusions::default(),
+            floor: Floor::default(),
             resources: Resources::default(),
         }
+    }
+
+    /// The floor of a namespace; where none is known, that of every namespace which is not excepted.
+    fn floor_in(&self, namespace: Option<&NamespaceFacts>) -> Option<&Floor> {
+        let name = namespace.and_then(|facts| Name::new(&facts.name).ok());
+        let is_excepted = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
+        (!is_excepted).then_some(&self.floor)
+    }
+
+    /// A floor always permits the repository of the mesh's own image.
+    fn permits_image(&self, floor: &Floor, image: &str) -> bool {
+        floor.permits_image(image) || repository_of(image) == repository_of(&self.image)
     }
 }
 
@@ -183,8 +198,14 @@ pub fn inject(
     demand: Demand<'_>,
     settings: &Settings,
 ) -> Result<Outcome, InjectError> {
-    if let Some(skip) = decide(pod, demand, &settings.system_namespace)? {
-        return Ok(Outcome::Skipped(skip));
+    let floor = settings.floor_in(demand.namespace());
+    let mut overruled = Vec::new();
+    match decide(pod, demand, &settings.system_namespace)? {
+        None => {}
+        Some(Skip::Disabled) if floor.is_some_and(|it| decision::is_required(pod, demand, it)) => {
+            overruled.push(REQUIRED.to_owned());
+        }
+        Some(skip) => return Ok(Outcome::Skipped(skip)),
     }
     let wishes = Wishes::read(pod, demand.namespace(), settings)?;
     decision::refuse_sidecar_user(pod)?;
@@ -199,7 +220,9 @@ pub fn inject(
     place(&mut pod, &sidecar);
     label(&mut pod, &wishes, settings);
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
-    Ok(Outcome::Injected { pod, warnings: probes.into_warnings() })
+    overruled.extend(wishes.overruled);
+    overruled.extend(probes.into_warnings());
+    Ok(Outcome::Injected { pod, warnings: overruled })
 }
 
 /// The difference between a pod and what became of it, as a JSON patch (RFC 6902).
@@ -315,5 +338,8 @@ fn is_ours(container: &Value) -> bool {
     matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INTERCEPT_CONTAINER))
 }
 
+/// The warning for a pod that opts out where it cannot.
+const REQUIRED: &str = "the pod opts out of injection, and spec.floor.injection of the MeshConfig requires a \
+                        sidecar: it gets one";
 /// Which container `kubectl` means when nobody names one.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";

@@ -14,6 +14,8 @@ mod remove;
 mod schema;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unknown_fields;
 
 use std::collections::BTreeSet;
 
@@ -58,6 +60,8 @@ pub struct Options {
     pub network_policies: bool,
     /// The addresses of API servers, which alone may connect to the webhook then; all addresses when it is empty.
     pub api_server: BTreeSet<AddressRange>,
+    /// The namespaces with objects about the whole mesh, in addition to the control plane's.
+    pub settings_namespaces: BTreeSet<Name>,
 }
 
 impl Options {
@@ -77,6 +81,7 @@ impl Options {
             webhook_client_ca: None,
             network_policies: true,
             api_server: BTreeSet::new(),
+            settings_namespaces: BTreeSet::new(),
         }
     }
 }
@@ -91,8 +96,10 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.push(control_plane::namespace(options));
     all.extend(access::objects(options));
-    // The control plane makes its authority for the trust domain that it finds.
-    if options.trust_domain.to_string() != TRUST_DOMAIN_DEFAULT {
+    // The control plane makes its authority for the trust domain that it finds. Where the settings of another mesh are to
+    // apply, no object of ours may be there: the trust domain is in the environment of the control plane then.
+    let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
+    if !has_default && options.settings_namespaces.is_empty() {
         all.push(mesh_config(options));
     }
     // Before pods are made that rely on it.

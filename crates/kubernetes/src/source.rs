@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use leno_model::TrustDomain;
+use leno_model::{Floor, Name, TrustDomain};
 use leno_registry::{Update, served_kinds};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use self::arrivals::watch_arrivals;
-pub use self::exclusions::exclusions;
+pub use self::exclusions::sidecar_settings;
 use self::kinds::{Following, Watched};
 use self::ledger::Ledger;
 pub(crate) use self::news::Id;
@@ -50,7 +50,10 @@ pub struct Source {
     grants: Grants,
     outcomes: watch::Receiver<Arc<Outcomes>>,
     exclusions: watch::Sender<Exclusions>,
+    floor: watch::Sender<Floor>,
     assumed: Option<TrustDomain>,
+    settings: BTreeSet<Name>,
+    image: Option<String>,
 }
 
 /// How long a source waits for what.
@@ -100,7 +103,10 @@ impl Source {
             grants: Grants::default(),
             outcomes: watch::Sender::default().subscribe(),
             exclusions: watch::Sender::default(),
+            floor: watch::Sender::default(),
             assumed: None,
+            settings: BTreeSet::new(),
+            image: None,
         }
     }
 
@@ -108,6 +114,18 @@ impl Source {
     #[must_use]
     pub fn assuming(self, trust_domain: Option<TrustDomain>) -> Self {
         Self { assumed: trust_domain, ..self }
+    }
+
+    /// Objects of these namespaces may be about the whole mesh.
+    #[must_use]
+    pub fn with_settings_of(self, namespaces: BTreeSet<Name>) -> Self {
+        Self { settings: namespaces, ..self }
+    }
+
+    /// Sidecars have this image unless annotations name another.
+    #[must_use]
+    pub fn with_image(self, image: Option<String>) -> Self {
+        Self { image, ..self }
     }
 
     /// Certificates for clients outside the mesh may be kept where these say, and what became of them is told by
@@ -149,6 +167,12 @@ impl Source {
         self.exclusions.subscribe()
     }
 
+    /// The floor that pods get their sidecars by.
+    #[must_use]
+    pub fn floor(&self) -> watch::Receiver<Floor> {
+        self.floor.subscribe()
+    }
+
     /// Watches every kind and sends what came of it. The first update comes once every kind has
     /// been listed; later ones when they change objects, refusals or warnings. Ends when the
     /// receiver of the updates is dropped.
@@ -178,8 +202,13 @@ impl Source {
             ledger.assume(trust_domain);
         }
         ledger.grant(self.grants);
-        let Self { options, progress, statements, wishes, guests, exclusions, outcomes, .. } = self;
-        let out = Out { progress, statements, wishes, guests, exclusions, secrets };
+        ledger.take_settings_of(self.settings);
+        if let Some(image) = &self.image {
+            ledger.take_image(image);
+        }
+        let Self { options, progress, statements, wishes, guests, exclusions, .. } = self;
+        let (floor, outcomes) = (self.floor, self.outcomes);
+        let out = Out { progress, statements, wishes, guests, exclusions, floor, secrets };
         let joined = Joined { ledger, options, out, told, outcomes, failed: None };
         joined.run(updates).await;
     }
@@ -204,6 +233,7 @@ struct Out {
     wishes: watch::Sender<Arc<Vec<Wish>>>,
     guests: watch::Sender<Arc<GuestWishes>>,
     exclusions: watch::Sender<Exclusions>,
+    floor: watch::Sender<Floor>,
     /// The stream of secrets, of those that gateways refer to.
     secrets: watch::Sender<Arc<BTreeSet<Id>>>,
 }
@@ -300,6 +330,12 @@ impl Joined {
         self.out.exclusions.send_if_modified(|known| {
             let news = *known != exclusions;
             *known = exclusions;
+            news
+        });
+        let floor = self.ledger.floor();
+        self.out.floor.send_if_modified(|known| {
+            let news = *known != floor;
+            *known = floor;
             news
         });
         self.out.progress.send_if_modified(|known| {

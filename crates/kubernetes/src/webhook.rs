@@ -21,12 +21,13 @@ use std::time::Duration;
 
 use kube::Client;
 use rustls::ServerConfig;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::api::ObjectName;
-use crate::inject::Settings;
+use crate::inject::{NamespaceFacts, Settings};
 
 use clients::ClientAuthorities;
 
@@ -35,6 +36,8 @@ pub(crate) use bundle::INJECTOR_NAME;
 pub use bundle::{INJECTOR, TrustState, trust_state};
 pub use clients::{ClientAuthoritiesError, read_client_ca};
 pub use listen::MUTATE_PATH;
+
+use review::Review;
 
 /// The Secret with the authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
@@ -119,6 +122,21 @@ async fn serve_with(
         never = keeping => match never {},
         () = serving => Err(WebhookError::Keys),
     }
+}
+
+/// The response to the body of one AdmissionReview for a namespace, without the API server; `None` when
+/// the body is not a review.
+#[must_use]
+pub fn admission_response(
+    body: &[u8],
+    namespace: &NamespaceFacts,
+    settings: &Settings,
+) -> Option<Value> {
+    let review = Review::parse(body).ok()?;
+    Some(match review.is_about_pod() {
+        true => review.mutate(namespace, settings),
+        false => review.allow(),
+    })
 }
 
 /// How long it takes until an API server asks nobody any more who goes.

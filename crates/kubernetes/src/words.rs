@@ -89,6 +89,21 @@ pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"]
 pub(crate) const MEMBERSHIPS: [&str; 3] =
     [INJECTION, "openservicemesh.io/monitored-by", "flomesh.io/monitored-by"];
 
+/// The words of a switch that is on, as OSM and FSM read them: in any case.
+pub(crate) fn is_enabled(word: &str) -> bool {
+    ["enabled", "yes", "true"].iter().any(|known| word.eq_ignore_ascii_case(known))
+}
+
+/// The words of a switch that is off.
+pub(crate) fn is_disabled(word: &str) -> bool {
+    ["disabled", "no", "false"].iter().any(|known| word.eq_ignore_ascii_case(known))
+}
+
+/// The annotations that exclude something from interception, by their names behind the prefix.
+pub(crate) fn is_exclusion(name: &str) -> bool {
+    is_read(name) && (name.ends_with("-exclusion-list") || name.ends_with("-inclusion-list"))
+}
+
 /// Whether a label or annotation with one of the [`PREFIXES`] says something here, by what stands behind the
 /// prefix.
 #[must_use]

@@ -14,6 +14,7 @@ pub mod decider;
 pub mod egress;
 pub mod endpoint;
 pub mod fault;
+pub mod floor;
 pub mod gateway;
 pub mod grant;
 pub mod guest;
@@ -69,6 +70,7 @@ pub use decider::{
 pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use fault::{Abort, Delay, FaultRule, Faults};
+pub use floor::{Floor, Overruled, repository_of};
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,

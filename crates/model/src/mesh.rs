@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::floor::{Floor, Overruled};
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
 use crate::sight::Sight;
@@ -25,6 +26,8 @@ pub struct MeshConfig {
     /// What becomes of connections to them that come without mutual TLS, where nothing more
     /// specific says so.
     pub plaintext: Plaintext,
+    /// Settings of namespaces and workloads that are weaker are overruled.
+    pub floor: Box<Floor>,
 }
 
 /// What a namespace or a workload says about who is let in; what it leaves open, the next
@@ -38,31 +41,55 @@ pub struct Admission {
 }
 
 impl MeshConfig {
-    /// The mode of a workload: its own, or that of its namespace, or that of the mesh.
+    /// The mode of a workload: its own, or that of its namespace, or that of the mesh; never below the floor.
     #[must_use]
     pub fn mode_of(&self, workload: &Workload) -> TrafficMode {
-        workload.admission.mode.unwrap_or_else(|| self.mode_in(&workload.name.namespace))
+        let namespace = &workload.name.namespace;
+        let own = workload.admission.mode.map(|mode| self.raise_mode(namespace, mode));
+        own.unwrap_or_else(|| self.mode_in(namespace))
     }
 
-    /// The mode of a namespace: its own, or that of the mesh.
+    /// The mode of a namespace: its own, or that of the mesh; never below the floor.
     #[must_use]
     pub fn mode_in(&self, namespace: &Name) -> TrafficMode {
         let own = self.namespaces.get(namespace).and_then(|admission| admission.mode);
-        own.unwrap_or(self.mode)
+        self.raise_mode(namespace, own.unwrap_or(self.mode))
     }
 
     /// What becomes of connections to a workload that come without mutual TLS: as it says, or its
-    /// namespace, or the mesh.
+    /// namespace, or the mesh; refused where the floor refuses them.
     #[must_use]
     pub fn plaintext_of(&self, workload: &Workload) -> Plaintext {
-        let in_namespace = || self.namespaces.get(&workload.name.namespace)?.plaintext;
-        workload.admission.plaintext.or_else(in_namespace).unwrap_or(self.plaintext)
+        let namespace = &workload.name.namespace;
+        let in_namespace = || self.namespaces.get(namespace)?.plaintext;
+        let wanted = workload.admission.plaintext.or_else(in_namespace).unwrap_or(self.plaintext);
+        match self.floor_in(namespace) {
+            Some(floor) if floor.plaintext_refused => Plaintext::Refuse,
+            Some(_) | None => wanted,
+        }
+    }
+
+    /// The floor of a namespace; `None` for a namespace that is excepted.
+    #[must_use]
+    pub fn floor_in(&self, namespace: &Name) -> Option<&Floor> {
+        (!self.floor.except_namespaces.contains(namespace)).then_some(&*self.floor)
+    }
+
+    /// The settings of a namespace, or of a workload in it, that the floor overrules.
+    #[must_use]
+    pub fn overruled_in(&self, namespace: &Name, wanted: Admission) -> Vec<Overruled> {
+        self.floor_in(namespace).map(|floor| floor.overruled(wanted)).unwrap_or_default()
     }
 
     /// The modes of the mesh and of its namespaces.
     pub fn modes(&self) -> impl Iterator<Item = TrafficMode> {
         let own = self.namespaces.values().filter_map(|admission| admission.mode);
-        own.chain([self.mode])
+        own.chain([self.mode]).chain(self.floor.mode)
+    }
+
+    fn raise_mode(&self, namespace: &Name, mode: TrafficMode) -> TrafficMode {
+        let least = self.floor_in(namespace).and_then(|floor| floor.mode);
+        least.map_or(mode, |least| mode.stricter(least))
     }
 }
 
@@ -78,6 +105,7 @@ impl Default for MeshConfig {
             sight: Sight::default(),
             egress: Egress::default(),
             plaintext: Plaintext::default(),
+            floor: Box::default(),
         }
     }
 }
@@ -96,6 +124,20 @@ pub enum TrafficMode {
 impl TrafficMode {
     /// All of them.
     pub const ALL: &'static [Self] = &[Self::Permissive, Self::Strict, Self::Audit];
+
+    /// The stricter of two modes.
+    #[must_use]
+    pub fn stricter(self, other: Self) -> Self {
+        if other.strictness() > self.strictness() { other } else { self }
+    }
+
+    const fn strictness(self) -> u8 {
+        match self {
+            Self::Permissive => 0,
+            Self::Audit => 1,
+            Self::Strict => 2,
+        }
+    }
 
     /// The word used in manifests.
     #[must_use]

@@ -1,16 +1,18 @@
 //! The admin page: read-only, on loopback, on the control thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_telemetry::{Count, Form, Names, Shard, Telemetry};
+use leno_listen::{Admission, Bounds, Listener};
+use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -48,35 +50,46 @@ pub(crate) struct Scraping {
     /// A few at a time, however many ask.
     turns: Semaphore,
     is_well: Cell<bool>,
+    /// One that can be read every other time is logged no more often than others.
+    logs: RefCell<LogLimit>,
 }
 
 impl Default for Scraping {
     fn default() -> Self {
-        Self { turns: Semaphore::new(SCRAPES_MAX), is_well: Cell::new(true) }
+        Self {
+            turns: Semaphore::new(SCRAPES_MAX),
+            is_well: Cell::new(true),
+            logs: RefCell::default(),
+        }
     }
 }
 
 /// Answers until the listener is dropped with the control thread.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // All clients are on this machine: they are one source.
+    let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+    let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
+    let mut listener = Listener::new("admin", listener);
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
             return;
         };
-        let Ok((tcp, _)) = listener.accept().await else {
-            continue;
-        };
-        let admin = admin.clone();
+        let (tcp, peer) = listener.accept().await;
+        let (admin, half_open) = (admin.clone(), admission.admit(peer));
         tokio::task::spawn_local(async move {
             let answer = service_fn(|request| {
-                let admin = admin.clone();
-                async move { Ok::<_, Infallible>(answer(&admin, &request).await) }
+                let (admin, half_open) = (admin.clone(), &half_open);
+                async move {
+                    let _answering = half_open.answering();
+                    Ok::<_, Infallible>(answer(&admin, &request).await)
+                }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
-            if let Err(error) = served.await {
+            if let Ok(Err(error)) = half_open.serving(served).await {
                 tracing::debug!(%error, "an admin connection ended badly");
             }
             drop(slot);
@@ -146,8 +159,10 @@ async fn of_application(admin: &Admin) -> String {
         Err(error) => {
             admin.shard.add(Count::ApplicationScrapeFailed, 1);
             // Once for a time of trouble: the metric tells how often.
-            if was_well {
-                tracing::warn!(%error, "the application's metrics are not told");
+            if was_well && let Some(line) = admin.scraping.logs.borrow_mut().permit(Instant::now())
+            {
+                let suppressed = line.suppressed;
+                tracing::warn!(%error, suppressed, "the application's metrics are not told");
             }
             String::new()
         }
@@ -182,7 +197,7 @@ const INDEX: &str =
     "leno proxy: /metrics /ready /world /connections /requests /removed /reach?service=NS/NAME\n";
 /// Times that the application's metrics are read at once: more scrapers than anybody has.
 const SCRAPES_MAX: usize = 4;
-/// Admin connections at once; more wait.
-const CONNECTIONS_MAX: usize = 16;
+/// Admin connections at once; more wait. Half of them may be without a request.
+const CONNECTIONS_MAX: usize = 64;
 /// From the first byte of an admin request's head to its last.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

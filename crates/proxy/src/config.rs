@@ -232,7 +232,9 @@ pub struct Limits {
     /// Connections accepted per data thread, and connections to the application behind it; further
     /// ones are closed at once, or not made.
     pub connections_max: usize,
-    /// TLS handshakes under way per data thread.
+    /// Clients per data thread that are awaited before they have finished a TLS handshake or begun a
+    /// request, half of them of one IPv4 address or IPv6 /64. Beyond it the one that was awaited longest is
+    /// closed.
     pub handshakes_max: usize,
     /// From the first byte of a head to its last.
     pub head_timeout: Duration,
@@ -265,7 +267,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 20_000,
-            handshakes_max: 256,
+            handshakes_max: 1024,
             head_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
             detect_timeout: Duration::from_millis(500),

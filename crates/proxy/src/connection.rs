@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use leno_listen::HalfOpen;
 use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{Carrier, Origin};
@@ -31,7 +32,7 @@ use crate::outside;
 use crate::plaintext;
 use crate::session::{Entrance, Session};
 use crate::tcp;
-use crate::tls::{self, ALPN_HTTP2, ALPN_LINK, Clients};
+use crate::tls::{self, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
 
 /// Carries a connection from its first byte to its last.
@@ -75,29 +76,35 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
         Clients::Members
     };
     drop(scene);
-    if let Some(spoken) = spoken
-        && !plaintext::is_mutual_tls(worker, spoken, &tcp).await
-    {
-        let io = Io::new(Stream::Plain(tcp));
-        let mut served = Box::pin(plain_inbound(worker, (port, spoken), io.clone(), peer));
-        let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
-        let refused = Box::pin(worker.world.kept_out(port, origin));
-        if until(served.as_mut(), refused, &io).await == Ended::Cut {
-            tracing::info!(%peer, "a connection without mutual TLS is cut: it is refused now");
-            worker.shard.refuse(Reason::PlaintextRefused.label());
+    let half_open = worker.half_open.admit(peer.ip());
+    if let Some(spoken) = spoken {
+        let looked = plaintext::is_mutual_tls(worker, spoken, &tcp);
+        match handshake::begun(worker, &half_open, looked).await {
+            Some(true) => {}
+            Some(false) => {
+                let io = Io::new(Stream::Plain(tcp));
+                return allowed_in_clear(worker, half_open, (port, spoken), io, peer).await;
+            }
+            None => return leno_listen::reset(&tcp),
         }
-        return;
     }
     let Some(credential) = worker.world.credential() else {
         return;
     };
     let accepting = async {
-        tls::expect(&tcp).await?;
-        handshake::in_room(worker, tls::accept(&worker.tls, (&credential, clients), tcp)).await
+        let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
+        expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
+        tls::accept(worker, &half_open, (&credential, clients), tcp).await
     };
     let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
         return;
     };
+    drop(half_open);
+    Box::pin(inside_tls(worker, port, accepted, peer)).await;
+}
+
+/// Serves a connection inside TLS, for as long as its client is allowed.
+async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: SocketAddr) {
     let (member, guest, expires) = accepted.client.into_parts();
     let identity = member.map(Rc::new);
     let state = accepted.tls.get_ref().1;
@@ -121,8 +128,31 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRefused,
         };
-        tracing::info!(%peer, reason = reason.label(), "a connection is cut: it is refused now");
+        if let Some(line) = worker.log_line(peer) {
+            let (reason, suppressed) = (reason.label(), line.suppressed);
+            tracing::info!(%peer, reason, suppressed, "a connection is cut: it is refused now");
+        }
         worker.shard.refuse(reason.label());
+    }
+}
+
+/// Serves a client without mutual TLS, for as long as such clients are allowed.
+async fn allowed_in_clear(
+    worker: &Rc<Worker>,
+    half_open: HalfOpen,
+    (port, spoken): (u16, Protocol),
+    io: Io,
+    peer: SocketAddr,
+) {
+    let mut served = Box::pin(plain_inbound(worker, half_open, (port, spoken), io.clone(), peer));
+    let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
+    let refused = Box::pin(worker.world.kept_out(port, origin));
+    if until(served.as_mut(), refused, &io).await == Ended::Cut {
+        if let Some(line) = worker.log_line(peer) {
+            let suppressed = line.suppressed;
+            tracing::info!(%peer, suppressed, "a connection without mutual TLS is cut: it is refused now");
+        }
+        worker.shard.refuse(Reason::PlaintextRefused.label());
     }
 }
 
@@ -149,9 +179,11 @@ pub(crate) enum Ended {
     Cut,
 }
 
-/// From a client without mutual TLS: whatever the application speaks.
+/// From a client without mutual TLS: whatever the application speaks. A client of HTTP is half-open until
+/// it has sent something.
 async fn plain_inbound(
     worker: &Rc<Worker>,
+    half_open: HalfOpen,
     (port, declared): (u16, Protocol),
     io: Io,
     peer: SocketAddr,
@@ -159,7 +191,12 @@ async fn plain_inbound(
     worker.shard.add(Count::DownstreamPlaintext, 1);
     let mut early = BytesMut::new();
     let patience = worker.config.limits.idle_connection;
-    let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
+    let spoken = spoken(worker, (declared, patience), &io, &mut early);
+    let Some(spoken) = handshake::begun(worker, &half_open, spoken).await else {
+        return io.reset();
+    };
+    drop(half_open);
+    let Some(spoken) = spoken else {
         return;
     };
     let session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
@@ -219,7 +256,7 @@ async fn serve_inbound(
 async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
     let worker = session.worker.clone();
     let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
-    let link = LinkHandle::new(Role::Acceptor);
+    let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
     let on_open = move |opened: Opened| {
         let session = session.clone();
@@ -233,13 +270,21 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
     };
     let idle = worker.config.limits.idle_connection;
     let mut driven = pin!(link.clone().drive(io, idle, on_open));
-    tokio::select! {
-        () = &mut driven => return,
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
-        () = sleep_until(expires.into()) => {}
+    let ended = tokio::select! {
+        ended = &mut driven => Some(ended),
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
+        () = sleep_until(expires.into()) => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            link.retire();
+            driven.await
+        }
+    };
+    if let Err(error) = ended {
+        worker.log_misuse(peer, error);
     }
-    link.retire();
-    driven.await;
 }
 
 /// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.

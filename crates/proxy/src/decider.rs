@@ -12,10 +12,12 @@ pub(crate) use inside::answer;
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use leno_model::{Decider, DeciderAddress, Reason};
 use leno_outside::Sessions;
+use leno_telemetry::LogLimit;
 use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -42,6 +44,8 @@ struct Contact {
     connection: Rc<Connection>,
     /// Whether it answered last: its trouble is logged once.
     is_well: Cell<bool>,
+    /// One that answers every other time is logged no more often than others.
+    logs: RefCell<LogLimit>,
 }
 
 /// Why a question has no answer.
@@ -95,6 +99,7 @@ impl Deciders {
             places: Semaphore::new(UNDER_WAY_MAX),
             connection: Rc::default(),
             is_well: Cell::new(true),
+            logs: RefCell::default(),
         });
         known.insert(at.clone(), contact.clone());
         contact
@@ -154,12 +159,16 @@ impl Question {
 
 impl Contact {
     fn tell<T>(&self, answer: &Result<T, NoAnswer>) {
-        match (answer, self.is_well.replace(answer.is_ok())) {
-            (Err(error), true) => {
-                tracing::warn!(decider = %self.at, %error, "a decider does not answer; what is not decided is counted");
+        if self.is_well.replace(answer.is_ok()) == answer.is_ok() {
+            return;
+        }
+        let line = self.logs.borrow_mut().permit(Instant::now());
+        let Some(suppressed) = line.map(|line| line.suppressed) else { return };
+        match answer {
+            Err(error) => {
+                tracing::warn!(decider = %self.at, %error, suppressed, "a decider does not answer; what is not decided is counted");
             }
-            (Ok(_), false) => tracing::info!(decider = %self.at, "a decider answers again"),
-            (Ok(_), true) | (Err(_), false) => {}
+            Ok(_) => tracing::info!(decider = %self.at, suppressed, "a decider answers again"),
         }
     }
 }

@@ -26,6 +26,10 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
         let Ok(query) = Message::from_vec(&packet[..length]) else { continue };
+        // An answer to an answer could go round for ever between two servers.
+        if query.metadata.message_type != MessageType::Query {
+            continue;
+        }
         // An application that asks faster than the control plane answers loses look-ups; it
         // asks again.
         let Ok(slot) = slots.clone().try_acquire_owned() else { continue };
@@ -45,12 +49,13 @@ async fn answer(
     query: &Message,
     client: SocketAddr,
 ) -> io::Result<()> {
-    let mut reply = Message::new();
-    reply.set_id(query.id()).set_message_type(MessageType::Response);
-    reply.set_op_code(query.op_code()).set_authoritative(true);
-    reply.set_recursion_desired(query.recursion_desired()).set_recursion_available(true);
-    match query.queries() {
-        [question] if query.op_code() == OpCode::Query => {
+    let asked = &query.metadata;
+    let mut reply = Message::response(asked.id, asked.op_code);
+    reply.metadata.authoritative = true;
+    reply.metadata.recursion_desired = asked.recursion_desired;
+    reply.metadata.recursion_available = true;
+    match query.queries.as_slice() {
+        [question] if asked.op_code == OpCode::Query => {
             reply.add_query(question.clone());
             match look_up(follower, question).await {
                 Ok(Some(address)) => {
@@ -63,12 +68,12 @@ async fn answer(
                 }
                 Ok(None) => {}
                 Err(code) => {
-                    reply.set_response_code(code);
+                    reply.metadata.response_code = code;
                 }
             }
         }
         _ => {
-            reply.set_response_code(ResponseCode::NotImp);
+            reply.metadata.response_code = ResponseCode::NotImp;
         }
     }
     let bytes = reply.to_vec().map_err(io::Error::other)?;

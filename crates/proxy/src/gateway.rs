@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::BytesMut;
+use leno_listen::HalfOpen;
 use leno_model::{Protocol, Reason, Scheme};
 use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
@@ -27,17 +28,20 @@ pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: 
         return worker.shard.refuse(Reason::NoRoute.label());
     };
     let edge = Edge { port, scheme: Scheme::Http, server_name: None };
+    let half_open = worker.half_open.admit(peer.ip());
     match &*plan {
         GatewayPortPlan::Http(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
-            Box::pin(http(session, Io::new(Stream::Plain(tcp)))).await;
+            Box::pin(http(session, half_open, Io::new(Stream::Plain(tcp)))).await;
         }
-        GatewayPortPlan::Https(_) => Box::pin(https(worker, edge, tcp, peer)).await,
+        GatewayPortPlan::Https(_) => {
+            Box::pin(https(worker, half_open, edge, (tcp, peer))).await;
+        }
         GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
             let _listed = list(&session, "tcp", told(port));
             let io = Io::new(Stream::Plain(tcp));
-            Box::pin(tcp::through_gateway(&session, (port, &plan), io)).await;
+            Box::pin(tcp::through_gateway(&session, half_open, (port, &plan), io)).await;
         }
     }
 }
@@ -49,11 +53,15 @@ pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
 }
 
 /// HTTP/1.1, or HTTP/2 whose client knows beforehand that it is spoken.
-async fn http(session: Session, io: Io) {
+async fn http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
     // Who comes in has something to ask.
     let first = (Protocol::Http2, session.worker.config.limits.head_timeout);
-    let spoken = spoken(&session.worker, first, &io, &mut early).await;
+    let spoken = spoken(&session.worker, first, &io, &mut early);
+    let Some(spoken) = handshake::begun(&session.worker, &half_open, spoken).await else {
+        return io.reset();
+    };
+    drop(half_open);
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
@@ -71,20 +79,25 @@ async fn http(session: Session, io: Io) {
     }
 }
 
-async fn https(worker: &Rc<Worker>, edge: Edge, tcp: TcpStream, peer: SocketAddr) {
+async fn https(
+    worker: &Rc<Worker>,
+    half_open: HalfOpen,
+    edge: Edge,
+    (tcp, peer): (TcpStream, SocketAddr),
+) {
     let config = worker.world.scene().and_then(|scene| scene.edge.get(&edge.port)?.clone());
     let Some(config) = config else {
         return worker.shard.refuse(Reason::HandshakeFailed.label());
     };
     let accepting = async {
-        tls::expect(&tcp).await?;
-        // Who stops in the middle of a word takes no room either.
-        let greeted = tls::greeting(tcp).await?;
-        handshake::in_room(worker, tls::accept_stranger(config, greeted)).await
+        let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
+        expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
+        tls::accept_stranger(worker, &half_open, config, tcp).await
     };
     let Some(tls) = handshake::finished(worker, peer, accepting).await else {
         return;
     };
+    drop(half_open);
     let (_, session) = tls.get_ref();
     let server_name = session.server_name().map(str::to_owned);
     let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);

@@ -1,9 +1,11 @@
-//! Handshakes of whoever comes in: how long they may take, how many there are at once, what is counted.
+//! Handshakes that others begin: their time, the room for them, and the counts of how they ended.
 
+use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use leno_model::Reason;
+use leno_identity::reason_of;
+use leno_listen::{Evicted, HalfOpen};
+use leno_model::{Reason, Side};
 use leno_telemetry::Count;
 use tokio::time::timeout;
 
@@ -30,16 +32,22 @@ pub(crate) async fn finished<T>(
     }
 }
 
-/// The part of a handshake that is work, when there is room for it. Who is silent before takes none,
-/// and who stops in between not for long.
-pub(crate) async fn in_room<T>(
+/// Awaits what a client has to send first. `None`: the connection had to make room for others, which is
+/// counted here.
+pub(crate) async fn begun<F: Future>(
     worker: &Worker,
-    accepting: impl Future<Output = Result<T, Reason>>,
-) -> Result<T, Reason> {
-    // Closed never: the semaphore lives as long as the worker.
-    let _room = worker.handshakes.acquire().await;
-    timeout(ROOM_TIMEOUT, accepting).await.unwrap_or(Err(Reason::HandshakeFailed))
+    half_open: &HalfOpen,
+    sent: F,
+) -> Option<F::Output> {
+    let sent = half_open.peer(sent).await;
+    sent.inspect_err(|_| worker.shard.add(Count::HalfOpenEvicted, 1)).ok()
 }
 
-/// How long a handshake that has begun may keep others waiting.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
+/// The reason of a handshake that failed; a connection that had to make room for others is counted as
+/// such.
+pub(crate) fn reason(worker: &Worker, error: &io::Error) -> Reason {
+    if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
+        worker.shard.add(Count::HalfOpenEvicted, 1);
+    }
+    reason_of(error, Side::Downstream)
+}

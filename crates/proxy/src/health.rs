@@ -10,9 +10,10 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_listen::{Admission, Bounds, Listener};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::admin::{self, Admin, text};
 use crate::config::Config;
@@ -34,19 +35,21 @@ impl Health {
     /// Answers until the listener is dropped with the control thread.
     pub(crate) async fn serve(self, listener: TcpListener) {
         let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let admission = Admission::new(Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX));
+        let mut listener = Listener::new("health", listener);
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
             };
-            let Ok((tcp, _)) = listener.accept().await else {
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
-            let health = health.clone();
+            let (tcp, peer) = listener.accept().await;
+            let (health, half_open) = (health.clone(), admission.admit(peer));
             tokio::task::spawn_local(async move {
                 let answer = service_fn(|request| {
-                    let health = health.clone();
-                    async move { Ok::<_, Infallible>(health.answer(&request).await) }
+                    let (health, half_open) = (health.clone(), &half_open);
+                    async move {
+                        let _answering = half_open.answering();
+                        Ok::<_, Infallible>(health.answer(&request).await)
+                    }
                 });
                 let served = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
@@ -55,7 +58,8 @@ impl Health {
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), answer);
                 // Whoever takes nothing of an answer is not to keep the place for ever.
-                if !matches!(timeout(LIFE_MAX, served).await, Ok(Ok(()))) {
+                let served = timeout(LIFE_MAX, half_open.serving(served)).await;
+                if !matches!(served, Ok(Ok(Ok(())))) {
                     tracing::debug!("a connection for health was not ended in order");
                 }
                 drop(slot);
@@ -98,7 +102,7 @@ impl Health {
 }
 
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
-/// Connections at once; more wait.
+/// Connections at once; more wait. Half of them may be without a request, and a quarter those of one source.
 const CONNECTIONS_MAX: usize = 64;
 /// Probes under way at once: more than a pod has.
 const PROBES_MAX: usize = 32;
@@ -108,5 +112,3 @@ const TURN_WAIT: Duration = Duration::from_secs(1);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest life of a connection: Prometheus and the kubelet open another one.
 const LIFE_MAX: Duration = Duration::from_secs(120);
-/// When the system has no more descriptors, asking again at once would only burn time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

@@ -57,6 +57,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod tls;
+pub mod untrusted;
 mod upstream;
 mod worker;
 mod world;

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 
+use leno_listen::Listener;
 use leno_model::Reason;
+use leno_telemetry::Count;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, LocalSet};
@@ -87,20 +89,14 @@ async fn accept(
     listener: std::net::TcpListener,
     open: Rc<Cell<usize>>,
 ) {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(listener) => listener,
+    let mut listener = match TcpListener::from_std(listener) {
+        Ok(listener) => Listener::new("proxy", listener),
         Err(error) => return tracing::error!(?gate, %error, "a listener cannot be used"),
     };
     loop {
-        let (tcp, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or the client went away: others may still be served.
-                tracing::warn!(?gate, %error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+        let paused = listener.paused();
+        let (tcp, peer) = listener.accept().await;
+        worker.shard.add(Count::AcceptPauses, listener.paused() - paused);
         let max = worker.config.limits.connections_max;
         // Who is sent away needs a moment to go.
         let is_made_room = || open.get() < max + max / 8 && worker.idle.shed();
@@ -142,7 +138,5 @@ impl Drop for Open {
     }
 }
 
-/// After a failed `accept`, before the next: a full descriptor table must not become a busy loop.
-const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 /// How often a draining thread looks whether the last connection has closed.
 const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(10);

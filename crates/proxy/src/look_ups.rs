@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::NAMES_MAX;
+use leno_listen::Listener;
 use leno_model::{ServiceName, Whereabouts};
 use leno_telemetry::Count;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -30,12 +31,40 @@ pub use question::{BadDomain, ClusterDomain};
 use allowance::Allowance;
 use question::{Asked, Reading, failure, read};
 use resolvers::Resolvers;
+pub(crate) use resolvers::is_answer;
 
 /// How a look-up came, and its answer goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Over {
     Udp,
     Tcp,
+}
+
+/// The replies to one packet, and the checks of it, without sockets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct DnsReplies {
+    /// The service in the query for addresses; no other packet has replies.
+    pub service: Option<ServiceName>,
+    /// The reply over UDP.
+    pub udp: Option<Vec<u8>>,
+    /// The reply over TCP.
+    pub tcp: Option<Vec<u8>>,
+    /// The reply when no resolver responds.
+    pub failure: Option<Vec<u8>>,
+}
+
+/// The replies to a packet when each service has the addresses `found`.
+pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
+    let failure = failure(packet);
+    match read(packet, domain) {
+        Reading::Service(asked) => DnsReplies {
+            udp: asked.answer(found, Over::Udp),
+            tcp: asked.answer(found, Over::Tcp),
+            service: Some(asked.service),
+            failure,
+        },
+        Reading::Foreign | Reading::Nonsense => DnsReplies { failure, ..DnsReplies::default() },
+    }
 }
 
 /// Answers look-ups for as long as the proxy lives.
@@ -134,14 +163,12 @@ impl Answerer {
 
     async fn connections(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
         let listener = bound(address, Over::Tcp, async || TcpListener::bind(address).await).await;
+        let mut listener = Listener::new("DNS", listener);
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
             };
-            let Ok((tcp, _)) = listener.accept().await else {
-                sleep(PAUSE).await;
-                continue;
-            };
+            let (tcp, _) = listener.accept().await;
             let answerer = self.clone();
             tokio::task::spawn_local(async move {
                 let ended = timeout(LIFE_MAX, answerer.converse(tcp)).await;

@@ -119,12 +119,12 @@ impl Session {
     }
 
     /// Resolves when this connection, on which nothing is asked, is to make room for another: only
-    /// strangers are sent away.
+    /// strangers are sent away, at a gateway or where clients come in that are not of the mesh.
     pub(crate) async fn shed(&self) {
-        match self.edge {
+        match self.edge.is_some() || (self.is_inbound() && self.identity.is_none()) {
             // Boxed: the others need no room for it.
-            Some(_) => Box::pin(self.worker.idle.wait()).await,
-            None => std::future::pending().await,
+            true => Box::pin(self.worker.idle.wait()).await,
+            false => std::future::pending().await,
         }
     }
 
@@ -180,8 +180,15 @@ impl Session {
         told.push(reason);
         let identity = self.identity.as_deref().map(ToString::to_string).unwrap_or_default();
         let policy = others.map(ToString::to_string).unwrap_or_default();
-        tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy,
-            "audit: let in, strict mode would deny it");
+        let source = match identity.is_empty() {
+            true => self.peer.ip().to_string(),
+            false => identity.clone(),
+        };
+        let line = self.worker.logs.permit(source, Instant::now());
+        if let Some(suppressed) = line.map(|line| line.suppressed) {
+            tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
+                "audit: let in, strict mode would deny it");
+        }
     }
 
     /// The series that `subject` is counted under, made or looked up when it is new.

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use leno_listen::HalfOpen;
 use leno_model::{EndpointId, Reach, Reason, ServiceName, WeightedBackend};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
@@ -17,6 +18,7 @@ use tokio::time::timeout;
 
 use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
+use crate::handshake;
 use crate::hits;
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::edge;
@@ -53,13 +55,14 @@ pub(crate) async fn to_service(
 /// Carries a stranger's connection to where the port of a gateway leads that serves no HTTP.
 pub(crate) async fn through_gateway(
     session: &Session,
+    half_open: HalfOpen,
     (port, plan): (u16, &GatewayPortPlan),
     io: Io,
 ) {
     let mut record = Record::open(session, "tcp");
     record.subject.port = port;
     let mut early = BytesMut::new();
-    let opened = open_from_edge(session, plan, (&io, &mut early), &mut record).await;
+    let opened = open_from_edge(session, half_open, plan, (&io, &mut early), &mut record).await;
     pass(session, opened, (&io, early), record).await;
 }
 
@@ -272,6 +275,7 @@ async fn open(
 /// Where a port of a gateway leads that serves no HTTP.
 async fn open_from_edge(
     session: &Session,
+    half_open: HalfOpen,
     plan: &GatewayPortPlan,
     (io, early): (&Io, &mut BytesMut),
     record: &mut Record<'_>,
@@ -287,8 +291,9 @@ async fn open_from_edge(
                     _ => Err(Reason::NoRoute),
                 }
             };
-            let named = timeout(limits.handshake_timeout, named).await;
-            let name = named.map_err(|_| Reason::HeadTimeout)??;
+            let named = timeout(limits.handshake_timeout, named);
+            let named = handshake::begun(worker, &half_open, named).await;
+            let name = named.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
             let (route, backend) = match routes.choose(name.as_deref(), worker.draw()) {
                 TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
                 TlsChoice::InvalidBackend { rule } => (&rule.route, None),
@@ -305,6 +310,7 @@ async fn open_from_edge(
         }
         GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute),
     };
+    drop(half_open);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
     let (scene, plan) = edge::service_of(session, backend).await?;
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;

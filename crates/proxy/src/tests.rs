@@ -8,6 +8,8 @@ mod circuit;
 mod concurrency;
 mod connect;
 mod cost;
+#[path = "../../listen/src/tests/crowd.rs"]
+mod crowd;
 mod doors;
 mod drain;
 mod filters;
@@ -19,6 +21,7 @@ mod forwarding;
 mod gateway;
 mod grpc;
 mod h2c;
+mod half_open;
 mod health;
 mod hedging;
 mod hits;

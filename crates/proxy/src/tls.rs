@@ -8,14 +8,17 @@ use std::time::{Instant, SystemTime};
 
 use leno_identity::{
     Credential, Guest, Peer, VerifyError, client_config, guest, guest_server_config,
-    open_server_config, peer, reason_of, server_config,
+    open_server_config, peer, server_config,
 };
-use leno_model::{Name, Reason, Side, SpiffeId};
-use rustls::server::Acceptor;
+use leno_listen::{HalfOpen, read_hello, reset, shake_hands};
+use leno_model::{Name, Reason, SpiffeId};
 use rustls::{ClientConfig, ServerConfig};
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
-use tokio_rustls::{LazyConfigAcceptor, StartHandshake, TlsAcceptor};
+
+use crate::handshake;
+use crate::worker::Worker;
 
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
@@ -173,17 +176,30 @@ pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
 /// Terminates mutual TLS. On failure the connection is reset, so that nobody takes it for an
 /// orderly end.
 pub(crate) async fn accept(
-    configs: &TlsConfigs,
+    worker: &Worker,
+    half_open: &HalfOpen,
     (credential, clients): (&Arc<Credential>, Clients),
     tcp: TcpStream,
 ) -> Result<Accepted, Reason> {
-    let acceptor = TlsAcceptor::from(configs.server(credential, clients)?);
-    match acceptor.accept(tcp).into_fallible().await {
-        Ok(tls) => match client(&tls, clients, SystemTime::now()) {
-            Ok(client) => Ok(Accepted { tls, client }),
-            Err(reason) => refuse(tls.get_ref().0, reason),
-        },
-        Err((error, tcp)) => refuse(&tcp, reason_of(&error, Side::Downstream)),
+    let config = worker.tls.server(credential, clients)?;
+    let hello = match read_hello(half_open, tcp).await {
+        Ok(hello) => hello,
+        Err((error, tcp)) => {
+            tcp.as_ref().inspect(|tcp| reset(tcp));
+            return Err(handshake::reason(worker, &error));
+        }
+    };
+    // The socket is not given back when a handshake fails.
+    reset(&hello.io);
+    let tls = shake_hands(half_open, hello, config).await;
+    let tls = tls.map_err(|error| handshake::reason(worker, &error))?;
+    match client(&tls, clients, SystemTime::now()) {
+        Ok(client) => {
+            // Failing means that the socket is gone already, as its first read will find.
+            drop(SockRef::from(tls.get_ref().0).set_linger(None));
+            Ok(Accepted { tls, client })
+        }
+        Err(reason) => Err(reason),
     }
 }
 
@@ -207,36 +223,23 @@ fn client(tls: &TlsStream<TcpStream>, clients: Clients, now: SystemTime) -> Resu
     }
 }
 
-/// A stranger whose hello is there as a whole: what it costs to answer comes now.
-pub(crate) struct Greeted(StartHandshake<TcpStream>);
-
-/// Reads the hello of a stranger, which costs next to nothing. On failure the connection is cut.
-pub(crate) async fn greeting(tcp: TcpStream) -> Result<Greeted, Reason> {
-    let acceptor = LazyConfigAcceptor::new(Acceptor::default(), tcp);
-    let greeted = acceptor.await.map_err(|error| no_session(&error))?;
-    Ok(Greeted(greeted))
-}
-
-/// Terminates TLS of a stranger, who stays one. On failure the connection is cut.
+/// Terminates TLS of a client without an identity in the mesh. On failure the connection is closed.
 pub(crate) async fn accept_stranger(
+    worker: &Worker,
+    half_open: &HalfOpen,
     config: Arc<ServerConfig>,
-    Greeted(greeted): Greeted,
+    tcp: TcpStream,
 ) -> Result<TlsStream<TcpStream>, Reason> {
-    greeted.into_stream(config).await.map_err(|error| no_session(&error))
+    let failed = |error: &io::Error| {
+        tracing::debug!(%error, "a session with a stranger failed");
+        handshake::reason(worker, error)
+    };
+    let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| failed(&error))?;
+    shake_hands(half_open, hello, config).await.map_err(|error| failed(&error))
 }
 
-fn no_session(error: &io::Error) -> Reason {
-    tracing::debug!(%error, "a session with a stranger failed");
-    reason_of(error, Side::Downstream)
-}
-
-fn refuse(tcp: &TcpStream, reason: Reason) -> Result<Accepted, Reason> {
-    Err(cut_off(tcp, reason))
-}
-
-fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
-    // Failing means that the socket is gone already, which is what we want.
-    drop(tcp.set_zero_linger());
+pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
+    reset(tcp);
     reason
 }
 

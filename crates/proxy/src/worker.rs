@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_identity::JwtKeys;
+use leno_listen::{Admission, Bounds};
 use leno_model::{Endpoint, EndpointId, ServiceName};
-use leno_telemetry::{Gauge, Shard};
+use leno_telemetry::{Gauge, LogLimits, PermittedLine, Shard};
 use leno_traffic::{PortPlan, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
+use leno_wire::link::LinkError;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -41,10 +43,12 @@ pub(crate) struct Worker {
     view: RefCell<Option<Rc<ThreadView>>>,
     view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
-    /// Room for handshakes that others begin: they cost CPU before anybody is known.
-    pub(crate) handshakes: Semaphore,
+    /// The half-open connections of this thread.
+    pub(crate) half_open: Arc<Admission>,
     /// Room for connections to the application: a link's streams are many to one connection.
     pub(crate) places: Arc<Semaphore>,
+    /// The log lines that each peer may cause: by its identity, or its address.
+    pub(crate) logs: LogLimits<String>,
     /// This thread's counters.
     pub(crate) shard: Rc<Shard>,
     /// Heads that were parsed into before, with the room they have.
@@ -101,7 +105,10 @@ impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
         let Parts { config, world, connections, removed, phase, outlets, shard, seed } = parts;
         Rc::new(Self {
-            handshakes: Semaphore::new(config.limits.handshakes_max.max(1)),
+            half_open: Admission::new(Bounds::new(
+                config.limits.handshakes_max,
+                config.limits.connections_max,
+            )),
             jwt_keys: RefCell::default(),
             deciders: Deciders::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
@@ -113,6 +120,7 @@ impl Worker {
             view: RefCell::default(),
             view_version: Cell::new(0),
             tls: TlsConfigs::default(),
+            logs: LogLimits::default(),
             shard: Rc::new(shard),
             request_heads: Spare::default(),
             response_heads: Spare::default(),
@@ -130,6 +138,19 @@ impl Worker {
             quiet: Notify::new(),
             draws: Cell::new(seed | 1),
         })
+    }
+
+    /// Permits a log line that a peer caused, by the peer's address.
+    pub(crate) fn log_line(&self, peer: SocketAddr) -> Option<PermittedLine> {
+        self.logs.permit(peer.ip().to_string(), Instant::now())
+    }
+
+    /// Logs that a peer broke the protocol of links.
+    pub(crate) fn log_misuse(&self, peer: SocketAddr, error: LinkError) {
+        if let Some(line) = self.log_line(peer) {
+            let suppressed = line.suppressed;
+            tracing::warn!(%peer, %error, suppressed, "a peer broke the link protocol");
+        }
     }
 
     /// A pseudo-random number (xorshift64*): fast, seeded, for choices and not for secrets.

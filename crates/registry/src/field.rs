@@ -417,7 +417,7 @@ impl<'a> Fields<'a> {
                     Some(word) => format!("did you mean `{word}`?"),
                     None => format!("remove it, or use {}", one_of(known)),
                 };
-                field.refuse("is not a field that is known here", remedy);
+                field.refuse(UNKNOWN_FIELD, remedy);
             }
         }
     }
@@ -466,6 +466,9 @@ impl<'a> Fields<'a> {
         }
     }
 }
+
+/// The problem with a field that a reader does not know.
+pub const UNKNOWN_FIELD: &str = "is not a field that is known here";
 
 /// Parses an integer of the core schema.
 fn whole(text: &str) -> Option<i64> {

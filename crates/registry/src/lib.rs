@@ -19,6 +19,7 @@ mod scan;
 mod suggest;
 mod watch;
 
+pub use field::UNKNOWN_FIELD;
 pub use file::{FileSource, Located, Update, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};

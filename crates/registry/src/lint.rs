@@ -208,6 +208,7 @@ impl<'a> World<'a> {
             };
             self.lint_reference(&reference, lint);
         }
+        self.lint_floor(workload, lint);
         self.lint_unmentioned(workload, lint);
     }
 

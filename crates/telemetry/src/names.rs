@@ -118,6 +118,16 @@ closed_list! {
         /// A handshake with an endpoint failed.
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
+    "leno_half_open_evicted_total" []
+    "Connections ended to make room for others before their client had finished its handshake or sent a request." {
+        /// A half-open connection was ended to make room.
+        HalfOpenEvicted [];
+    }
+    "leno_accept_pauses_total" []
+    "Pauses of a listener because the system had no file descriptor or no memory for a connection." {
+        /// A listener paused.
+        AcceptPauses [];
+    }
     "leno_plaintext_connections_total" []
     "Connections of clients without mutual TLS that were let in, since the mesh is set so." {
         /// A client without mutual TLS was let in.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::keep_statuses;
-use leno_model::{Egress, MeshConfig, Object, ObjectKey, TagRouteName, TrafficMode};
+use leno_model::{Egress, MeshConfig, Name, Object, ObjectKey, TagRouteName, TrafficMode};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -25,10 +25,26 @@ fn the_settings_of_osm_are_followed() {
     run(async {
         let server = Server::start().await;
         server.namespace("osm-system").await;
-        let mut world = World::follow(server.client().await);
+        let named = [Name::new("osm-system").unwrap()].into();
+        let source = Source::new(server.client().await, Options::default());
+        let mut world = World::of(source.with_settings_of(named));
         world.until("a first picture", |world| world.updates == 1).await;
         assert_eq!(settings(&world), None);
         server.define(OSM).await;
+        // An object in another namespace, made before.
+        server.namespace("shop").await;
+        let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
+        let open = json!({"spec": {"traffic": open}});
+        server.apply(OSM, Some("shop"), "osm-mesh-config", open).await;
+        world
+            .until("a warning", |world| {
+                world
+                    .warnings
+                    .iter()
+                    .any(|it| it.to_string().contains("--settings-namespaces shop"))
+            })
+            .await;
+        assert_eq!(settings(&world), None);
         let traffic = json!({"enableEgress": true});
         let spec = json!({"spec": {"traffic": traffic}});
         server.apply(OSM, Some("osm-system"), "osm-mesh-config", spec).await;

@@ -24,6 +24,7 @@ mod rights;
 mod rules;
 mod server;
 mod statuses;
+mod unknown_fields;
 mod world;
 
 use leno_model::{Object, ObjectKey, ServiceName, WorkloadName};

@@ -152,6 +152,75 @@ fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
     });
 }
 
+/// A pod as the webhook leaves it.
+fn with_sidecar() -> Value {
+    let image = "registry.example.org/leno:0.1.0";
+    json!({
+        "metadata": {},
+        "spec": {
+            "initContainers": [
+                {"name": "leno-intercept", "image": image,
+                 "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}},
+                {"name": "leno-proxy", "image": image, "restartPolicy": "Always",
+                 "securityContext": {"runAsUser": 1500}},
+            ],
+            "containers": [{"name": "web", "image": "none"}],
+        },
+    })
+}
+
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
+    run(async {
+        let server = Server::start().await;
+        let labels = json!({"metadata": {"labels": {"leno.dev/injection": "enabled"}}});
+        server.apply("v1/Namespace", None, "shop", labels).await;
+        let page = include_str!("../../../docs/security.md");
+        let block =
+            page.split("```yaml\n").find(|it| it.contains("name: mesh-floor-pods")).unwrap();
+        let block = block.split("```").next().unwrap();
+        for document in serde_saphyr::from_multiple::<Value>(block).unwrap() {
+            let kind = format!(
+                "{}/{}",
+                document["apiVersion"].as_str().unwrap(),
+                document["kind"].as_str().unwrap()
+            );
+            let name = document["metadata"]["name"].as_str().unwrap().to_owned();
+            server.apply(&kind, None, &name, document).await;
+        }
+        let without =
+            json!({"metadata": {}, "spec": {"containers": [{"name": "a", "image": "none"}]}});
+        let said = refused_pod(&server, "shop", without).await;
+        assert!(said.contains("the pod has no sidecar of the mesh"), "{said}");
+        server.offer("v1/Pod", Some("shop"), "good", with_sidecar()).await.unwrap();
+        for (pointer, value, message) in [
+            ("/spec/initContainers/1/image", json!("evil.example/leno:0.1.0"), "has no sidecar"),
+            ("/spec/initContainers/0/image", json!("evil.example/a:1"), "another container runs"),
+            ("/spec/containers/0/securityContext", json!({"runAsUser": 1500}), "user 1500"),
+            ("/spec/securityContext", json!({"runAsUser": 1500}), "user 1500"),
+            ("/spec/hostNetwork", json!(true), "network of their node"),
+            (
+                "/spec/containers/0/securityContext",
+                json!({"capabilities": {"add": ["NET_ADMIN"]}}),
+                "could change the interception",
+            ),
+            ("/spec/containers/0/securityContext", json!({"privileged": true}), "could change"),
+        ] {
+            let mut pod = with_sidecar();
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[key] = value;
+            let said = server.offer("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
+            assert!(said.contains(message), "{pointer}: {said}");
+        }
+        // The test may update the MeshConfig, and so it may label namespaces.
+        let ignored = json!({"metadata": {"labels": {
+            "leno.dev/injection": "enabled", "leno.dev/ignore": "true",
+        }}});
+        server.apply("v1/Namespace", None, "shop", ignored).await;
+    });
+}
+
 /// Until the API server knows of the webhook.
 async fn refused_pod(server: &Server, namespace: &str, pod: Value) -> String {
     for index in 0..LOOKS_MAX {

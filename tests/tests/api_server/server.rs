@@ -130,6 +130,35 @@ impl Server {
         applied.map(drop).map_err(|error| error.to_string())
     }
 
+    /// Creates an object as most controllers do: with no validation of unknown fields.
+    pub(crate) async fn create_ignoring(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        mut object: Value,
+    ) {
+        let (_, resource) = self.api(kind, None);
+        let (version, many) = (&resource.api_version, &resource.plural);
+        object["apiVersion"] = json!(version);
+        object["kind"] = json!(resource.kind);
+        object["metadata"]["name"] = json!(name);
+        let path = format!("/apis/{version}/namespaces/{namespace}/{many}?fieldValidation=Ignore");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let request = http::Request::post(&path)
+                .header("content-type", "application/json")
+                .body(kube::client::Body::from(object.to_string().into_bytes()))
+                .unwrap();
+            let answer = self.admin.send(request).await.unwrap();
+            if answer.status().is_success() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{kind} {name}: {}", answer.status());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// What the API server warns of when an object that says nothing is to be created.
     pub(crate) async fn warnings(&self, kind: &str, namespace: &str, name: &str) -> String {
         let (_, resource) = self.api(kind, None);

@@ -27,7 +27,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn follow(client: Client) -> Self {
-        let source = Source::new(client, Options::default());
+        Self::of(Source::new(client, Options::default()))
+    }
+
+    /// Follows a source.
+    pub(crate) fn of(source: Source) -> Self {
         let progress = source.progress();
         let (told, queue) = mpsc::channel(4);
         let mut tasks = JoinSet::new();

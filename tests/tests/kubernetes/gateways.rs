@@ -85,3 +85,53 @@ fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
+
+/// A Service whose requests need a token, with a pod that has a sidecar and one that has none.
+const PARTLY_MESHED: &str = "apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {name: server}
+spec:
+  targetRefs: [{kind: Service, name: server}]
+  required: true
+  issuers:
+  - issuer: https://issuer.test
+    jwks:
+      inline: |
+        {\"keys\": [{\"kty\": \"EC\", \"crv\": \"P-256\", \"kid\": \"one\", \"use\": \"sig\",
+                   \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\",
+                   \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain, labels: {app: server, leno.dev/injection: disabled}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: server, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{containerPort: 8080}]}
+";
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
+    let namespace = Namespace::new("partly-meshed", Injection::Enabled);
+    namespace.http_server("server", 1);
+    let address = gateway(&namespace);
+    namespace.wait_ready();
+    let (strangers, url) = strangers_at(&address);
+    namespace.apply(PARTLY_MESHED);
+    namespace.wait_ready();
+    let condition = ["get", "jwtvalidation.leno.dev/server", "-o"];
+    let enforced = "jsonpath={.status.conditions[?(@.type==\"Enforced\")].status} {.status.conditions[?(@.type==\"Enforced\")].message}";
+    eventually("the policy reports the pod", Duration::from_secs(60), || {
+        let told = printed(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
+        (told.starts_with("False ") && told.ends_with(&format!("{}/plain", namespace.name())))
+            .then_some(())
+    });
+    strangers.expect_curl("stranger", &[&url], 0, 401);
+    let answers = strangers.curls("stranger", 200, &[&url]);
+    let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
+    assert_eq!((answers.len(), answered), (200, Vec::new()));
+    // No endpoint is left without the pod that has a sidecar.
+    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
+    strangers.expect_curl("stranger", &[&url], 0, 503);
+}

@@ -10,6 +10,10 @@ use leno_model::{
     GatewayListener, Redirect, RouteKind, RouteRule, RuleActions, Scheme, Serves, TcpRule, TlsRule,
 };
 use leno_tests::{Connection, eventually, exchange, free_port};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+use super::half_open::{Honest, measure};
 
 /// The rules that most listeners here have.
 fn rules() -> Vec<RouteRule> {
@@ -171,3 +175,30 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
 
 /// On a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+#[ignore = "takes two minutes; run by hand to measure: half_open"]
+fn honest_clients_of_a_gateway_during_a_flood() {
+    let edge = Edge::start();
+    let (port, shown) = (free_port(), certificate("shop.example.com"));
+    let listener = listener("https", "", "shop.example.com", rules());
+    edge.serve(vec![(port, Serves::Https(vec![secure(listener, &shown)]))]);
+    edge.is_ready();
+    let mut roots = rustls::RootCertStore::empty();
+    for der in CertificateDer::pem_slice_iter(shown.chain.as_bytes()) {
+        roots.add(der.expect("a certificate")).expect("a root");
+    }
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let config = rustls::ClientConfig::builder_with_provider(provider.into())
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let honest = Honest {
+        address: edge.at(port),
+        config: config.into(),
+        name: "shop.example.com".try_into().expect("a name"),
+        request: b"GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n",
+    };
+    measure("gateway", edge.pid(), &honest);
+}

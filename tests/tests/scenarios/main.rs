@@ -13,12 +13,16 @@ mod dashboards;
 #[cfg(test)]
 mod deciders;
 #[cfg(test)]
+mod descriptors;
+#[cfg(test)]
 mod diagnosis;
 mod faults;
 #[cfg(test)]
 mod faults_on_purpose;
 #[cfg(test)]
 mod gateway;
+#[cfg(test)]
+mod half_open;
 #[cfg(test)]
 mod interception;
 #[cfg(test)]
@@ -32,6 +36,8 @@ mod one_machine;
 mod peers;
 #[cfg(test)]
 mod prometheus;
+#[cfg(test)]
+mod published_holes;
 #[cfg(test)]
 mod seeing;
 #[cfg(test)]

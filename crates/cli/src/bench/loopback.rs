@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use leno_listen::Listener;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::{JoinSet, LocalSet};
 
@@ -37,12 +38,12 @@ where
     socket
         .bind((Ipv4Addr::LOCALHOST, port).into())
         .with_context(|| format!("port {port} is taken"))?;
-    let listener = socket.listen(BACKLOG).context("cannot listen")?;
+    let mut listener = Listener::new("loopback", socket.listen(BACKLOG).context("cannot listen")?);
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             () = &mut stop => return Ok(()),
-            Ok((stream, _)) = listener.accept() => {
+            (stream, _) = listener.accept() => {
                 // One whose client has left already fails at its first read.
                 if stream.set_nodelay(true).is_ok() {
                     connections.spawn_local(converse(stream));

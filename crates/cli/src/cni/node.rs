@@ -10,10 +10,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use leno_kubernetes::node::{Interception, Node};
+use leno_listen::Listener;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::conflist::{self, PLUGIN};
 use super::question::{Answer, LINE_BYTES_MAX, Question};
@@ -168,18 +169,13 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
 /// Answers plugins until dropped.
 async fn answer_all(listener: UnixListener, node: Arc<Node>) {
     let mut answers = JoinSet::new();
+    let mut listener = Listener::new("CNI plugin", listener);
     loop {
         tokio::select! {
-            accepted = listener.accept(), if answers.len() < QUESTIONS_MAX => match accepted {
-                Ok((stream, _)) => {
-                    let node = Arc::clone(&node);
-                    answers.spawn(async move { timeout(PATIENCE, answer_one(stream, &node)).await });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a plugin could not be heard");
-                    sleep(AFTER_AN_ERROR).await;
-                }
-            },
+            (stream, _) = listener.accept(), if answers.len() < QUESTIONS_MAX => {
+                let node = Arc::clone(&node);
+                answers.spawn(async move { timeout(PATIENCE, answer_one(stream, &node)).await });
+            }
             Some(answered) = answers.join_next() => match answered {
                 Ok(Ok(Ok(()))) => {}
                 Ok(Ok(Err(error))) => tracing::warn!(%error, "a plugin was not answered"),
@@ -218,5 +214,3 @@ const QUESTIONS_MAX: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(12);
 /// For the one question that is left when we end.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// After an error of `accept`: out of descriptors, for example.
-const AFTER_AN_ERROR: Duration = Duration::from_millis(100);

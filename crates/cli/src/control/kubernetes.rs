@@ -24,7 +24,7 @@ use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::{Name, TrustDomain, WorkloadName};
+use leno_model::{Floor, Name, TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -64,6 +64,11 @@ pub(super) struct ClusterArgs {
     /// in the settings of OSM and FSM, are made for
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     access_certs: Vec<Name>,
+    /// Namespaces with objects about the whole mesh, in addition to its own: osm-mesh-config and fsm-mesh-config, until there
+    /// is a MeshConfig of leno.dev; TagRoutes for all services; Egress objects for accounts of other
+    /// namespaces
+    #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
+    settings_namespaces: Vec<Name>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: NamespaceName,
     /// Without a name it writes no statuses
@@ -88,6 +93,12 @@ impl ClusterArgs {
     fn grants(&self) -> Grants {
         let namespaces = self.access_certs.iter().cloned().collect();
         Grants { namespaces, own: Name::new(&self.pod_namespace).ok() }
+    }
+
+    /// The namespaces with objects about the whole mesh.
+    fn settings_namespaces(&self) -> BTreeSet<Name> {
+        let own = Name::new(&self.pod_namespace).ok();
+        self.settings_namespaces.iter().cloned().chain(own).collect()
     }
 }
 
@@ -134,6 +145,8 @@ pub(super) async fn start(
     let (outcomes, became) = watch::channel(Arc::default());
     let source = Source::new(client.clone(), options(args))
         .assuming(args.trust_domain.clone())
+        .with_settings_of(args.settings_namespaces())
+        .with_image(args.image.clone())
         .granting(args.grants(), became);
     let (leads, leading) = watch::channel(false);
     if let Some(name) = args.pod_name.clone() {
@@ -142,7 +155,8 @@ pub(super) async fn start(
         let writing = keep_statuses(client.clone(), name, source.statements(), leading.clone());
         tasks.spawn(named("the writer of statuses", writing));
     }
-    let (mut progress, exclusions) = (source.progress(), source.exclusions());
+    let mut progress = source.progress();
+    let choices = Choices { exclusions: source.exclusions(), floor: source.floor() };
     let (guests, lifetime) = (source.guests(), config.certificate_lifetime);
     let of_guests = leading.clone();
     let gateways = args.gateways.then(|| Gateways { wishes: source.wishes(), leading });
@@ -188,7 +202,7 @@ pub(super) async fn start(
         let serving = equip(
             client,
             settings,
-            (control.authority(), exclusions),
+            (control.authority(), choices),
             args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
@@ -240,16 +254,23 @@ struct Gateways {
     leading: watch::Receiver<bool>,
 }
 
+/// The settings of the mesh for new sidecars.
+struct Choices {
+    exclusions: watch::Receiver<Exclusions>,
+    floor: watch::Receiver<Floor>,
+}
+
 /// Gives pods their sidecars and gateways their pods, with the roots that the authority has then, and
 /// without what another mesh leaves out.
 async fn equip(
     client: Client,
     mut settings: Settings,
-    (mut authority, mut exclusions): (watch::Receiver<Arc<Authority>>, watch::Receiver<Exclusions>),
+    (mut authority, mut choices): (watch::Receiver<Arc<Authority>>, Choices),
     webhook: Option<(ListenOptions, watch::Receiver<bool>)>,
     gateways: Option<Gateways>,
 ) {
-    settings.exclusions = exclusions.borrow_and_update().clone();
+    settings.exclusions = choices.exclusions.borrow_and_update().clone();
+    settings.floor = choices.floor.borrow_and_update().clone();
     let (settings, told) = watch::channel(settings);
     let (maker, wanted) = (client.clone(), told.clone());
     let making = async {
@@ -268,14 +289,17 @@ async fn equip(
         loop {
             tokio::select! {
                 Ok(()) = authority.changed() => {}
-                Ok(()) = exclusions.changed() => {}
+                Ok(()) = choices.exclusions.changed() => {}
+                Ok(()) = choices.floor.changed() => {}
                 else => return,
             }
             let roots = authority.borrow_and_update().roots().to_pem();
-            let exclusions = exclusions.borrow_and_update().clone();
+            let exclusions = choices.exclusions.borrow_and_update().clone();
+            let floor = choices.floor.borrow_and_update().clone();
             settings.send_modify(|settings| {
                 settings.roots = roots;
                 settings.exclusions = exclusions;
+                settings.floor = floor;
             });
         }
     };

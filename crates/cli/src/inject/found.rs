@@ -9,9 +9,9 @@ use kube::Client;
 use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName, server_version};
 use leno_kubernetes::inject::{Exclusions, NamespaceFacts, has_native_sidecars};
 use leno_kubernetes::install::Installed;
-use leno_kubernetes::source::exclusions;
+use leno_kubernetes::source::sidecar_settings;
 use leno_kubernetes::words::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
-use leno_model::TrustDomain;
+use leno_model::{Floor, Name, TrustDomain};
 
 use crate::cluster::{ClusterArgs, plain};
 
@@ -28,6 +28,8 @@ pub(super) struct Found {
     pub(super) by_plugin: bool,
     /// What goes around every sidecar.
     pub(super) exclusions: Exclusions,
+    /// The least that annotations cannot lower.
+    pub(super) floor: Floor,
     /// The namespaces of manifests, each under the text that a manifest has for it.
     pub(super) namespaces: BTreeMap<String, NamespaceFacts>,
 }
@@ -49,9 +51,12 @@ impl Found {
         let installed = Installed::of(&deployment);
         let version =
             server_version(&client).await.map_err(plain).context("cannot ask the API server")?;
-        let exclusions = exclusions(&client).await.map_err(plain).context(
-            "cannot read the MeshConfig of OSM or FSM, whose exclusions count for every pod: ask for the \
-             right to list it, or pass --roots FILE and annotate the pods",
+        let own = Name::new(namespace).ok();
+        let namespaces_of_settings = installed.settings_namespaces.iter().cloned().chain(own);
+        let read = sidecar_settings(&client, namespaces_of_settings.collect()).await;
+        let (exclusions, floor) = read.map_err(plain).context(
+            "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: ask for the right \
+             to list it, or pass --roots FILE and annotate the pods",
         )?;
         Ok(Self {
             roots,
@@ -60,6 +65,7 @@ impl Found {
             is_old: !has_native_sidecars(&version.major, &version.minor),
             by_plugin: installed.cni,
             exclusions,
+            floor,
             namespaces: facts(&client, namespaces).await?,
         })
     }

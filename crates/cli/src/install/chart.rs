@@ -2,6 +2,8 @@
 //!
 //! It is written by the test that compares it (`UPDATE_EXPECT=1`), so that both say the same.
 
+use std::collections::BTreeSet;
+
 use expect_test::expect_file;
 use leno_kubernetes::install::{NodeNetwork, Options, manifests};
 use leno_model::{Name, TrustDomain};
@@ -24,6 +26,10 @@ const VALUES: &[(&str, &str)] = &[
     (
         "        - \"--access-certs=helm-access-cert\"\n",
         "        {{- with .Values.accessCerts }}\n        - {{ join \",\" . | printf \"--access-certs=%s\" | quote }}\n        {{- end }}\n",
+    ),
+    (
+        "        - \"--settings-namespaces=helm-settings\"\n",
+        "        {{- with .Values.settingsNamespaces }}\n        - {{ join \",\" . | printf \"--settings-namespaces=%s\" | quote }}\n        {{- end }}\n",
     ),
     (
         "        - \"--gateways\"\n",
@@ -63,7 +69,10 @@ const CONDITIONS: &[(&str, &str)] = &[
     ),
     ("ValidatingAdmissionPolicy", HAS_POLICIES),
     ("ValidatingAdmissionPolicyBinding", HAS_POLICIES),
-    ("MeshConfig", "ne .Values.trustDomain \"cluster.local\""),
+    (
+        "MeshConfig",
+        "and (ne .Values.trustDomain \"cluster.local\") (not .Values.settingsNamespaces)",
+    ),
 ];
 const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
@@ -72,7 +81,17 @@ const HAS_POLICIES: &str =
 const KEPT: &str = "helm.sh/resource-policy";
 
 fn chart() -> Vec<Value> {
-    manifests(&Options {
+    let options = options();
+    let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
+    let named = manifests(&Options { settings_namespaces, ..options.clone() });
+    let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
+    // Its own settings go with those of no other namespace: a template has both, and says when.
+    let rest = manifests(&options).into_iter();
+    rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
+}
+
+fn options() -> Options {
+    Options {
         image: "HELM_IMAGE".to_owned(),
         namespace: "helm-namespace".to_owned(),
         replicas: 151_719,
@@ -87,7 +106,8 @@ fn chart() -> Vec<Value> {
         webhook_client_ca: Some("HELM_CLIENT_CA".to_owned()),
         network_policies: true,
         api_server: ["192.0.2.151/32".parse().unwrap()].into(),
-    })
+        settings_namespaces: BTreeSet::new(),
+    }
 }
 
 fn template(manifest: &Value) -> String {

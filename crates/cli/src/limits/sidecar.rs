@@ -15,7 +15,8 @@ pub(crate) struct SidecarLimitArgs {
     /// Connections accepted by each thread, and as many to the application [default: 20000]
     #[arg(long, value_name = "N")]
     connections_max: Option<usize>,
-    /// TLS handshakes under way for each thread [default: 256]
+    /// Clients of each thread that are awaited during a TLS handshake, or before their first request;
+    /// beyond that the one that was awaited longest is closed [default: 1024]
     #[arg(long, value_name = "N")]
     handshakes_max: Option<usize>,
     /// From the first byte of a request's head to its last [default: 10s]

@@ -102,8 +102,7 @@ impl fmt::Display for Document {
 /// When a file cannot be read, two would have one name, or a document is refused that is of a native
 /// kind. One of another mesh is not kept instead.
 pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Document>> {
-    let mut documents: Vec<Document> = Vec::new();
-    let mut refused = Vec::new();
+    let mut reading = Reading::default();
     let mut targets: Vec<PathBuf> = Vec::new();
     for path in paths {
         for file in files(path)? {
@@ -117,37 +116,67 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
             targets.push(target.clone());
             let text = fs::read_to_string(&file)
                 .with_context(|| format!("{} cannot be read", file.display()))?;
-            for (line, text) in split(&text) {
-                let items = published::items(text);
-                if !items.is_empty() {
-                    let place = (format!("{}:{line}", file.display()), target.clone());
-                    let read = items.into_iter().map(|item| read_item(item, namespace, &place));
-                    let (good, bad): (Vec<_>, Vec<_>) = read.partition(Result::is_ok);
-                    documents.extend(good.into_iter().flatten());
-                    refused.extend(bad.into_iter().filter_map(Result::err));
-                    continue;
-                }
-                match read_one(&file, line, text, Whence::File) {
-                    Ok(Some((title, found))) => documents.push(Document {
-                        place: format!("{}:{line}", file.display()),
-                        title,
-                        target: target.clone(),
-                        text: text.trim_end().to_owned() + "\n",
-                        found,
-                    }),
-                    Ok(None) => {}
-                    Err(problem) => refused.push(problem),
-                }
+            reading.read(&file, &target, &text, namespace);
+        }
+    }
+    reading.finish()
+}
+
+/// Reads all documents of one text, in order.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<Document>> {
+    let mut reading = Reading::default();
+    reading.read(Path::new("text"), Path::new("text"), text, namespace);
+    reading.finish()
+}
+
+/// The documents of the files so far, and the problems.
+#[derive(Default)]
+struct Reading {
+    documents: Vec<Document>,
+    refused: Vec<String>,
+}
+
+impl Reading {
+    /// Reads one file; its documents go to `target`.
+    fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
+        for (line, text) in split(text) {
+            let place = format!("{}:{line}", file.display());
+            let items = published::items(text);
+            if !items.is_empty() {
+                let place = (place, target.to_owned());
+                let read = items.into_iter().map(|item| read_item(item, namespace, &place));
+                let (good, bad): (Vec<_>, Vec<_>) = read.partition(Result::is_ok);
+                self.documents.extend(good.into_iter().flatten());
+                self.refused.extend(bad.into_iter().filter_map(Result::err));
+                continue;
+            }
+            match read_one(file, line, text, Whence::File) {
+                Ok(Some((title, found))) => self.documents.push(Document {
+                    place,
+                    title,
+                    target: target.to_owned(),
+                    text: text.trim_end().to_owned() + "\n",
+                    found,
+                }),
+                Ok(None) => {}
+                Err(problem) => self.refused.push(problem),
             }
         }
     }
-    if !refused.is_empty() {
-        bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
+
+    fn finish(self) -> anyhow::Result<Vec<Document>> {
+        let Self { documents, refused } = self;
+        if !refused.is_empty() {
+            bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
+        }
+        if documents.iter().all(|document| matches!(document.found, Found::Comments)) {
+            bail!("there is no document: name files of YAML");
+        }
+        Ok(documents)
     }
-    if documents.iter().all(|document| matches!(document.found, Found::Comments)) {
-        bail!("there is no document: name files of YAML");
-    }
-    Ok(documents)
 }
 
 /// An item as a document at this place, for this file.

@@ -2,6 +2,8 @@
 
 mod check;
 mod cluster;
+#[cfg(test)]
+mod corpus;
 mod explain;
 #[cfg(test)]
 mod garbage;

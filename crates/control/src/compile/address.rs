@@ -8,7 +8,7 @@ use leno_model::{
     Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
 };
 
-use super::service::{Viewer, backends, protocol, target_port, view};
+use super::service::{Viewer, Views, backends, protocol, target_port};
 use crate::mesh::Mesh;
 
 /// What is at some addresses.
@@ -25,19 +25,19 @@ pub(crate) struct Occupants {
 
 /// Finds out what is at these addresses. It is the same for all who ask: whether one may call what
 /// is there is decided there.
-pub(crate) fn occupants(mesh: &Mesh, asked: &BTreeSet<IpAddr>) -> Occupants {
+pub(crate) fn occupants(mesh: &Mesh, asked: &BTreeSet<IpAddr>, views: &mut Views) -> Occupants {
     let mut occupants = Occupants::default();
     for address in asked {
-        let occupant = occupants.occupant(mesh, *address);
+        let occupant = occupants.occupant(mesh, *address, views);
         occupants.at.insert(*address, Arc::new(occupant));
     }
     occupants
 }
 
 impl Occupants {
-    fn occupant(&mut self, mesh: &Mesh, address: IpAddr) -> Occupant {
+    fn occupant(&mut self, mesh: &Mesh, address: IpAddr, views: &mut Views) -> Occupant {
         if let Some(service) = mesh.service_at(address) {
-            return match self.is_of_mesh(mesh, service) {
+            return match self.is_of_mesh(mesh, service, views) {
                 true => {
                     self.services.insert(service.name.clone());
                     Occupant::Service(service.name.clone())
@@ -60,16 +60,15 @@ impl Occupants {
     /// Whether somebody with a sidecar is behind a service, or behind a service that its routes
     /// lead to. If not, its clients reach it as if there were no mesh: namespaces come in one by one.
     /// The proxies of a gateway are no sidecars.
-    fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service) -> bool {
+    fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service, views: &mut Views) -> bool {
         self.decided_by.insert(service.name.clone());
-        let has_sidecars =
-            |name: &ServiceName| mesh.behind(name).any(|it| mesh.gateway_of(it).is_none());
-        if has_sidecars(&service.name) {
+        if has_sidecars(mesh, &service.name) {
             return true;
         }
-        let view = view(mesh, &Viewer::Anybody, service);
+        // Kept by the views: many ask for the same addresses, again and again.
+        let Some(view) = views.view(mesh, &Viewer::Anybody, &service.name) else { return false };
         self.decided_by.extend(backends(&view).cloned());
-        backends(&view).any(has_sidecars)
+        backends(&view).any(|name| has_sidecars(mesh, name))
     }
 
     /// The ports of a workload that services lead to. When several lead to one, it is the port of
@@ -90,6 +89,11 @@ impl Occupants {
         }
         ports
     }
+}
+
+/// True if some workload behind a service has a sidecar.
+pub(super) fn has_sidecars(mesh: &Mesh, service: &ServiceName) -> bool {
+    mesh.behind(service).any(|it| mesh.gateway_of(it).is_none())
 }
 
 fn occupant_port(
@@ -140,7 +144,9 @@ mod tests {
 
     fn at(mesh: &Mesh, address: [u8; 4]) -> Occupant {
         let address = IpAddr::from(address);
-        Occupant::clone(&occupants(mesh, &BTreeSet::from([address])).at[&address])
+        Occupant::clone(
+            &occupants(mesh, &BTreeSet::from([address]), &mut Views::default()).at[&address],
+        )
     }
 
     fn address_of(mesh: &Mesh, name: &str) -> [u8; 4] {
@@ -174,7 +180,7 @@ mod tests {
         dual.other_addresses.insert(other);
         let touched = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
         assert!(touched.addresses.contains(&other) && touched.addresses.contains(&dual.address));
-        let found = occupants(&mesh, &BTreeSet::from([other, dual.address]));
+        let found = occupants(&mesh, &BTreeSet::from([other, dual.address]), &mut Views::default());
         assert_eq!(found.at[&other], found.at[&dual.address]);
         assert!(
             matches!(&*found.at[&other], Occupant::Workload { workload, .. } if *workload == name)
@@ -182,7 +188,7 @@ mod tests {
         dual.other_addresses.clear();
         let touched = mesh.apply(Change::Upsert(Object::Workload(dual)));
         assert!(touched.addresses.contains(&other));
-        let found = occupants(&mesh, &BTreeSet::from([other]));
+        let found = occupants(&mesh, &BTreeSet::from([other]), &mut Views::default());
         assert_eq!(*found.at[&other], Occupant::Outside);
     }
 
@@ -192,7 +198,7 @@ mod tests {
         let is_routed = |mesh: &Mesh| {
             let name = mesh.service(&service("reviews")).unwrap();
             let address = *name.addresses.first().unwrap();
-            let found = occupants(mesh, &BTreeSet::from([address]));
+            let found = occupants(mesh, &BTreeSet::from([address]), &mut Views::default());
             assert!(found.decided_by.contains(&service("reviews")));
             *found.at[&address] == Occupant::Service(service("reviews"))
         };
@@ -216,7 +222,7 @@ mod tests {
         let touched = mesh.listen(&name, None);
         let address = mesh.workload(&name).unwrap().address;
         assert!(touched.addresses.contains(&address));
-        let found = occupants(&mesh, &BTreeSet::from([address]));
+        let found = occupants(&mesh, &BTreeSet::from([address]), &mut Views::default());
         assert!(found.unheard.contains(&address));
         let Occupant::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
         assert_eq!(ports[&9081].endpoint, None);
@@ -232,7 +238,7 @@ mod tests {
         let key = leno_model::ObjectKey::Workload(workload("details-1"));
         let touched = mesh.apply(Change::Remove(key));
         assert!(touched.addresses.contains(&successor.address));
-        let found = occupants(&mesh, &BTreeSet::from([successor.address]));
+        let found = occupants(&mesh, &BTreeSet::from([successor.address]), &mut Views::default());
         let Occupant::Workload { workload: name, .. } = &*found.at[&successor.address] else {
             panic!("outside")
         };

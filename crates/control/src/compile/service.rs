@@ -137,13 +137,19 @@ pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u1
 
 /// Views that were compiled, shared by all who see the same.
 #[derive(Debug, Default)]
-pub(crate) struct Views(BTreeMap<(ServiceName, Viewer), Kept>);
+pub(crate) struct Views {
+    kept: BTreeMap<(ServiceName, Viewer), Kept>,
+    /// The number of views compiled so far.
+    compiled: u64,
+}
 
 #[derive(Debug)]
 struct Kept {
     view: Arc<ServiceView>,
     /// Whether something it was compiled from may have changed since.
     stale: bool,
+    /// The number of sweeps that found it in no world since its last use.
+    unused: u8,
 }
 
 impl Views {
@@ -158,39 +164,64 @@ impl Views {
         let viewer = viewer.facing(mesh, name);
         let key = (name.clone(), viewer.clone());
         let Some(service) = mesh.service(name) else {
-            self.0.remove(&key);
+            self.kept.remove(&key);
             return None;
         };
-        let old = match self.0.get_mut(&key) {
-            Some(kept) if !kept.stale => return Some(Arc::clone(&kept.view)),
+        let old = match self.kept.get_mut(&key) {
+            Some(kept) if !kept.stale => {
+                kept.unused = 0;
+                return Some(Arc::clone(&kept.view));
+            }
             Some(kept) => Some(Arc::clone(&kept.view)),
             None => None,
         };
+        self.compiled += 1;
         let view = renewed(view(mesh, &viewer, service), old);
-        let kept = Kept { view: Arc::clone(&view), stale: false };
-        self.0.insert(key, kept);
+        let kept = Kept { view: Arc::clone(&view), stale: false, unused: 0 };
+        self.kept.insert(key, kept);
         Some(view)
+    }
+
+    /// The number of views compiled so far.
+    pub(crate) fn compiled(&self) -> u64 {
+        self.compiled
     }
 
     /// Takes note of what may look different now.
     pub(crate) fn doubt(&mut self, touched: &Touched) {
-        for ((service, viewer), kept) in &mut self.0 {
-            let account = viewer.account();
-            let of_account = account.is_some_and(|account| touched.accounts.contains(account));
-            kept.stale |= touched.everybody || of_account || touched.services.contains(service);
+        if touched.everybody || !touched.accounts.is_empty() {
+            for ((_, viewer), kept) in &mut self.kept {
+                let account = viewer.account();
+                let of_account = account.is_some_and(|account| touched.accounts.contains(account));
+                kept.stale |= touched.everybody || of_account;
+            }
+        }
+        for service in &touched.services {
+            // The least of all viewers comes first.
+            let all = self.kept.range_mut((service.clone(), Viewer::Anybody)..);
+            let all = all.take_while(|((name, _), _)| name == service);
+            all.for_each(|(_, kept)| kept.stale = true);
         }
     }
 
-    /// Forgets what nobody holds any more.
+    /// Forgets views that are in no world and were not used for some sweeps. Views that decide about
+    /// addresses are in no world.
     pub(crate) fn sweep(&mut self) {
-        self.0.retain(|_, kept| Arc::strong_count(&kept.view) > 1);
+        self.kept.retain(|_, kept| {
+            let is_held = Arc::strong_count(&kept.view) > 1;
+            kept.unused = if is_held { 0 } else { kept.unused.saturating_add(1) };
+            kept.unused < SWEEPS_UNUSED_MAX
+        });
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.kept.len()
     }
 }
+
+/// For how many rounds a view is kept that is in no world: half a second of a storm of changes.
+const SWEEPS_UNUSED_MAX: u8 = 16;
 
 /// Which workloads a client may call.
 enum Permitted<'a> {
@@ -356,7 +387,6 @@ fn endpoints(
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
-    // Who has no sidecar is no way around the policies about those of the same service.
     if viewer.is_gateway() && permitted.allows_some(mesh, &service.name) != Some(false) {
         endpoints.extend(plain_endpoints(mesh, (service, port), &named));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
@@ -375,14 +405,18 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// Where a port is reached without a sidecar: at the addresses of the applications themselves.
+/// Where a port is reached without a sidecar: at the addresses of the applications themselves. Empty while a policy
+/// applies that only a sidecar enforces.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     named: &BTreeSet<&str>,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.bystanders_behind(&service.name);
-    let workloads = workloads.filter(|workload| workload.ready || service.unready);
+    let mut workloads = workloads.filter(|workload| workload.ready || service.unready).peekable();
+    if workloads.peek().is_none() || !mesh.needing_sidecar(&service.name, port.port).is_empty() {
+        return Vec::new();
+    }
     let endpoints = workloads.filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
         Some(Arc::new(Endpoint {

@@ -75,6 +75,7 @@ impl Mesh {
     /// be any that its wildcards fit.
     fn touch_policy(&self, policy: &AccessPolicy, touched: &mut Touched) {
         let about = |workload: &&Workload| policy.is_about(&workload.account);
+        self.touch_unenforced(|workload| policy.is_about(&workload.account), touched);
         for workload in self.workloads().filter(about) {
             touched.workloads.insert(workload.name.clone());
             if self.mode_of(workload) == TrafficMode::Strict {

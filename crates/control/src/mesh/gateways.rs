@@ -16,7 +16,7 @@ use super::{Index, Mesh, Touched, selects};
 pub(super) struct Bystanders {
     by_name: BTreeMap<WorkloadName, Workload>,
     /// Which of them a service's selector chooses, and the other way round.
-    selected: Index<ServiceName, WorkloadName>,
+    pub(super) selected: Index<ServiceName, WorkloadName>,
     selecting: Index<WorkloadName, ServiceName>,
 }
 

@@ -1,89 +1,83 @@
 //! What proxies want to know: services that they use, addresses and names that they ask for.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
-use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX};
-use leno_model::ServiceName;
+use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, Wanted, WantedChange};
 
-use super::Owner;
-use crate::publish::Contact;
+use super::{Answered, Now, Owner};
+use crate::publish::{Contact, Progress};
+use crate::server::identity;
 
-/// What a proxy wants to know, or no longer.
-#[derive(Debug, Default)]
-pub(super) struct Wishes {
-    pub(super) services: Vec<ServiceName>,
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) names: Vec<ServiceName>,
-}
-
-impl Wishes {
-    /// All that a proxy wants as it connects.
-    pub(super) fn of(hello: &Hello) -> Self {
-        Self {
-            services: hello.services.clone(),
-            addresses: hello.addresses.clone(),
-            names: hello.looked_up.clone(),
-        }
-    }
-
-    pub(super) fn services(services: Vec<ServiceName>) -> Self {
-        Self { services, ..Self::default() }
-    }
-
-    pub(super) fn addresses(addresses: Vec<IpAddr>) -> Self {
-        Self { addresses, ..Self::default() }
-    }
-
-    pub(super) fn names(names: Vec<ServiceName>) -> Self {
-        Self { names, ..Self::default() }
-    }
+/// All that a proxy wants as it connects.
+pub(super) fn of(hello: &Hello) -> WantedChange {
+    let added = Wanted {
+        services: hello.services.iter().cloned().collect(),
+        addresses: hello.addresses.iter().copied().collect(),
+        names: hello.looked_up.iter().cloned().collect(),
+    };
+    WantedChange { added, ..WantedChange::default() }
 }
 
 impl Owner {
-    /// Subscribes, and answers: even without services, since the plan is an answer too.
-    pub(super) fn subscribe(&mut self, connection: ConnectionId, wishes: Wishes) {
+    /// Takes the desired state of a proxy, and answers: even without services, since the plan is an
+    /// answer too.
+    pub(super) fn want(
+        &mut self,
+        connection: ConnectionId,
+        change: WantedChange,
+        now: Now,
+    ) -> Answered {
         let Some(contact) = self.audience.contact(connection) else {
-            return;
+            return Answered::AtOnce;
         };
+        let WantedChange { added, removed, over_limit } = change;
         let room = self.limits.subscriptions;
-        let fits = [
-            take(&mut contact.subscriptions, wishes.services, room),
-            take(&mut contact.addresses, wishes.addresses, ADDRESSES_MAX),
-            take(&mut contact.names, wishes.names, NAMES_MAX),
-        ];
-        if fits.contains(&false) {
-            tracing::warn!(workload = %contact.workload, "it wants to know of too much");
-        }
-        self.satisfy(connection);
-    }
-
-    pub(super) fn unsubscribe(&mut self, connection: ConnectionId, wishes: &Wishes) {
-        let Some(contact) = self.audience.contact(connection) else {
-            return;
-        };
+        let many = added.len() > AT_ONCE_MAX;
         let Contact { subscriptions, addresses, names, .. } = contact;
-        leave(subscriptions, &wishes.services);
-        leave(addresses, &wishes.addresses);
-        leave(names, &wishes.names);
-        self.satisfy(connection);
+        leave(subscriptions, &removed.services);
+        leave(addresses, &removed.addresses);
+        leave(names, &removed.names);
+        let fits = [
+            take(subscriptions, added.services, room),
+            take(addresses, added.addresses, ADDRESSES_MAX),
+            take(names, added.names, NAMES_MAX),
+        ];
+        if (over_limit > 0 || fits.contains(&false))
+            && let Some(line) = self.logs.permit(identity(&contact.peer), now.clock.into_std())
+        {
+            let (workload, suppressed) = (&contact.workload, line.suppressed);
+            tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
+        }
+        match many {
+            true => Answered::InSlices(connection),
+            false => self.answer_now(connection),
+        }
     }
 
-    fn satisfy(&mut self, connection: ConnectionId) {
+    /// Goes on with an answer to a proxy that wants much at once, by a bounded amount of work.
+    pub(super) fn satisfy(&mut self, connection: ConnectionId) -> Answered {
+        match self.audience.prepare(connection, &self.mesh) {
+            Progress::More => Answered::InSlices(connection),
+            Progress::Done => self.answer_now(connection),
+        }
+    }
+
+    fn answer_now(&mut self, connection: ConnectionId) -> Answered {
         let settling = self.start.settling();
         self.audience.answer(connection, &self.mesh, settling);
+        Answered::AtOnce
     }
 }
 
 /// Forgets what is not wanted any more: as much work as there is to forget, whatever is known.
-fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &[T]) {
+fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
     for one in unwanted {
         known.remove(one);
     }
 }
 
 /// Takes note of what is wanted, as far as there is room.
-fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: Vec<T>, room: usize) -> bool {
+fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
     for one in wanted {
         if known.len() >= room {
             return false;
@@ -92,3 +86,6 @@ fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: Vec<T>, room: usize) -> bool {
     }
     true
 }
+
+/// A proxy that wants more than this in addition is answered in slices.
+const AT_ONCE_MAX: usize = 128;

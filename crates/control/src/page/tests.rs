@@ -181,7 +181,8 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         live: String::new(),
         explaining: explaining.clone(),
         taps: Arc::new(Taps::new(7)),
-        asking: Semaphore::new(1),
+        asking: Share::new(ASKING_PAUSE),
+        explained: Share::new(EXPLAINED_PAUSE),
     };
     let owner = async {
         let (_, answer) = asked.recv().await.unwrap();

@@ -34,6 +34,8 @@ pub(crate) struct Contact {
     pub(crate) session: u64,
     /// Which signer and which roots its certificate is of.
     pub(crate) edition: u64,
+    /// The cost of its world when it was last compiled, in the units of budgets.
+    pub(crate) world_units: u64,
     /// What it was last told.
     pub(crate) offered: Option<Update>,
     /// Which endpoints it was told to keep, if it has them.
@@ -67,6 +69,7 @@ impl Contact {
             version: hello.version,
             session: hello.session,
             edition: hello.edition,
+            world_units: 0,
             offered: None,
             doubt: Doubt::default(),
             applied: None,

@@ -76,7 +76,7 @@ impl Theatre {
     }
 
     fn publish(&mut self) {
-        self.audience.publish(&self.mesh, Settling::No, self.now);
+        while self.audience.publish(&self.mesh, Settling::No, self.now) == Progress::More {}
     }
 
     /// What a workload was last told.
@@ -319,7 +319,7 @@ fn simulate(seed: u64) {
         for contact in theatre.audience.contacts.values() {
             let Some(found) = theatre.mesh.workload(&contact.workload) else { continue };
             let mut wanted = wanted(found, &contact.subscriptions);
-            let occupants = occupants(&theatre.mesh, &contact.addresses);
+            let occupants = occupants(&theatre.mesh, &contact.addresses, &mut Views::default());
             wanted.extend(occupants.services);
             let expected = world(&theatre.mesh, found, &wanted, &mut Views::default());
             let expected = expected.with_addresses(occupants.at);
@@ -341,6 +341,111 @@ fn nobody_misses_anything_whatever_changes() {
     for seed in 0..64 {
         simulate(seed);
     }
+}
+
+/// Services without any workload at addresses 10.96.*.*, and a proxy that asks for all of them.
+fn outside(services: u16) -> Theatre {
+    let mut theatre = Theatre::new(mesh(BOOKINFO));
+    let mut asked = BTreeSet::new();
+    for number in 0..services {
+        let mut plain = theatre.mesh.service(&service("details")).unwrap().clone();
+        plain.name = service(&format!("plain-{number}"));
+        plain.selector.clear();
+        let [high, low] = number.to_be_bytes();
+        plain.addresses = BTreeSet::from([IpAddr::from([10, 96, high, low])]);
+        asked.extend(plain.addresses.iter().copied());
+        theatre.mesh.apply(Change::Upsert(Object::Service(plain)));
+    }
+    theatre.enter(&workload("stranger-1"), &[]);
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
+    theatre.audience.contact(connection).unwrap().addresses = asked;
+    theatre
+}
+
+#[test]
+fn addresses_of_services_without_sidecars_are_looked_into_once() {
+    let mut theatre = outside(300);
+    theatre.answer("stranger-1", Settling::No);
+    let compiled = theatre.audience.views.compiled();
+    assert!(compiled >= 300);
+    for _ in 0..50 {
+        theatre.answer("stranger-1", Settling::No);
+        // A change of something else sweeps the views.
+        theatre.listen("details-1", Some(listening(80)));
+        theatre.listen("details-1", Some(listening(81)));
+        theatre.publish();
+    }
+    let again = theatre.audience.views.compiled() - compiled;
+    assert!(again < 200, "{again} views were compiled again");
+}
+
+#[test]
+fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
+    let mut theatre = outside(2000);
+    let (connection, _) = theatre.heard[&workload("stranger-1")];
+    let names = (0..2000).map(|number| service(&format!("plain-{number}")));
+    theatre.audience.contact(connection).unwrap().subscriptions = names.collect();
+    let mut slices = 0;
+    loop {
+        let before = theatre.audience.views.compiled();
+        let progress = theatre.audience.prepare(connection, &theatre.mesh);
+        let compiled = theatre.audience.views.compiled() - before;
+        assert!(compiled <= 257, "{compiled} views in one slice");
+        if progress == Progress::Done {
+            break;
+        }
+        slices += 1;
+    }
+    assert!(slices >= 7, "{slices}");
+    assert!(theatre.told("stranger-1").is_none(), "a part is not told");
+    let before = theatre.audience.views.compiled();
+    theatre.answer("stranger-1", Settling::No);
+    assert_eq!(theatre.audience.views.compiled(), before);
+}
+
+#[test]
+fn a_change_that_concerns_many_is_sent_in_slices() {
+    let mut theatre = outside(0);
+    let many: Vec<WorkloadName> =
+        (0..600).map(|number| workload(&format!("many-{number}"))).collect();
+    for name in &many {
+        let mut one = theatre.mesh.workload(&workload("details-1")).unwrap().clone();
+        one.name = name.clone();
+        theatre.mesh.apply(Change::Upsert(Object::Workload(one)));
+        theatre.enter(name, &["reviews"]);
+        theatre.answer(&name.name.to_string(), Settling::No);
+    }
+    theatre.news();
+    theatre.listen("reviews-v1-1", Some(listening(1)));
+    let mut slices = 1;
+    while theatre.audience.publish(&theatre.mesh, Settling::No, theatre.now) == Progress::More {
+        assert!(theatre.audience.due_at().is_some_and(|due| due <= theatre.now));
+        slices += 1;
+    }
+    assert!((4..100).contains(&slices), "{slices}");
+    assert_eq!(theatre.news().len(), many.len());
+    assert_eq!(theatre.audience.due(), 0);
+    // All of them are one round.
+    let id = theatre.audience.newest();
+    let round = theatre.audience.rounds.of(id).unwrap();
+    assert_eq!((round.told, round.waiting.len()), (many.len(), many.len()));
+}
+
+#[test]
+fn what_a_change_of_listeners_costs_grows_with_its_clients() {
+    let mut theatre = bookinfo(BOOKINFO);
+    let before = theatre.audience.work();
+    theatre.listen("details-1", Some(listening(1)));
+    let few = theatre.audience.work() - before;
+    let before = theatre.audience.work();
+    theatre.listen("reviews-v1-1", Some(listening(1)));
+    theatre.listen("reviews-v1-1", Some(listening(2)));
+    let more = theatre.audience.work() - before;
+    assert!(more > few, "{few}, {more}");
+    // Proxies that are due already cost nothing more.
+    let before = theatre.audience.work();
+    theatre.listen("reviews-v1-1", Some(listening(3)));
+    assert_eq!(theatre.audience.work(), before);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy,
-    IngressSource, Name, PolicyName, PortSet, Proof, RetryPolicy, Sponsor, TargetRule, ToldBy,
-    TrafficTarget, check_subject,
+    IngressSource, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy, Sponsor, TargetRule,
+    ToldBy, TrafficTarget, check_subject,
 };
 
 use super::Report;
@@ -176,11 +176,29 @@ impl Report<'_> {
                 true => PERMISSIVE.to_owned(),
                 false => NOBODY.to_owned(),
             }),
-            problems: Vec::new(),
+            problems: self.left_out(&ObjectKey::AccessPolicy(policy.name.clone())).collect(),
         }
     }
 
+    /// The endpoints without a sidecar that gateways leave out because of a policy, as a sentence for its author.
+    pub(super) fn left_out(&self, policy: &ObjectKey) -> impl Iterator<Item = String> + use<> {
+        let pods: Vec<String> =
+            self.mesh.left_out(policy).into_iter().map(ToString::to_string).collect();
+        let shown = match pods.get(..LEFT_OUT_MAX) {
+            Some(first) if pods.len() > LEFT_OUT_MAX => {
+                format!("{} and {} more", first.join(", "), pods.len() - LEFT_OUT_MAX)
+            }
+            _ => pods.join(", "),
+        };
+        let sentence = format!(
+            "gateways send no request to endpoints without a sidecar, which cannot enforce it: {shown}"
+        );
+        (!pods.is_empty()).then_some(sentence).into_iter()
+    }
+
     fn policy(&self, target: &TrafficTarget) -> PolicyStatus {
+        let missing = missing(self.mesh, target).into_iter();
+        let left_out = self.left_out(&ObjectKey::TrafficTarget(target.name.clone()));
         let rules = target.rules.iter().map(|rule| match rule {
             TargetRule::Http { group, matches } => {
                 format!("HTTPRouteGroup {group}: {}", matches.join(", "))
@@ -203,11 +221,13 @@ impl Report<'_> {
             rules: rules.collect(),
             in_force: self.mesh.is_in_force(target),
             why: (!self.mesh.is_in_force(target)).then(|| PERMISSIVE.to_owned()),
-            problems: missing(self.mesh, target),
+            problems: missing.chain(left_out).collect(),
         }
     }
 }
 
+/// The most endpoints named in one sentence.
+const LEFT_OUT_MAX: usize = 3;
 /// Why a policy that allows decides nothing.
 const PERMISSIVE: &str = "permissive: everybody is let in";
 /// Why a policy of no workload decides nothing.

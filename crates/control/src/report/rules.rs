@@ -13,7 +13,7 @@ use crate::status::PolicyStatus;
 impl Report<'_> {
     pub(super) fn service_policy(&self, policy: &ServicePolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
-        let (destination, problems) = match &policy.scope {
+        let (destination, mut problems) = match &policy.scope {
             PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
             PolicyScope::Services(targets) => {
                 let shown = targets.iter().map(|it| told(&it.service, it.port));
@@ -21,6 +21,7 @@ impl Report<'_> {
                 (shown.collect(), absent.collect())
             }
         };
+        problems.extend(self.left_out(&ObjectKey::ServicePolicy(policy.name.clone())));
         let why = match self.mesh.standing(policy) {
             Standing::Decides => None,
             Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),

@@ -16,6 +16,7 @@ pub(crate) struct Gauges {
     sent: AtomicU64,
     received: AtomicU64,
     refused: Mutex<BTreeMap<&'static str, u64>>,
+    evicted: AtomicU64,
     points_exported: AtomicU64,
     points_refused: AtomicU64,
 }
@@ -34,6 +35,15 @@ impl Gauges {
     /// Connections that ended badly, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Half-open connections that were ended to make room for others.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn evict(&self) {
+        self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Points of metrics that a collector took, and that none took.

@@ -6,6 +6,10 @@
     reason = "a test fails by panicking, in its fixture too"
 )]
 
+#[path = "../../../listen/src/tests/crowd.rs"]
+mod crowd;
+mod flood;
+mod half_open;
 mod health;
 mod peers;
 mod proxy;
@@ -498,29 +502,6 @@ fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacl
         let third = Control::start(config(directory.path())).await.unwrap();
         third.shutdown().await;
         assert!(!socket.exists());
-    });
-}
-
-#[test]
-fn connections_that_say_nothing_do_not_shut_out_those_who_speak() {
-    run(async {
-        let shop = Shop::open_with(|config| {
-            config.limits.strangers = 2;
-            config.limits.strangers_per_source = 2;
-            config.limits.first_byte = Duration::from_millis(50);
-            config.limits.handshake = Duration::from_secs(3600);
-        })
-        .await;
-        let mut mute = Vec::new();
-        for _ in 0..2 {
-            mute.push(tokio::net::TcpStream::connect(shop.control.address()).await.unwrap());
-        }
-        shop.join("client-1").await;
-        assert_eq!(
-            shop.control.roots(),
-            shop.control.mint_bundle(&workload("client-1")).unwrap().roots
-        );
-        drop(mute);
     });
 }
 

@@ -14,7 +14,7 @@ use leno_identity::{
     Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
     join_client_config,
 };
-use leno_model::{ServiceName, WorkloadName};
+use leno_model::{ServiceName, TrustDomain, WorkloadName};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -90,6 +90,17 @@ impl Proxy {
         let name = identity.credential.workload().unwrap();
         let stream = member(control, identity).await;
         Self::start(stream, hello(name, services, listeners), Subscriber::new())
+    }
+
+    /// Connects with its own identity to a control plane that is another process.
+    pub(crate) async fn connect_to(
+        control: (SocketAddr, &TrustDomain),
+        identity: &Identity,
+        services: &[ServiceName],
+    ) -> Self {
+        let name = identity.credential.workload().unwrap();
+        let stream = member_of(control, identity).await;
+        Self::start(stream, hello(name, services, &[]), Subscriber::new())
     }
 
     /// Connects with its own identity and all that it knew from a former stream.
@@ -170,10 +181,17 @@ impl Proxy {
     }
 }
 
-async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
-    let expected = control_id(control.trust_domain());
+pub(crate) async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
+    member_of((control.address(), control.trust_domain()), identity).await
+}
+
+async fn member_of(
+    (address, trust_domain): (SocketAddr, &TrustDomain),
+    identity: &Identity,
+) -> TlsStream<TcpStream> {
+    let expected = control_id(trust_domain);
     let config = client_config(&identity.credential, &expected, &[ALPN]).unwrap();
-    tls(control.address(), config).await
+    tls(address, config).await
 }
 
 fn hello(

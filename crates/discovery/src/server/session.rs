@@ -1,27 +1,28 @@
 //! A connection after its introduction: one loop that waits, and functions that decide.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{ServiceName, WorkloadName};
-use prost::Message;
+use leno_model::WorkloadName;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::ServeError;
+use super::pending::{Pending, Permitted};
+use super::{ServeError, read};
 use crate::client::CSR_BYTES_MAX;
+use crate::desired::Lists;
 use crate::envelope::{
     addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire,
     services_from_wire,
 };
-use crate::event::{ConnectionId, Event, Standing};
+use crate::event::Standing;
 use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
 use crate::key::ChangeId;
 use crate::message::IssuedBytes;
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
+use crate::queue::EventSender;
 use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::vigil::Vigil;
@@ -31,8 +32,9 @@ use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 pub(super) struct Session<'a, W> {
     writer: &'a mut FrameWriter<W>,
     publisher: Publisher,
-    connection: ConnectionId,
-    events: &'a mpsc::Sender<Event>,
+    /// The state that the owner of the mesh has not taken yet.
+    pending: Box<Pending>,
+    events: &'a EventSender,
     vigil: Vigil,
     /// When the delta in flight must have been answered.
     answer_by: Option<Instant>,
@@ -104,15 +106,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) fn new(
         writer: &'a mut FrameWriter<W>,
         publisher: Publisher,
-        (connection, workload): (ConnectionId, WorkloadName),
-        events: &'a mpsc::Sender<Event>,
+        (pending, workload): (Box<Pending>, WorkloadName),
+        events: &'a EventSender,
         taps: &Taps,
     ) -> Self {
         let now = Instant::now();
         Self {
             writer,
             publisher,
-            connection,
+            pending,
             events,
             vigil: Vigil::new(now),
             answer_by: None,
@@ -137,15 +139,31 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         if !self.taps.borrow_and_update().is_empty() {
             self.ping(0)?;
         }
+        let events = self.events;
         loop {
-            // Whoever asks and does not read the answers is not asked what else it wants.
-            let room = self.writer.queued() < OUTBOX_BYTES_MAX;
+            let now = Instant::now();
+            let (unread, idle) = (events.budget().reads_at(now), events.budget().works_at(now));
+            let permitted = if idle.is_none() { Permitted::All } else { Permitted::Cheap };
+            // A proxy that does not read the answers, or has sent too much, is not read.
+            let room = unread.is_none() && self.writer.queued() < OUTBOX_BYTES_MAX;
             tokio::select! {
-                frame = reader.next(), if room => {
-                    let Some(frame) = frame? else { return Ok(Ending::Closed) };
+                frame = read(reader, events.budget()), if room => {
+                    let Some(message) = frame? else { return Ok(Ending::Closed) };
                     self.vigil.heard(Instant::now());
-                    self.receive(proto::FromProxy::decode(frame)?).await?;
+                    self.receive(message)?;
                 }
+                place = events.place(), if self.pending.has_next(permitted) => {
+                    let place = place.map_err(|_| ServeError::Stopped)?;
+                    if let Some(event) = self.pending.next(permitted) {
+                        place.send(event);
+                    }
+                }
+                () = until(unread) => {
+                    if events.budget().is_abused(Instant::now()) {
+                        return Err(ServeError::Overload);
+                    }
+                }
+                () = until(idle), if self.pending.has_next(Permitted::All) => {}
                 changed = standing.changed() => {
                     let newest = standing.borrow_and_update().clone();
                     match newest {
@@ -165,7 +183,16 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 () = sleep_until(self.vigil.silent_at()) => return Err(ServeError::Silent),
                 () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
-            self.publish().await?;
+            self.publish()?;
+        }
+    }
+
+    /// Passes on what the proxy said before the stream ended.
+    pub(super) async fn finish(mut self) {
+        while let Some(event) = self.pending.next_after_end() {
+            if self.events.send(event).await.is_err() {
+                return;
+            }
         }
     }
 
@@ -176,74 +203,50 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.ping(report_every_ms)
     }
 
-    async fn receive(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
-        let connection = self.connection;
-        let event = match message.message {
+    pub(super) fn receive(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
+        match message.message {
             None => return Err(ServeError::Malformed("a message without content".into())),
             Some(from_proxy::Message::Hello(_)) => {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
-            Some(from_proxy::Message::Ping(_)) => return Ok(()),
-            Some(from_proxy::Message::Tapped(wire)) => {
-                self.tapped(wire, Instant::now());
-                return Ok(());
-            }
-            Some(from_proxy::Message::Ack(ack)) => return self.acknowledged(ack.nonce),
+            Some(from_proxy::Message::Ping(_)) => {}
+            Some(from_proxy::Message::Tapped(wire)) => self.tapped(wire, Instant::now()),
+            Some(from_proxy::Message::Ack(ack)) => self.acknowledged(ack.nonce)?,
             Some(from_proxy::Message::Nack(nack)) => {
                 let refusals = refusals_from_wire(nack.refusals)?;
                 let known = self.publisher.refuse(nack.nonce, &refusals);
                 known.ok_or_else(|| unknown_nonce(nack.nonce))?;
                 self.answer_by = None;
-                Event::Refused { connection, refusals }
+                self.pending.refuse(refusals);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
-                let Lists { services, addresses, names } = Lists::from_wire(wire)?;
-                let is_only_that = addresses.is_empty() && names.is_empty();
-                if !addresses.is_empty() {
-                    self.tell(Event::Ask { connection, addresses }).await?;
-                }
-                if !names.is_empty() {
-                    self.tell(Event::LookUp { connection, names }).await?;
-                }
-                if services.is_empty() && !is_only_that {
-                    return Ok(());
-                }
-                Event::Subscribe { connection, services }
+                self.pending.desired.add(lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Unsubscribe(wire)) => {
-                let Lists { services, addresses, names } = Lists::from_wire(wire)?;
-                let is_only_that = addresses.is_empty() && names.is_empty();
-                if !addresses.is_empty() {
-                    self.tell(Event::Forget { connection, addresses }).await?;
-                }
-                if !names.is_empty() {
-                    self.tell(Event::ForgetNames { connection, names }).await?;
-                }
-                if services.is_empty() && !is_only_that {
-                    return Ok(());
-                }
-                Event::Unsubscribe { connection, services }
+                self.pending.desired.remove(&lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Listeners(wire)) => {
-                Event::Listeners { connection, listeners: listeners_from_wire(&wire.listeners)? }
+                self.pending.listen(&listeners_from_wire(&wire.listeners)?);
             }
-            Some(from_proxy::Message::Traffic(wire)) => {
-                let mut traffic = Box::new(traffic_from_wire(wire));
-                traffic.folded = traffic.folded.saturating_add(self.unheard);
-                if !self.traffic.takes(Instant::now()) {
-                    let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
-                    self.unheard = traffic.folded.saturating_add(series);
-                    return Ok(());
-                }
-                self.unheard = 0;
-                Event::Traffic { connection, traffic }
-            }
-            Some(from_proxy::Message::Certificate(wire)) => match self.renew(wire)? {
-                Some(event) => event,
-                None => return Ok(()),
-            },
+            Some(from_proxy::Message::Traffic(wire)) => self.traffic(wire, Instant::now()),
+            Some(from_proxy::Message::Certificate(wire)) => self.renew(wire)?,
+        }
+        Ok(())
+    }
+
+    /// Keeps a report for the owner of the mesh. One that comes too soon is only counted.
+    fn traffic(&mut self, wire: proto::Traffic, now: Instant) {
+        let mut traffic = Box::new(traffic_from_wire(wire));
+        traffic.folded = traffic.folded.saturating_add(self.unheard);
+        self.unheard = 0;
+        let surplus = match self.traffic.takes(now) {
+            true => self.pending.report(traffic),
+            false => Some(traffic),
         };
-        self.tell(event).await
+        if let Some(traffic) = surplus {
+            let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
+            self.unheard = traffic.folded.saturating_add(series);
+        }
     }
 
     /// A sign of life, and all taps that are open; how often traffic is told, unless that is 0.
@@ -273,7 +276,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     /// Passes a certificate request on: one at a time, and not too often, for each is work.
-    fn renew(&mut self, wire: proto::CertificateRequest) -> Result<Option<Event>, ServeError> {
+    fn renew(&mut self, wire: proto::CertificateRequest) -> Result<(), ServeError> {
         if self.renewal.is_some() {
             return Err(ServeError::Malformed(SECOND_RENEWAL.to_owned()));
         }
@@ -286,12 +289,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             let (answer, receiver) = oneshot::channel();
             self.renewal = Some(Renewal { id: wire.id, answer: receiver });
             self.renew_from = now + RENEWAL_INTERVAL_MIN;
-            let (connection, csr) = (self.connection, wire.csr);
-            return Ok(Some(Event::Certify { connection, csr, answer }));
+            self.pending.certify(wire.csr, answer);
+            return Ok(());
         };
         let outcome = Some(proto::certificate::Outcome::Error(refusal.to_owned()));
-        self.send(to_proxy::Message::Certificate(proto::Certificate { id: wire.id, outcome }))?;
-        Ok(None)
+        self.send(to_proxy::Message::Certificate(proto::Certificate { id: wire.id, outcome }))
     }
 
     fn certificate(&mut self, answer: Answer) -> Result<(), ServeError> {
@@ -303,8 +305,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.send(to_proxy::Message::Certificate(certificate))
     }
 
-    /// Sends what is to be sent, and reports what the proxy has reached.
-    async fn publish(&mut self) -> Result<(), ServeError> {
+    /// Sends the next delta, and notes the change that the proxy has reached.
+    fn publish(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.answer_by = Some(Instant::now() + ANSWER_WAIT);
             let before = self.writer.queued();
@@ -313,23 +315,16 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
         let oversized = self.publisher.take_oversized();
         if !oversized.is_empty() {
-            let connection = self.connection;
-            self.tell(Event::Refused { connection, refusals: oversized }).await?;
+            self.pending.refuse(oversized);
         }
         let Some(change) = self.publisher.settled() else {
             return Ok(());
         };
         let applied = (change, self.publisher.refused().count());
-        if self.applied.replace(applied) == Some(applied) {
-            return Ok(());
+        if self.applied.replace(applied) != Some(applied) {
+            self.pending.apply(applied, std::mem::take(&mut self.delta_bytes));
         }
-        let (change, refused) = applied;
-        let (connection, bytes) = (self.connection, std::mem::take(&mut self.delta_bytes));
-        self.tell(Event::Applied { connection, change, refused, bytes }).await
-    }
-
-    async fn tell(&self, event: Event) -> Result<(), ServeError> {
-        self.events.send(event).await.map_err(|_| ServeError::Stopped)
+        Ok(())
     }
 
     fn send(&mut self, message: to_proxy::Message) -> Result<(), ServeError> {
@@ -339,28 +334,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
-/// What a message asks for, or lets go of.
-struct Lists {
-    services: Vec<ServiceName>,
-    addresses: Vec<IpAddr>,
-    names: Vec<ServiceName>,
+fn lists_from_wire(wire: proto::Services) -> Result<Lists, ServeError> {
+    let proto::Services { names, addresses, looked_up } = wire;
+    let fits = names.len() <= SUBSCRIPTIONS_MAX
+        && addresses.len() <= ADDRESSES_MAX
+        && looked_up.len() <= NAMES_MAX;
+    if !fits {
+        return Err(ServeError::Malformed(TOO_MANY.to_owned()));
+    }
+    Ok(Lists {
+        services: services_from_wire(&names)?,
+        addresses: addresses_from_wire(addresses)?,
+        names: services_from_wire(&looked_up)?,
+    })
 }
 
-impl Lists {
-    fn from_wire(wire: proto::Services) -> Result<Self, ServeError> {
-        let proto::Services { names, addresses, looked_up } = wire;
-        let fits = names.len() <= SUBSCRIPTIONS_MAX
-            && addresses.len() <= ADDRESSES_MAX
-            && looked_up.len() <= NAMES_MAX;
-        if !fits {
-            return Err(ServeError::Malformed(TOO_MANY.to_owned()));
-        }
-        Ok(Self {
-            services: services_from_wire(&names)?,
-            addresses: addresses_from_wire(addresses)?,
-            names: services_from_wire(&looked_up)?,
-        })
-    }
+/// The cost of reading a message of any kind: its bytes, and a fixed part that bounds the number of
+/// short messages.
+pub(super) fn reading_units(bytes: usize) -> u64 {
+    MESSAGE_UNITS.saturating_add((bytes / BYTES_PER_UNIT) as u64)
 }
 
 /// How often messages of one kind are passed on: so many in a time, and some more at once of a proxy
@@ -419,6 +411,12 @@ async fn until(deadline: Option<Instant>) {
 fn unknown_nonce(nonce: u64) -> ServeError {
     ServeError::Malformed(format!("an answer to delta {nonce}, which is not in flight"))
 }
+
+/// The fixed part: the decryption, the wake-up and the decoding of the shortest message.
+const MESSAGE_UNITS: u64 = 16;
+
+/// The bytes that are decrypted and decoded for one unit.
+const BYTES_PER_UNIT: usize = 128;
 
 /// How long a proxy may take to apply a delta.
 const ANSWER_WAIT: Duration = Duration::from_secs(30);

@@ -1,5 +1,6 @@
 //! Both ends over a stream in memory, with the owner of the mesh as a script.
 
+mod flood;
 mod lists;
 
 use std::time::Duration;
@@ -8,14 +9,17 @@ use leno_model::WorkloadName;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 
 use super::*;
+use crate::budget::Budget;
 use crate::client::{FollowError, Follower, Request, follow};
+use crate::desired::WantedChange;
 use crate::fixture::{hello, named, service, update, world};
 use crate::key::{ChangeId, ResourceKey};
 use crate::message::{InboundListener, IssuedBytes, Refusal, Update};
+use crate::queue::{EventSender, Queued, event_queue};
 use crate::server::session::RENEWAL_INTERVAL_MIN;
 use crate::subscriber::Subscriber;
 use crate::traffic::Traffic;
@@ -25,19 +29,24 @@ const CONNECTION: ConnectionId = ConnectionId(7);
 
 /// The owner of the mesh, as far as one connection is concerned.
 struct Owner {
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<Queued>,
 }
 
 impl Owner {
     async fn connected(&mut self) -> Connected {
-        match self.events.recv().await {
+        match self.event().await {
             Some(Event::Connected(connected)) => *connected,
             other => panic!("not connected: {other:?}"),
         }
     }
 
+    /// The next event. Its turn is over at once.
+    async fn event(&mut self) -> Option<Event> {
+        self.events.recv().await.map(|queued| queued.event)
+    }
+
     async fn next(&mut self) -> String {
-        match self.events.recv().await {
+        match self.event().await {
             Some(event) => text(&event),
             None => "nobody left".into(),
         }
@@ -49,12 +58,21 @@ fn text(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),
         Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
-        Event::Subscribe { services, .. } => format!("subscribe {services:?}"),
-        Event::Unsubscribe { services, .. } => format!("unsubscribe {services:?}"),
-        Event::Ask { addresses, .. } => format!("ask {addresses:?}"),
-        Event::Forget { addresses, .. } => format!("forget {addresses:?}"),
-        Event::LookUp { names, .. } => format!("look up {names:?}"),
-        Event::ForgetNames { names, .. } => format!("forget names {names:?}"),
+        Event::Wanted { change, .. } => {
+            let WantedChange { added, removed, .. } = &**change;
+            let lists = [
+                ("+", "services", format!("{:?}", added.services)),
+                ("-", "services", format!("{:?}", removed.services)),
+                ("+", "addresses", format!("{:?}", added.addresses)),
+                ("-", "addresses", format!("{:?}", removed.addresses)),
+                ("+", "names", format!("{:?}", added.names)),
+                ("-", "names", format!("{:?}", removed.names)),
+            ];
+            let lists = lists.into_iter().filter(|(.., list)| list != "{}");
+            let lists: Vec<String> =
+                lists.map(|(sign, what, list)| format!("{sign}{what} {list}")).collect();
+            lists.join(" ")
+        }
         Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
         Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
@@ -67,10 +85,16 @@ fn text(event: &Event) -> String {
     }
 }
 
+/// A queue to the owner, and the sending end of one connection with a budget of its own.
+fn queue() -> (EventSender, mpsc::Receiver<Queued>) {
+    let (queue, events) = event_queue(16);
+    (queue.connect(Arc::new(Budget::new(Instant::now()))), events)
+}
+
 /// A server for one connection, its owner, and the other end of the stream.
 fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
-    let (sender, events) = mpsc::channel(16);
+    let (sender, events) = queue();
     (serve(near, CONNECTION, sender, None, Arc::new(Taps::new(1))), Owner { events }, far)
 }
 
@@ -94,7 +118,7 @@ impl Follower for Busy {
 #[tokio::test(start_paused = true)]
 async fn traffic_is_told_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
-    let (sender, events) = mpsc::channel(16);
+    let (sender, events) = queue();
     let server =
         serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Arc::new(Taps::new(1)));
     let mut owner = Owner { events };
@@ -231,7 +255,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, String>>| {
         let (answer, answered) = oneshot::channel();
         requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
-        match owner.events.recv().await.unwrap() {
+        match owner.event().await.unwrap() {
             Event::Certify { connection: CONNECTION, csr, answer } if csr == [9] => {
                 // Without a result, the owner forgets the question.
                 if let Some(result) = result {
@@ -247,13 +271,13 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let script = async {
         let _connected = owner.connected().await;
         requests.send(Request::Subscribe(vec![named("a"), named("b")])).await.unwrap();
-        assert_eq!(owner.next().await, "subscribe [bookinfo/a, bookinfo/b]");
+        assert_eq!(owner.next().await, "+services {bookinfo/a, bookinfo/b}");
         requests.send(Request::Unsubscribe(vec![named("a")])).await.unwrap();
-        assert_eq!(owner.next().await, "unsubscribe [bookinfo/a]");
+        assert_eq!(owner.next().await, "-services {bookinfo/a}");
         requests.send(Request::Ask(vec![[10, 96, 0, 1].into()])).await.unwrap();
-        assert_eq!(owner.next().await, "ask [10.96.0.1]");
+        assert_eq!(owner.next().await, "+addresses {10.96.0.1}");
         requests.send(Request::Forget(vec![[10, 96, 0, 1].into()])).await.unwrap();
-        assert_eq!(owner.next().await, "forget [10.96.0.1]");
+        assert_eq!(owner.next().await, "-addresses {10.96.0.1}");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
         requests.send(Request::Listeners(vec![listener])).await.unwrap();
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
@@ -326,7 +350,7 @@ async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let script = async {
         let mut events = Vec::new();
         let mut kept = None;
-        while let Some(event) = owner.events.recv().await {
+        while let Some(event) = owner.event().await {
             events.push(text(&event));
             if let Event::Connected(connected) = event {
                 connected.standing.send(Standing::Offer(world())).ok();
@@ -394,7 +418,7 @@ async fn a_second_certificate_request_before_the_answer_ends_the_connection() {
     let script = async {
         far.write_all(&[greeting(), renewal(1)].concat()).await.unwrap();
         let _connected = owner.connected().await;
-        let _waiting = owner.events.recv().await.unwrap();
+        let _waiting = owner.event().await.unwrap();
         far.write_all(&renewal(2)).await.unwrap();
         assert_eq!(owner.next().await, "left 7");
     };
@@ -544,9 +568,9 @@ async fn joins_are_answered_refused_or_given_up() {
     ];
     for (judge, reason) in judges {
         let (near, far) = duplex(1024);
-        let (sender, mut events) = mpsc::channel(1);
+        let (sender, mut events) = queue();
         let owner = async {
-            match events.recv().await {
+            match events.recv().await.map(|queued| queued.event) {
                 Some(Event::Join(joining)) => {
                     assert_eq!((&*joining.token, &joining.workload), ("secret", &workload));
                     judge(joining);
@@ -578,7 +602,7 @@ async fn whatever_is_not_a_join_is_refused() {
     for bytes in [&[0, 0, 0, 0][..], &[0, 0, 0, 2, 0xff, 0xff], &[0, 1, 0, 1], &[0, 0, 0, 9, 1]] {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();
-        let (sender, mut events) = mpsc::channel(1);
+        let (sender, mut events) = queue();
         assert!(crate::serve_join(near, sender).await.is_err(), "{bytes:?}");
         assert!(events.recv().await.is_none());
     }

@@ -1,6 +1,7 @@
-//! Replays the corpus of the fuzz target for first bytes of TLS, on stable Rust.
+//! Replays the corpora of the fuzz targets for first bytes of TLS and for JSON web tokens, on stable Rust.
 
 mod client_hello;
+mod jwt;
 #[path = "../../../wire/tests/corpus/replay.rs"]
 mod replay;
 
@@ -19,4 +20,20 @@ fn a_hello_that_a_sidecar_would_send_is_answered() {
 fn a_hello_that_names_a_server_is_in_the_corpus() {
     let hello = include_bytes!("../../../../fuzz/corpus/client_hello/link");
     assert!(matches!(client_hello::named(hello, 1), leno_identity::ClientHello::Named(_)));
+}
+
+#[test]
+fn json_web_tokens_hold() {
+    replay::replay("jwt", jwt::check);
+}
+
+#[test]
+fn a_token_of_the_issuer_is_in_the_corpus() {
+    for input in [
+        include_str!("../../../../fuzz/corpus/jwt/ec"),
+        include_str!("../../../../fuzz/corpus/jwt/ed"),
+        include_str!("../../../../fuzz/corpus/jwt/rsa"),
+    ] {
+        assert!(jwt::is_verified(input), "{input}");
+    }
 }

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::words::{is_disabled, is_enabled};
+
 /// Why a pod that should get a sidecar cannot have it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InjectError {
@@ -77,9 +79,9 @@ impl std::fmt::Display for Of {
 
 /// A switch, as OSM and FSM read it: in any case.
 pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
-    match value.to_ascii_lowercase().as_str() {
-        "enabled" | "yes" | "true" => Ok(true),
-        "disabled" | "no" | "false" => Ok(false),
+    match (is_enabled(value), is_disabled(value)) {
+        (true, _) => Ok(true),
+        (_, true) => Ok(false),
         _ => Err(InjectError::Switch { of, key: key.to_owned(), value: value.to_owned() }),
     }
 }

@@ -3,6 +3,7 @@
 //! First what never gets one; then the pod's own word, then its namespace's, each in our form before
 //! OSM's before FSM's. The forms of those two count in namespaces that they monitor.
 
+use leno_model::Floor;
 use serde_json::Value;
 
 use super::annotation::{InjectError, Of, of_pod, switch};
@@ -43,6 +44,13 @@ pub(crate) fn decide(
         Some(false) => Some(Skip::Disabled),
         None => Some(Skip::NotAsked),
     })
+}
+
+/// The floor of the mesh requires a sidecar in a pod that opts out if its namespace has injection.
+pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> bool {
+    let opts_out = || spoken_by_pod(pod, demand.namespace()) == Ok(Some(false));
+    let wants = |facts: &NamespaceFacts| spoken_by_namespace(facts) == Ok(Some(true));
+    floor.injection_required && demand.namespace().is_some_and(wants) && opts_out()
 }
 
 /// Somebody who runs as the sidecar does would not be led to it.

@@ -4,6 +4,7 @@ use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::words::PREFIXES;
 
 #[test]
 fn with_a_network_plugin_no_container_has_privileges() {
@@ -499,6 +500,98 @@ fn annotations_of_namespaces_count_for_manifests() {
     assert_eq!(args(0), json!(["intercept", "--exclude-outbound-ports=25"]));
     assert_eq!(args(1), json!(["intercept", "--exclude-outbound-ports=26"]));
     assert_eq!(args(2), json!(["intercept"]));
+}
+
+/// The outcome for a pod under a floor: `yes` or the reason that it has no sidecar, and the number of warnings.
+fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
+    let settings = Settings { floor, ..settings() };
+    match inject(pod, Demand::Namespace(facts), &settings).unwrap() {
+        Outcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
+        Outcome::Skipped(skip) => (format!("{skip:?}"), 0),
+    }
+}
+
+#[test]
+fn pods_cannot_opt_out_where_the_floor_requires_a_sidecar() {
+    let required = || Floor { injection_required: true, ..Floor::default() };
+    let excepted =
+        || Floor { except_namespaces: [Name::new("shop").unwrap()].into(), ..required() };
+    let (on, off) = ("leno.dev/injection=enabled", "leno.dev/injection=disabled");
+    let fsm = "flomesh.io/monitored-by=fsm";
+    let yes = |warnings: usize| ("yes".to_owned(), warnings);
+    let no = ("Disabled".to_owned(), 0);
+    for (labels, annotations) in
+        [(off, ""), ("", off), ("", "openservicemesh.io/sidecar-injection=no")]
+    {
+        let pod = pod(labels, annotations);
+        assert_eq!(under_floor(&pod, &namespace(on, ""), Floor::default()), no);
+        assert_eq!(under_floor(&pod, &namespace(on, ""), required()), yes(1));
+        assert_eq!(under_floor(&pod, &namespace(on, ""), excepted()), no);
+        let monitored = namespace(fsm, "flomesh.io/sidecar-injection=enabled");
+        assert_eq!(under_floor(&pod, &monitored, required()), yes(1));
+        // Its namespace has no injection.
+        assert_eq!(under_floor(&pod, &namespace(off, ""), required()), no);
+    }
+    assert_eq!(under_floor(&pod("", ""), &namespace(on, ""), required()), yes(0));
+    let ignored = namespace("leno.dev/injection=enabled leno.dev/ignore=true", "");
+    assert_eq!(under_floor(&pod(off, ""), &ignored, required()).0, "Ignored");
+}
+
+#[test]
+fn annotations_exclude_nothing_where_the_floor_refuses_it() {
+    let lists = [
+        "inbound-port-exclusion-list=80",
+        "outbound-port-exclusion-list=25",
+        "outbound-ip-range-exclusion-list=192.0.2.0/24",
+        "outbound-ip-range-inclusion-list=192.0.2.0/24",
+        "network-interface-exclusion-list=eth1",
+    ];
+    for prefix in PREFIXES {
+        for list in lists {
+            let annotation = format!("{prefix}/{list}");
+            for (of_pod, of_namespace) in [(&*annotation, ""), ("", &*annotation)] {
+                let facts = namespace("leno.dev/injection=enabled", of_namespace);
+                for (refused, options) in [(false, 1), (true, 0)] {
+                    let floor = Floor { exclusions_refused: refused, ..Floor::default() };
+                    let settings = Settings { floor, ..settings() };
+                    let outcome = inject(&pod("", of_pod), Demand::Namespace(&facts), &settings);
+                    let Outcome::Injected { pod, warnings } = outcome.unwrap() else { panic!() };
+                    let args = &pod["spec"]["initContainers"][0]["args"];
+                    assert_eq!(args.as_array().unwrap().len(), 1 + options, "{annotation}: {args}");
+                    assert_eq!(warnings.len(), usize::from(refused), "{annotation}");
+                }
+            }
+        }
+    }
+    // The exclusions of the operator for all pods stay.
+    let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
+    let floor = Floor { exclusions_refused: true, ..Floor::default() };
+    let settings = Settings { floor, exclusions, ..settings() };
+    let pod = pod("", "leno.dev/outbound-port-exclusion-list=25");
+    let (pod, warnings) = injected(&pod, &settings);
+    let args = &pod["spec"]["initContainers"][0]["args"];
+    assert_eq!(*args, json!(["intercept", "--exclude-outbound-ports=26"]));
+    assert_eq!(warnings.len(), 1);
+}
+
+#[test]
+fn sidecars_have_images_that_the_floor_permits() {
+    let images = |text: &str| [text.to_owned()].into();
+    let floor = Floor { sidecar_images: images("mirror.example/leno"), ..Floor::default() };
+    let settings = Settings { floor, ..settings() };
+    for (wanted, found, warned) in [
+        ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
+        ("evil.example/leno:0.2", "leno:test", 1),
+        // The repository of the mesh is always permitted, with other tags too.
+        ("leno:next", "leno:next", 0),
+    ] {
+        let pod = pod("", &format!("leno.dev/sidecar-image={wanted}"));
+        let (pod, warnings) = injected(&pod, &settings);
+        for container in pod["spec"]["initContainers"].as_array().unwrap() {
+            assert_eq!(container["image"], found);
+        }
+        assert_eq!(warnings.len(), warned, "{warnings:?}");
+    }
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub(super) struct Wishes {
     pub(super) dns: bool,
     /// Where the application's own metrics are, `PORT/PATH`, if the sidecar is to tell them too.
     pub(super) application_metrics: Option<String>,
+    /// The annotations that the floor of the mesh overrules, each in a sentence.
+    pub(super) overruled: Vec<String>,
 }
 
 impl Wishes {
@@ -75,23 +77,32 @@ impl Wishes {
         settings: &Settings,
     ) -> Result<Self, InjectError> {
         let written = Written { pod, namespace };
+        let floor = settings.floor_in(namespace);
+        let mut overruled = Vec::new();
         let mut exclusions = settings.exclusions.clone();
-        written.ports("outbound-port-exclusion-list", &mut exclusions.outbound_ports)?;
-        written.ports("inbound-port-exclusion-list", &mut exclusions.inbound_ports)?;
-        written.ranges("outbound-ip-range-exclusion-list", &mut exclusions.outbound_ranges)?;
-        written.ranges("outbound-ip-range-inclusion-list", &mut exclusions.included_ranges)?;
-        written.interfaces("network-interface-exclusion-list", &mut exclusions.interfaces)?;
+        written.exclusions(&mut exclusions)?;
+        if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_refused) {
+            exclusions = settings.exclusions.clone();
+            overruled.push(NO_EXCLUSIONS.to_owned());
+        }
         let dns = written.dns()?;
         if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
             return Err(InjectError::LookUps);
         }
+        let mut image = written.image()?.unwrap_or(&settings.image);
+        if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
+            let problem = "is not of spec.floor.sidecarImages of the MeshConfig: the sidecar has";
+            overruled.push(format!("{SIDECAR_IMAGE}: {image} {problem} {}", settings.image));
+            image = &settings.image;
+        }
         Ok(Self {
             exclusions,
             resources: written.resources(settings)?,
-            image: written.image()?.unwrap_or(&settings.image).to_owned(),
+            image: image.to_owned(),
             scraped: written.scraped()?,
             dns,
             application_metrics: written.application_metrics()?,
+            overruled,
         })
     }
 }
@@ -118,6 +129,14 @@ impl<'a> Written<'a> {
 
     fn first(&self, name: &str) -> Option<(Of, String, &'a str)> {
         self.all(name).into_iter().next()
+    }
+
+    fn exclusions(&self, into: &mut Exclusions) -> Result<(), InjectError> {
+        self.ports("outbound-port-exclusion-list", &mut into.outbound_ports)?;
+        self.ports("inbound-port-exclusion-list", &mut into.inbound_ports)?;
+        self.ranges("outbound-ip-range-exclusion-list", &mut into.outbound_ranges)?;
+        self.ranges("outbound-ip-range-inclusion-list", &mut into.included_ranges)?;
+        self.interfaces("network-interface-exclusion-list", &mut into.interfaces)
     }
 
     fn ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
@@ -282,6 +301,9 @@ fn amount(text: &str) -> Option<f64> {
     (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
 
+/// The warning for exclusions that the floor refuses.
+const NO_EXCLUSIONS: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
+                             spec.floor.exclusions of the MeshConfig refuses that: nothing is excluded";
 /// The room that the kernel has for the name of an interface, with a byte at its end (`IFNAMSIZ`).
 pub const INTERFACE_BYTES: usize = 16;
 /// Who answers look-ups of names.

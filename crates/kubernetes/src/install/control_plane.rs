@@ -220,9 +220,14 @@ fn arguments(options: &Options) -> Vec<String> {
     if options.gateways {
         args.push("--gateways".to_owned());
     }
-    if !options.access_certs.is_empty() {
-        let namespaces: Vec<&str> = options.access_certs.iter().map(Name::as_str).collect();
-        args.push(format!("{ACCESS_CERTS_OPTION}{}", namespaces.join(",")));
+    for (option, namespaces) in [
+        (ACCESS_CERTS_OPTION, &options.access_certs),
+        (SETTINGS_NAMESPACES_OPTION, &options.settings_namespaces),
+    ] {
+        let namespaces: Vec<&str> = namespaces.iter().map(Name::as_str).collect();
+        if !namespaces.is_empty() {
+            args.push(format!("{option}{}", namespaces.join(",")));
+        }
     }
     if options.webhook_client_ca.is_some() {
         args.push(format!("{CLIENT_CA_OPTION}{WEBHOOK_CLIENTS_PATH}/{CLIENT_CA_KEY}"));
@@ -242,5 +247,7 @@ pub(super) const CLIENT_CA_KEY: &str = "ca.pem";
 const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
 /// Annotation of the Deployment: `false` where no NetworkPolicies are wanted, also by the next installation.
 pub(super) const NETWORK_POLICIES: &str = "leno.dev/network-policies";
+/// The option with the namespaces that may have objects about the whole mesh.
+pub(super) const SETTINGS_NAMESPACES_OPTION: &str = "--settings-namespaces=";
 /// Where the control plane finds [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

@@ -10,7 +10,8 @@ use kube::Client;
 use leno_model::{Name, TrustDomain};
 
 use super::control_plane::{
-    ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, NETWORK_POLICIES, WEBHOOK_CLIENTS,
+    ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, NETWORK_POLICIES,
+    SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
 };
 use super::{InstallError, NodeNetwork};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
@@ -38,6 +39,8 @@ pub struct Installed {
     pub network_policies: Option<bool>,
     /// The addresses of API servers that these name.
     pub api_server: BTreeSet<AddressRange>,
+    /// The namespaces that may have objects about the whole mesh.
+    pub settings_namespaces: BTreeSet<Name>,
 }
 
 impl Installed {
@@ -87,9 +90,11 @@ impl Installed {
             let args = container.and_then(|it: &Container| it.args.as_ref());
             args.into_iter().flatten().any(|argument| argument == word)
         };
-        let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
-        let namespaces = args.filter_map(|it| it.strip_prefix(ACCESS_CERTS_OPTION));
-        let namespaces = namespaces.flat_map(|it| it.split(','));
+        let namespaces = |option: &str| -> BTreeSet<Name> {
+            let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
+            let namespaces = args.filter_map(|it| it.strip_prefix(option));
+            namespaces.flat_map(|it| it.split(',')).filter_map(|it| Name::new(it).ok()).collect()
+        };
         let variables = container.and_then(|it| it.env.as_ref()).into_iter().flatten();
         let domain = variables.into_iter().find(|it| it.name == "LENO_TRUST_DOMAIN");
         let domain = domain.and_then(|it| TrustDomain::new(it.value.as_deref()?).ok());
@@ -99,7 +104,8 @@ impl Installed {
             cni: has("--cni"),
             network: None,
             gateways: has("--gateways"),
-            access_certs: namespaces.filter_map(|it| Name::new(it).ok()).collect(),
+            access_certs: namespaces(ACCESS_CERTS_OPTION),
+            settings_namespaces: namespaces(SETTINGS_NAMESPACES_OPTION),
             webhook_client_ca: None,
             network_policies: policies.map(|it| it != "false"),
             api_server: BTreeSet::new(),
@@ -160,6 +166,7 @@ mod tests {
                 webhook_client_ca: gateways.then(|| "PEM".to_owned()),
                 network_policies: !gateways,
                 access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
+                settings_namespaces: [Name::new("osm-system").unwrap()].into(),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
             let deployment = serde_json::from_value(written(&options, "Deployment")).unwrap();
@@ -173,6 +180,7 @@ mod tests {
                 webhook_client_ca: None,
                 network_policies: gateways.then_some(false),
                 api_server: BTreeSet::new(),
+                settings_namespaces: options.settings_namespaces.clone(),
             };
             assert_eq!(Installed::of(&deployment), expected);
             assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);

@@ -10,7 +10,7 @@ mod tags;
 use serde_json::{Value, json};
 
 use super::labels;
-use super::schema::{about, anything, integer, list, map, object, text, with, word};
+use super::schema::{about, anything, integer, list, map, object, pruned_object, text, with, word};
 
 /// What one kind is.
 struct Kind {
@@ -50,7 +50,7 @@ pub fn crd_name(plural: &str) -> String {
 }
 
 fn definition(kind: &Kind) -> Value {
-    let condition = object([
+    let condition = pruned_object([
         ("type!", text(316)),
         ("status!", word(&["True", "False", "Unknown"])),
         ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
@@ -60,7 +60,7 @@ fn definition(kind: &Kind) -> Value {
     ]);
     let conditions = with(list(condition, 16), "x-kubernetes-list-type", json!("map"));
     let conditions = with(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
-    let status = object([
+    let status = pruned_object([
         ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
         ("conditions", conditions),
     ]);

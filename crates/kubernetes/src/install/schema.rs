@@ -69,8 +69,14 @@ pub(super) fn map(value: Value, most: u32) -> Value {
     json!({"type": "object", "additionalProperties": value, "maxProperties": most})
 }
 
-/// An object with these fields; one that is required has `!` behind its name.
+/// An object with these fields; one that is required has `!` behind its name. The API server keeps other fields, so
+/// that the control plane rejects the object: dropped, a misspelled condition would leave a rule without it.
 pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    with(pruned_object(fields), "x-kubernetes-preserve-unknown-fields", true.into())
+}
+
+/// The same for what the control plane writes: the API server drops other fields.
+pub(super) fn pruned_object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     let mut properties = Map::new();
     let mut required = Vec::new();
     for (key, schema) in fields {

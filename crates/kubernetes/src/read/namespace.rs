@@ -5,6 +5,7 @@ use leno_model::Admission;
 use leno_registry::{Rejected, Warning};
 
 use super::admission;
+use super::choices::Choices;
 use super::image::images_of_others;
 
 /// What the annotations of a namespace say; why they say nothing, when they cannot be read.
@@ -17,6 +18,8 @@ pub struct NamespaceReading {
     pub admission: NamespaceAdmission,
     /// What its annotations say and nobody heeds.
     pub warnings: Vec<Warning>,
+    /// The choices of its author that a floor may overrule.
+    pub choices: Choices,
 }
 
 /// Reads the annotations of a namespace.
@@ -26,6 +29,7 @@ pub fn namespace(namespace: &Namespace) -> NamespaceReading {
     NamespaceReading {
         admission: admission(meta, "Namespace"),
         warnings: images_of_others(meta, "Namespace"),
+        choices: Choices::of_namespace(meta),
     }
 }
 

@@ -11,6 +11,7 @@ use leno_model::{
 };
 use leno_registry::{Rejected, Warning};
 
+use super::choices::Choices;
 use super::image::images_of_others;
 use super::{SHOWN_CHARACTERS_MAX, admission, is_tcp, place, selects, spoken};
 use crate::words::{
@@ -29,6 +30,8 @@ pub struct Member {
     pub node: Option<String>,
     /// What its annotations say and nobody heeds.
     pub warnings: Vec<Warning>,
+    /// The choices of its author that a floor may overrule.
+    pub choices: Choices,
 }
 
 /// The workload that a pod is: `None` when it has no address yet, has ended, or has no sidecar and
@@ -50,6 +53,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
         admission: Ok(Admission::default()),
         node: member.node,
         warnings: Vec::new(),
+        choices: Choices { images: BTreeSet::new(), ..member.choices },
     });
     Ok(plain)
 }
@@ -121,7 +125,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     };
     let node = spec.node_name.clone();
     let warnings = warning.into_iter().chain(images_of_others(meta, "Pod")).collect();
-    Ok(Some(Member { workload, admission: admission(meta, "Pod"), node, warnings }))
+    let (admission, choices) = (admission(meta, "Pod"), Choices::of_pod(pod));
+    Ok(Some(Member { workload, admission, node, warnings, choices }))
 }
 
 /// By its annotation; one that says nothing sensible is none, and is told.

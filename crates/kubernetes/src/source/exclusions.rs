@@ -1,9 +1,12 @@
-//! What goes around every sidecar of the mesh, for who asks once and does not follow the cluster.
+//! The settings that every new sidecar has, for a tool that reads them once and does not follow the cluster.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::Client;
 use kube::api::ListParams;
+use leno_model::{Floor, Name};
+use leno_registry::served_kinds;
 
 use super::kinds::{Found, Watched, find};
 use super::ledger::Ledger;
@@ -12,20 +15,27 @@ use crate::api::ApiError;
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 
-/// What a control plane finds in the settings of other meshes that no pod sends through its sidecar.
+/// The settings that a control plane applies to every new sidecar: the exclusions of other meshes in these
+/// namespaces, and the floor of the `MeshConfig`.
 ///
 /// # Errors
 /// When the API server does not answer, or forbids to list them where it has their kind.
-pub async fn exclusions(client: &Client) -> Result<Exclusions, ApiError> {
-    let mut ledger = Ledger::new(FOREIGN_CONFIGS.map(Watched::Custom).to_vec());
-    for (index, kind) in FOREIGN_CONFIGS.into_iter().enumerate() {
+pub async fn sidecar_settings(
+    client: &Client,
+    namespaces: BTreeSet<Name>,
+) -> Result<(Exclusions, Floor), ApiError> {
+    let own = served_kinds().into_iter().filter(|it| it.kind == "MeshConfig");
+    let kinds: Vec<_> = own.chain(FOREIGN_CONFIGS).collect();
+    let mut ledger = Ledger::new(kinds.iter().copied().map(Watched::Custom).collect());
+    ledger.take_settings_of(namespaces);
+    for (index, kind) in kinds.into_iter().enumerate() {
         let Found::Served(api, resource) = find(client, kind).await? else { continue };
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
             ledger.take(index, News::Seen(Box::new(Seen::custom(kind, &resource, object))));
         }
     }
-    Ok(ledger.exclusions())
+    Ok((ledger.exclusions(), ledger.floor()))
 }
 
 #[cfg(test)]
@@ -38,7 +48,9 @@ mod tests {
     #[tokio::test]
     async fn settings_of_other_meshes_are_heeded_as_by_a_control_plane() {
         let server = Server::open().await;
-        assert_eq!(exclusions(&server.client).await.unwrap(), Exclusions::default());
+        let named = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
+        let none = (Exclusions::default(), Floor::default());
+        assert_eq!(sidecar_settings(&server.client, named()).await.unwrap(), none);
         let config = |namespace: &str, year: &str, port: u16| {
             json!({
                 "apiVersion": "config.flomesh.io/v1alpha3", "kind": "MeshConfig",
@@ -67,12 +79,14 @@ mod tests {
             server.store.lock().unwrap().objects.insert(path.to_owned(), value);
         };
         put("/apis/config.flomesh.io/v1alpha3", resources);
-        let all = json!([config("a", "2025", 25), config("fsm-system", "2024", 26)]);
+        let all = json!([config("a", "2023", 25), config("fsm-system", "2024", 26)]);
         put("/apis/config.flomesh.io/v1alpha3/meshconfigs", list(all));
-        // Of one mesh the oldest counts.
-        let found = exclusions(&server.client).await.unwrap();
+        // Another namespace has no say, however old its object is.
+        let (found, _) = sidecar_settings(&server.client, named()).await.unwrap();
         assert_eq!(found.outbound_ports, [26].into());
+        assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), none);
         server.store.lock().unwrap().forbidden = Some(("GET", "meshconfigs"));
-        assert_eq!(exclusions(&server.client).await.unwrap_err().code(), Some(403));
+        let forbidden = sidecar_settings(&server.client, named()).await;
+        assert_eq!(forbidden.unwrap_err().code(), Some(403));
     }
 }

@@ -3,6 +3,8 @@
 mod border;
 mod edge;
 mod elected;
+mod enforcement;
+mod floor;
 mod guests;
 mod judge;
 mod listed;
@@ -20,6 +22,7 @@ use leno_registry::{Place, Rejected, Update, Warning};
 
 use self::edge::Edge;
 use self::elected::Elected;
+use self::floor::Floors;
 use self::guests::Guests;
 use self::listed::Listed;
 use self::mesh_config::Settings;
@@ -43,6 +46,7 @@ pub(crate) struct Ledger {
     edge: Edge,
     namespaces: BTreeMap<Name, Admission>,
     settings: Settings,
+    floors: Floors,
     guests: Guests,
     places: Places,
     customs: Elected,
@@ -90,6 +94,7 @@ impl Ledger {
             edge: Edge::default(),
             namespaces: BTreeMap::new(),
             settings: Settings::default(),
+            floors: Floors::default(),
             guests: Guests::default(),
             places: Places::default(),
             customs: Elected::default(),
@@ -252,7 +257,7 @@ impl Ledger {
     }
 
     fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
-        let Member { mut workload, admission, node, warnings } = match pod {
+        let Member { mut workload, admission, node, warnings, choices } = match pod {
             Ok(member) => member,
             Err(refused) => return self.remark(origin, vec![*refused], Vec::new()),
         };
@@ -266,11 +271,13 @@ impl Ledger {
                 before.filter(|before| before.mode.is_some()).unwrap_or(IN_DOUBT)
             }
         };
+        self.see_choices_of_pod(&workload.name, choices);
         self.mark_shared(origin, &mut workload);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
         self.touch_openings(before.as_ref(), Some(&workload));
+        self.touch_enforcement(before.as_ref(), Some(&workload));
     }
 
     fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
@@ -289,8 +296,10 @@ impl Ledger {
 
     fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
-        let NamespaceReading { admission, warnings } = reading;
+        let NamespaceReading { admission, warnings, choices } = reading;
         self.remark(origin, Vec::new(), warnings);
+        self.see_choices_of_namespace(&name, Some(choices));
+        self.unjudged = true;
         self.dirty.insert(ObjectKey::MeshConfig);
         match admission {
             Ok(admission) if admission == Admission::default() => {
@@ -309,6 +318,9 @@ impl Ledger {
     fn see_custom(&mut self, origin: &Origin, custom: Custom) {
         match custom.outcome {
             Ok((mut object, warnings)) => {
+                if let Some(refused) = self.out_of_place(&object) {
+                    return self.remark(origin, vec![refused], Vec::new());
+                }
                 object.set_created(custom.created);
                 self.remark(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
@@ -359,8 +371,10 @@ impl Ledger {
             Watched::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
                     let before = self.workloads.remove(&name);
+                    self.forget_pod_choices(&name);
                     self.see_place(&name, None);
                     self.touch_openings(before.as_ref(), None);
+                    self.touch_enforcement(before.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }
@@ -375,6 +389,7 @@ impl Ledger {
             Watched::Nodes => self.see_node(name, None),
             Watched::Namespaces => {
                 if let Ok(name) = Name::new(name) {
+                    self.see_choices_of_namespace(&name, None);
                     self.namespaces.remove(&name);
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
@@ -431,6 +446,9 @@ impl Ledger {
             ObjectKey::Workload(name) => {
                 let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
                 let workload = self.workloads.get(name).or_else(listed)?;
+                if workload.sidecar && self.has_forbidden_image(name) {
+                    return None;
+                }
                 // Without a sidecar it is nothing to anybody but gateways that lead there, who looks up a
                 // service without an address of its own, and where a port is open to it.
                 if !workload.sidecar && !self.is_led_to(workload) && !self.is_let_in(workload) {
@@ -461,6 +479,8 @@ impl Ledger {
         rejected.extend(self.customs.duplicates());
         warnings.extend(self.overruled());
         warnings.extend(self.all_overridden());
+        warnings.extend(self.all_below_floor());
+        rejected.extend(self.forbidden_images());
         warnings.extend(self.borrowed());
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };

@@ -15,7 +15,7 @@ use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
     Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness, ServiceReading, ZONE,
-    addresses, custom, endpoints, member, namespace, nearness, service,
+    addresses, custom, endpoints, member, namespace, nearness, service, spoilt_grant,
 };
 
 /// What the stream of one kind tells.
@@ -92,7 +92,11 @@ impl Seen {
         let item = member(&pod).transpose().map(Item::Pod);
         let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
         let is_odd = match &item {
-            Some(Item::Pod(Ok(member))) => member.admission.is_err() || !member.warnings.is_empty(),
+            Some(Item::Pod(Ok(member))) => {
+                member.admission != Ok(Admission::default())
+                    || !member.warnings.is_empty()
+                    || member.choices.says_something()
+            }
             Some(Item::Pod(Err(_))) => true,
             _ => false,
         };
@@ -163,9 +167,11 @@ impl Seen {
 
     pub(crate) fn namespace(object: Namespace) -> Self {
         let reading = namespace(&object);
-        let is_odd = reading.admission.is_err() || !reading.warnings.is_empty();
+        let is_odd = reading.admission != Ok(Admission::default())
+            || !reading.warnings.is_empty()
+            || reading.choices.says_something();
         let record = is_odd.then(|| Record::remarked(&object));
-        let says_something = is_odd || reading.admission != Ok(Admission::default());
+        let says_something = is_odd || reading.choices.has_injection;
         let item = says_something.then_some(Item::Namespace(reading));
         let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
         Self { id: Id::of(&object), item, fact, record }
@@ -177,8 +183,12 @@ impl Seen {
         object: DynamicObject,
     ) -> Self {
         let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
+        let spoilt = spoilt_grant(kind, &object).map(Item::Custom);
         let fact = gateway::fact(kind, &resource.api_version, &object);
-        let item = if EDGE_KINDS.contains(&kind) {
+        let fact = fact.filter(|_| spoilt.is_none());
+        let item = if spoilt.is_some() {
+            spoilt
+        } else if EDGE_KINDS.contains(&kind) {
             None
         } else if FOREIGN_CONFIGS.contains(&kind) {
             Foreign::read(&object).map(Item::Foreign)

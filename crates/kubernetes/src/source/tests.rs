@@ -31,6 +31,7 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
         wishes: watch::Sender::default(),
         guests: watch::Sender::default(),
         exclusions: watch::Sender::default(),
+        floor: watch::Sender::default(),
         secrets: watch::Sender::default(),
     };
     let (mut progress, mut statements) = (out.progress.subscribe(), out.statements.subscribe());

@@ -1,7 +1,11 @@
 //! An `AdmissionReview` and its answer; pure.
 
+use std::sync::LazyLock;
+use std::time::Instant;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use leno_telemetry::{LogLimits, PermittedLine};
 use serde_json::{Value, json};
 
 use crate::api::NamespaceName;
@@ -62,11 +66,15 @@ impl Review {
     pub(super) fn mutate(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
         match inject(&self.object, Demand::Namespace(namespace), settings) {
             Ok(Outcome::Injected { pod, warnings }) => {
-                tracing::info!(
-                    namespace = namespace.name,
-                    pod = self.name(),
-                    "a pod gets a sidecar"
-                );
+                if let Some(line) = self.log_line() {
+                    let suppressed = line.suppressed;
+                    tracing::info!(
+                        namespace = namespace.name,
+                        pod = self.name(),
+                        suppressed,
+                        "a pod gets a sidecar"
+                    );
+                }
                 let patch = STANDARD.encode(patch(&self.object, &pod).to_string());
                 let mut response = json!({
                     "uid": self.uid,
@@ -100,12 +108,26 @@ impl Review {
 
     /// Does not let it in.
     pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
+        self.refuse_for(code, why, why)
+    }
+
+    /// The same, for a reason that is not for the client: `why` goes to the log, and `message` to the client.
+    pub(super) fn refuse_for(&self, code: u16, message: &str, why: &str) -> Value {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
-        tracing::warn!(namespace, pod, why = cut(why, WHY_BYTES_MAX), "a pod is refused");
-        let message = format!("leno: no sidecar for pod {namespace}/{pod}: {why}");
+        if let Some(line) = self.log_line() {
+            let (why, suppressed) = (cut(why, WHY_BYTES_MAX), line.suppressed);
+            tracing::warn!(namespace, pod, why, suppressed, "a pod is refused");
+        }
+        let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});
         enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
+    }
+
+    /// Permits a log line: any pod of the cluster may send reviews.
+    fn log_line(&self) -> Option<PermittedLine> {
+        let namespace = self.namespace.as_deref().unwrap_or_default();
+        LINES.permit(namespace.to_owned(), Instant::now())
     }
 
     /// As far as it has one yet.
@@ -126,6 +148,9 @@ fn cut(text: &str, bytes: usize) -> &str {
 fn enveloped(response: Value) -> Value {
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
 }
+
+/// The log lines about the pods of each namespace.
+static LINES: LazyLock<LogLimits<String>> = LazyLock::new(LogLimits::default);
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;

@@ -22,6 +22,10 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 use crate::api::NamespaceName;
+use crowd::{Sent, expect_served};
+
+#[path = "../../../listen/src/tests/crowd.rs"]
+mod crowd;
 
 /// What the API server keeps.
 struct Kept {
@@ -429,4 +433,30 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
         sleep(Duration::from_millis(50)).await;
     }
     assert!(!is_served(Some(&own)).await && !is_served(None).await);
+}
+#[tokio::test]
+async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
+    let mut tasks = JoinSet::new();
+    let (kept, client) = api_server(&mut tasks).await;
+    let (_stop, stopped) = watch::channel(false);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tasks.spawn(async move {
+        drop(serve_on(client, listener, settings(), (stopped, Duration::ZERO)).await);
+    });
+    let mut bundles = kept.bundle.subscribe();
+    let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
+        "namespace": "shop", "object": {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}},
+    }});
+    for sent in [&[Sent::Nothing][..], &Sent::HANDSHAKES].concat() {
+        // Those of one source that there is room for.
+        let number = 10 * listen::WAITING_MAX / 2;
+        expect_served((address, number), (sent, b"h2"), async || {
+            let (status, _) = ask(address, &bundle, MUTATE_PATH, &review).await;
+            assert_eq!(status, StatusCode::OK);
+        })
+        .await;
+    }
 }

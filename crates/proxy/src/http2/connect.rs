@@ -17,7 +17,7 @@ use crate::http::request::Request;
 
 /// Rewrites a request for another protocol as HTTP/1.1 asks for it, with `nonce` as the key of a
 /// WebSocket (RFC 6455 §4.1). False: it is none.
-pub(super) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8; 16]) -> bool {
+pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8; 16]) -> bool {
     let Some(protocol) = parts.extensions.get::<Protocol>() else {
         return false;
     };

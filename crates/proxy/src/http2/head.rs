@@ -12,7 +12,7 @@ use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
 ///
 /// # Errors
 /// `bad-request` when it names two authorities, `unsupported` for CONNECT.
-pub(super) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
+pub(crate) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
     if parts.method == Method::CONNECT {
         return Err(Reason::Unsupported);
     }
@@ -131,7 +131,7 @@ pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: 
 }
 
 /// What an HTTP/2 client is answered: the response parsed from `bytes`.
-pub(super) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
+pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());
     *response.headers_mut() = fields(bytes, &head.fields)?;
     if head.tunnel {

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use leno_wire::link::LinkError;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::{LinkHandle, Opened};
@@ -15,8 +16,16 @@ impl LinkHandle {
     /// Drives the link over `io` until either side ends it. `on_open` hears of streams that the
     /// peer opens. One turn reads all there is, then writes once all that the turn produced.
     /// After `idle` without a stream it retires.
-    pub(crate) async fn drive(self, io: Io, idle: Duration, on_open: impl FnMut(Opened)) {
-        self.drive_at((BEAT, idle), io, on_open).await;
+    ///
+    /// # Errors
+    /// When the peer broke the protocol of links.
+    pub(crate) async fn drive(
+        self,
+        io: Io,
+        idle: Duration,
+        on_open: impl FnMut(Opened),
+    ) -> Result<(), LinkError> {
+        self.drive_at((BEAT, idle), io, on_open).await
     }
 
     async fn drive_at(
@@ -24,7 +33,7 @@ impl LinkHandle {
         (period, idle): (Duration, Duration),
         io: Io,
         on_open: impl FnMut(Opened),
-    ) {
+    ) -> Result<(), LinkError> {
         let mut beat = interval_at(Instant::now() + period, period);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut driver = Driver {
@@ -38,10 +47,13 @@ impl LinkHandle {
             idle_left: idle,
             idle,
             parting: PARTING_BEATS,
+            misuse: None,
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
+        let misuse = driver.misuse.take();
         self.break_off();
         io.close().await;
+        misuse.map_or(Ok(()), Err)
     }
 }
 
@@ -59,6 +71,8 @@ struct Driver<F> {
     idle_left: Duration,
     /// Beats that a peer still has to answer the ping of a link that retires.
     parting: u32,
+    /// The peer's breach of the protocol, if there was one.
+    misuse: Option<LinkError>,
 }
 
 /// What was heard of the peer since the last beat.
@@ -161,7 +175,7 @@ impl<F: FnMut(Opened)> Driver<F> {
                     Ok(Some(event)) => self.link.dispatch(event, &mut self.on_open),
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::warn!(%error, "a peer broke the link protocol");
+                        self.misuse = Some(error);
                         return Input::Over;
                     }
                 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use leno_model::{ServiceName, Whereabouts};
@@ -108,12 +108,12 @@ pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> Reading {
 }
 
 fn asked(query: Message, domain: &ClusterDomain) -> Option<Asked> {
-    let [question] = query.queries() else { return None };
-    let is_plain = query.op_code() == OpCode::Query
-        && query.answers().is_empty()
-        && query.name_servers().is_empty()
-        && query.additionals().is_empty()
-        && query.extensions().as_ref().is_none_or(|edns| edns.version() == 0)
+    let [question] = query.queries.as_slice() else { return None };
+    let is_plain = query.metadata.op_code == OpCode::Query
+        && query.answers.is_empty()
+        && query.authorities.is_empty()
+        && query.additionals.is_empty()
+        && query.edns.as_ref().is_none_or(|edns| edns.version() == 0)
         && question.query_class() == DNSClass::IN
         && matches!(question.query_type(), RecordType::A | RecordType::AAAA);
     if !is_plain {
@@ -143,26 +143,26 @@ impl Asked {
     /// The answer: the addresses of the version that was asked for, or that there are none.
     pub(super) fn answer(&self, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
         let mut reply = reply_to(&self.query);
-        reply.set_authoritative(true);
+        reply.metadata.authoritative = true;
         reply.add_query(self.question.clone());
         let mut records: Vec<Record> =
             found.addresses().iter().filter_map(|it| self.record(*it)).collect();
         // Clients take the first one.
-        let first = usize::from(self.query.id()) % records.len().max(1);
+        let first = usize::from(self.query.metadata.id) % records.len().max(1);
         records.rotate_left(first);
         if records.is_empty() {
-            reply.add_name_server(self.nothing()?);
+            reply.add_authority(self.nothing()?);
         }
         reply.add_answers(records);
         let bytes = reply.to_vec().ok()?;
-        let edns = self.query.extensions().as_ref();
+        let edns = self.query.edns.as_ref();
         let room = edns.map_or(0, Edns::max_payload).clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
         if over == Over::Tcp || bytes.len() <= usize::from(room) {
             return Some(bytes);
         }
         // Who does not take what fits asks again, over TCP.
-        let mut records = reply.take_answers();
-        reply.set_truncated(true);
+        let mut records = std::mem::take(&mut reply.answers);
+        reply.metadata.truncation = true;
         let bare = reply.to_vec().ok()?.len();
         let each = bytes.len().saturating_sub(bare).div_ceil(records.len().max(1)).max(1);
         records.truncate(usize::from(room).saturating_sub(bare) / each);
@@ -202,18 +202,17 @@ impl Asked {
 pub(super) fn failure(packet: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(packet).ok()?;
     let mut reply = reply_to(&query);
-    reply.add_queries(query.queries().iter().take(1).cloned());
-    reply.set_response_code(ResponseCode::ServFail);
+    reply.add_queries(query.queries.iter().take(1).cloned());
+    reply.metadata.response_code = ResponseCode::ServFail;
     reply.to_vec().ok()
 }
 
 fn reply_to(query: &Message) -> Message {
-    let mut reply = Message::new();
-    reply.set_id(query.id()).set_message_type(MessageType::Response);
-    reply.set_op_code(query.op_code()).set_recursion_available(true);
-    reply.set_recursion_desired(query.recursion_desired());
-    reply.set_checking_disabled(query.checking_disabled());
-    if query.extensions().is_some() {
+    let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
+    reply.metadata.recursion_available = true;
+    reply.metadata.recursion_desired = query.metadata.recursion_desired;
+    reply.metadata.checking_disabled = query.metadata.checking_disabled;
+    if query.edns.is_some() {
         let mut own = Edns::new();
         own.set_max_payload(PACKET_BYTES_MAX).set_version(0);
         reply.set_edns(own);

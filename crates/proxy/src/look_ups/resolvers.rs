@@ -135,7 +135,7 @@ pub(super) fn framed(message: &[u8]) -> Vec<u8> {
 
 /// Whether this has the number of the question, says that it is an answer, and repeats the question
 /// byte for byte; who could not read it may leave it out.
-fn is_answer(query: &[u8], answer: &[u8]) -> bool {
+pub(crate) fn is_answer(query: &[u8], answer: &[u8]) -> bool {
     let is_answer = answer.len() >= HEADER_BYTES
         && answer.get(..2) == query.get(..2)
         && answer.get(2).is_some_and(|flags| flags & 0x80 != 0);

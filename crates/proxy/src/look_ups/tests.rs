@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use hickory_proto::op::{Message, Query, ResponseCode};
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use leno_discovery::{ChangeId, Update};
 use leno_model::{Access, Snapshot, TrustDomain};
@@ -73,8 +73,8 @@ impl Bench {
 }
 
 fn packet(name: &str) -> Vec<u8> {
-    let mut message = Message::new();
-    message.set_id(7).set_recursion_desired(true);
+    let mut message = Message::new(7, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
     message.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
     message.to_vec().unwrap()
 }
@@ -130,10 +130,10 @@ fn what_the_mesh_knows_is_answered_and_all_else_passed_on() {
         bench.know(&[("shop/web", &[[10, 96, 0, 9].into()]), ("shop/elsewhere", &[])]);
         for over in [Over::Udp, Over::Tcp] {
             let reply = bench.ask(WEB, over).await.unwrap();
-            assert_eq!(reply.answers()[0].data().ip_addr(), Some([10, 96, 0, 9].into()));
+            assert_eq!(reply.answers[0].data.ip_addr(), Some([10, 96, 0, 9].into()));
             for name in ["elsewhere.shop.svc.cluster.local.", "example.com."] {
                 let reply = bench.ask(name, over).await.unwrap();
-                assert_eq!(reply.response_code(), ResponseCode::Refused, "{name}");
+                assert_eq!(reply.metadata.response_code, ResponseCode::Refused, "{name}");
             }
         }
         assert_eq!(bench.counts(), [2, 4, 0]);
@@ -153,7 +153,7 @@ fn a_name_is_asked_for_once_and_its_answer_waited_for() {
             bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         };
         let (reply, ()) = tokio::join!(bench.ask(WEB, Over::Udp), answered);
-        assert_eq!(reply.unwrap().answers().len(), 1);
+        assert_eq!(reply.unwrap().answers.len(), 1);
         assert_eq!(bench.counts(), [1, 0, 0]);
     });
 }
@@ -175,7 +175,7 @@ fn nobody_waits_for_a_control_plane_that_says_nothing() {
         bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         bench.answerer.follower.connected.set(false);
         let reply = bench.ask(WEB, Over::Udp).await.unwrap();
-        assert_eq!(reply.response_code(), ResponseCode::Refused);
+        assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         assert_eq!(bench.counts(), [0, 3, 0]);
     });
 }
@@ -200,13 +200,16 @@ fn the_next_name_server_is_asked_when_one_fails() {
         // Nobody is at the first one.
         let (bench, _wanted) = Bench::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
         let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
-        assert_eq!(reply.response_code(), ResponseCode::Refused);
+        assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         let nobody = "nameserver 127.0.0.3\n";
         std::fs::write(bench.scratch.path().join("resolv.conf"), nobody).unwrap();
         let (bench, _wanted) = Bench::new(nobody, port);
         for over in [Over::Udp, Over::Tcp] {
             let reply = bench.ask("example.com.", over).await.unwrap();
-            assert_eq!((reply.response_code(), reply.queries().len()), (ResponseCode::ServFail, 1));
+            assert_eq!(
+                (reply.metadata.response_code, reply.queries.len()),
+                (ResponseCode::ServFail, 1)
+            );
         }
         assert_eq!(bench.counts(), [0, 0, 2]);
     });
@@ -232,7 +235,8 @@ fn who_gives_up_is_believed_when_nobody_has_more_to_say() {
         let port = name_server().await;
         let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
         let (bench, _wanted) = Bench::new(both, port);
-        let ask = async || bench.ask("example.com.", Over::Udp).await.unwrap().response_code();
+        let ask =
+            async || bench.ask("example.com.", Over::Udp).await.unwrap().metadata.response_code;
         assert_eq!(ask().await, ResponseCode::Refused);
         denier("127.0.0.4", port).await;
         assert_eq!(ask().await, ResponseCode::NXDomain);
@@ -251,7 +255,7 @@ fn who_answered_last_is_asked_first() {
         for waits in [true, false] {
             let began = Instant::now();
             let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
-            assert_eq!(reply.response_code(), ResponseCode::NXDomain);
+            assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
             assert_eq!(began.elapsed() > Duration::from_secs(1), waits);
         }
     });
@@ -265,9 +269,9 @@ fn what_is_known_is_answered_while_all_others_wait() {
         let all = u32::try_from(UNDER_WAY_MAX).unwrap();
         let _slots = bench.answerer.under_way.clone().try_acquire_many_owned(all).unwrap();
         let reply = bench.ask(WEB, Over::Udp).await.unwrap();
-        assert_eq!(reply.answers().len(), 1);
+        assert_eq!(reply.answers.len(), 1);
         let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
-        assert_eq!(reply.response_code(), ResponseCode::ServFail);
+        assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(bench.counts(), [1, 0, 1]);
         // No connection follows to an address of the other version.
         assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
@@ -349,14 +353,14 @@ fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
         }
         client.send(&packet(WEB)).await.unwrap();
         let length = client.recv(&mut packet_back).await.unwrap();
-        assert_eq!(Message::from_vec(&packet_back[..length]).unwrap().answers().len(), 1);
+        assert_eq!(Message::from_vec(&packet_back[..length]).unwrap().answers.len(), 1);
         let mut tcp = TcpStream::connect(free).await.unwrap();
         for _ in 0..2 {
             tcp.write_all(&resolvers::framed(&packet(WEB))).await.unwrap();
             let length = tcp.read_u16().await.unwrap();
             let mut reply = vec![0; usize::from(length)];
             tcp.read_exact(&mut reply).await.unwrap();
-            assert_eq!(Message::from_vec(&reply).unwrap().answers().len(), 1);
+            assert_eq!(Message::from_vec(&reply).unwrap().answers.len(), 1);
         }
         // Too long for a question: it ends.
         tcp.write_all(&[0xff, 0xff]).await.unwrap();

@@ -251,7 +251,7 @@ async fn serve(
     (sidecar, inbound)
 }
 
-fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access) -> WorkloadPlan {
+pub(crate) fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access) -> WorkloadPlan {
     let port = sidecar.port;
     WorkloadPlan {
         ports: vec![WorkloadPort { name: None, port, protocol }],

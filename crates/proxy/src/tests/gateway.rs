@@ -1,6 +1,7 @@
 //! Strangers at a gateway: HTTP with and without TLS, TLS that goes on as it is, bytes.
 
 mod fixture;
+mod half_open;
 mod sessions;
 mod stays;
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leno_discovery::{Event, IssuedBytes, JOIN_ALPN, serve_join};
+use leno_discovery::{Budget, Event, IssuedBytes, JOIN_ALPN, Queued, event_queue, serve_join};
 use leno_identity::{
     Authority, CertificateRequest, Credential, PrivateKey, Subject, control_id, join_server_config,
 };
@@ -39,7 +39,7 @@ impl Gate {
         let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
         let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (events, mut asked) = mpsc::channel(1);
+        let (events, mut asked) = event_queue(1);
         let (told, tokens) = mpsc::channel(8);
         let mut tasks = JoinSet::new();
         tasks.spawn_local(async move {
@@ -47,11 +47,13 @@ impl Gate {
                 let (tcp, _) = listener.accept().await.unwrap();
                 // Who does not trust us, or wants something else, has gone.
                 let Ok(tls) = tls.accept(tcp).await else { continue };
-                drop(serve_join(tls, events.clone()).await);
+                let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
+                drop(serve_join(tls, events.connect(budget)).await);
             }
         });
         tasks.spawn_local(async move {
-            while let Some(Event::Join(joining)) = asked.recv().await {
+            while let Some(Queued { event: Event::Join(joining), turn: _turn }) = asked.recv().await
+            {
                 let account = account("ratings");
                 let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
                 let subject = Subject { id: &id, workload: Some(&joining.workload) };

@@ -199,19 +199,28 @@ async fn reach(
         return Ok(());
     }
     let link = LinkHandle::new(Role::Opener);
-    let (driven, shard) = (link.clone(), worker.shard.clone());
+    let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::clone(worker));
+    let address = upstream.endpoint.address;
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine refuses any from the other side.
         let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
-        tokio::select! {
-            () = &mut driving => return,
+        let ended = tokio::select! {
+            ended = &mut driving => Some(ended),
             // Who the peer is was proved until then.
-            () = tokio::time::sleep_until(expires.into()) => {}
+            () = tokio::time::sleep_until(expires.into()) => None,
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                driven.retire();
+                driving.await
+            }
+        };
+        if let Err(error) = ended {
+            owner.log_misuse(address, error);
         }
-        driven.retire();
-        driving.await;
     });
     // In TLS 1.3 the peer judges our certificate after we have judged its; its first word tells.
     let greeted = match tokio::time::timeout(patience, link.ready()).await {

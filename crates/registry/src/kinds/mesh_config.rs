@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use leno_model::{Admission, Egress, MeshConfig, Name, Plaintext, TrafficMode, TrustDomain};
+use leno_model::{
+    Admission, Egress, Floor, MeshConfig, Name, Plaintext, TrafficMode, TrustDomain, repository_of,
+};
 
 use super::sight;
 use super::smi::read_account;
+use crate::document::Value;
 use crate::field::{Field, Fields};
+use crate::suggest::one_of;
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     const KNOWN: &[&str] = &[
@@ -19,13 +23,26 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "metrics",
         "egress",
         "plaintext",
+        "floor",
     ];
     let fields = spec.fields(KNOWN)?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
         config.trust_domain = TrustDomain(field.name()?);
     }
+    if let Some(field) = fields.find("floor") {
+        config.floor = Box::new(read_floor(field)?);
+    }
     let admission = admission(&fields)?;
+    // Namespaces that are excepted may need a weaker setting of the mesh.
+    if config.floor.except_namespaces.is_empty() {
+        refuse_below_floor(
+            &fields,
+            &config.floor,
+            admission,
+            "list the namespaces that need it in spec.floor.exceptNamespaces",
+        );
+    }
     config.mode = admission.mode.unwrap_or(config.mode);
     config.plaintext = admission.plaintext.unwrap_or(config.plaintext);
     if let Some(field) = fields.find("egress") {
@@ -33,7 +50,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     }
     config.revoked.extend(fields.each("revoked", REVOKED_MAX, read_account));
     if let Some(field) = fields.find("namespaces") {
-        config.namespaces = namespaces(field)?;
+        config.namespaces = namespaces(field, &config.floor)?;
     }
     config.sight = sight::read(&fields)?;
     Some(config)
@@ -56,7 +73,7 @@ fn words<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static 
     all.iter().map(|meaning| (word(*meaning), *meaning)).collect()
 }
 
-fn namespaces(field: &Field<'_>) -> Option<BTreeMap<Name, Admission>> {
+fn namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admission>> {
     let mut namespaces = BTreeMap::new();
     for element in field.list(NAMESPACES_MAX)? {
         let Some(fields) = element.fields(&["name", "trafficMode", "plaintext"]) else { continue };
@@ -66,6 +83,10 @@ fn namespaces(field: &Field<'_>) -> Option<BTreeMap<Name, Admission>> {
         if admission == Admission::default() {
             element.refuse("says nothing about the namespace", "add `trafficMode` or `plaintext`");
         }
+        if !floor.except_namespaces.contains(&name) {
+            let remedy = format!("add {name} to spec.floor.exceptNamespaces");
+            refuse_below_floor(&fields, floor, admission, &remedy);
+        }
         if namespaces.insert(name, admission).is_some() {
             element.refuse("is about a namespace that is listed already", "remove one of the two");
         }
@@ -73,7 +94,89 @@ fn namespaces(field: &Field<'_>) -> Option<BTreeMap<Name, Admission>> {
     Some(namespaces)
 }
 
+fn read_floor(field: &Field<'_>) -> Option<Floor> {
+    const KNOWN: &[&str] = &[
+        "trafficMode",
+        "plaintext",
+        "injection",
+        "exclusions",
+        "sidecarImages",
+        "exceptNamespaces",
+    ];
+    let fields = field.fields(KNOWN)?;
+    let mode = match fields.find("trafficMode") {
+        Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
+        None => None,
+    };
+    // Each of these has one word: a floor cannot allow more than no floor does.
+    let is_set = |key: &str, word: &'static str| match fields.find(key) {
+        Some(field) => field.word(&[(word, true)]),
+        None => Some(false),
+    };
+    let floor = Floor {
+        mode,
+        plaintext_refused: is_set("plaintext", Plaintext::Refuse.as_str())?,
+        injection_required: is_set("injection", "required")?,
+        exclusions_refused: is_set("exclusions", "refuse")?,
+        sidecar_images: fields
+            .each("sidecarImages", FLOOR_IMAGES_MAX, read_repository)
+            .into_iter()
+            .collect(),
+        except_namespaces: fields
+            .each("exceptNamespaces", NAMESPACES_MAX, Field::label)
+            .into_iter()
+            .collect(),
+    };
+    // An empty list would permit any image, and its author may mean none.
+    let is_empty = |it: &&Field<'_>| matches!(it.value(), Value::List(list) if list.is_empty());
+    if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
+        images.refuse("permits no image", "name repositories, or remove it");
+    }
+    if matches!(field.value(), Value::Map(map) if map.is_empty()) {
+        field.refuse("sets no floor", format!("remove it, or use {}", one_of(KNOWN)));
+    }
+    Some(floor)
+}
+
+fn read_repository(element: &Field<'_>) -> Option<String> {
+    let text = element.text()?;
+    let is_odd = |c: char| c.is_whitespace() || c.is_control();
+    let repository = repository_of(text);
+    if text.is_empty() || text.len() > REPOSITORY_BYTES_MAX || text.contains(is_odd) {
+        element.refuse(
+            format!("{} is not a repository", element.shown()),
+            "use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below",
+        );
+        return None;
+    }
+    if repository != text {
+        element.refuse(
+            format!("{} has a tag or a digest", element.shown()),
+            format!("use the repository: {repository}"),
+        );
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// Settings of the same object that contradict the floor.
+fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, remedy: &str) {
+    for overruled in floor.overruled(admission) {
+        if let Some(field) = fields.find(overruled.field) {
+            let in_force = overruled.in_force;
+            field.refuse(
+                format!("is below spec.floor.{}", overruled.field),
+                format!("use {in_force}, or {remedy}"),
+            );
+        }
+    }
+}
+
 /// The most accounts that can be revoked: each sidecar is told of all of them.
 const REVOKED_MAX: usize = 1024;
 /// The most namespaces that differ from the mesh.
 const NAMESPACES_MAX: usize = 1024;
+/// The most repositories of images of sidecars.
+const FLOOR_IMAGES_MAX: usize = 64;
+/// The longest name of a repository.
+const REPOSITORY_BYTES_MAX: usize = 255;

@@ -21,6 +21,17 @@ impl World<'_> {
         }
     }
 
+    /// A workload with settings below the floor of the mesh.
+    pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut Lint<'_>) {
+        for it in self.config.overruled_in(&workload.name.namespace, workload.admission) {
+            lint.warn(
+                format!("spec.{}", it.field),
+                format!("is below the floor of the MeshConfig, and {} is in force", it.in_force),
+                format!("use {}, or remove the field", it.in_force),
+            );
+        }
+    }
+
     /// A strict workload that no policy is about.
     pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut Lint<'_>) {
         let account = &workload.account;

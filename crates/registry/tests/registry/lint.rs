@@ -113,6 +113,33 @@ spec:
 }
 
 #[test]
+fn a_workload_below_the_floor_is_reported() {
+    let text = "\
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {floor: {trafficMode: audit, plaintext: refuse, exceptNamespaces: [legacy]}}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: a, namespace: shop}
+spec: {trafficMode: permissive, plaintext: accept}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: b, namespace: legacy}
+spec: {trafficMode: permissive, plaintext: accept}
+";
+    check(
+        text,
+        &expect![[r"
+            Workload shop/a: spec.trafficMode: is below the floor of the MeshConfig, and audit is in force; use audit, or remove the field
+            Workload shop/a: spec.plaintext: is below the floor of the MeshConfig, and refuse is in force; use refuse, or remove the field
+        "]],
+    );
+}
+
+#[test]
 fn an_http_route_beside_a_grpc_route_is_odd() {
     let route = |kind: &str, port: &str| {
         format!(

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use leno_model::{
     AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpRoute, HttpRouteGroup,
-    LogForm, MeshConfig, Name, Object, PathMatch, PortSet, Protocol, ReferenceGrant, RequestMatch,
-    RetryRule, RouteKind, RouteName, RouteParent, Sampling, Service, ServiceAccount, ServiceName,
-    TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend,
-    Workload, WorkloadPort,
+    LogForm, MeshConfig, Name, Object, PathMatch, Plaintext, PortSet, Protocol, ReferenceGrant,
+    RequestMatch, RetryRule, RouteKind, RouteName, RouteParent, Sampling, Service, ServiceAccount,
+    ServiceName, TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch,
+    WeightedBackend, Workload, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -219,6 +219,34 @@ fn the_most_specific_mode_wins() {
              metadata: {{name: a, namespace: {namespace}}}\n{own}"
         );
         assert_eq!(config.mode_of(&only!(Workload, &text)), expected, "{namespace} {own}");
+    }
+}
+
+#[test]
+fn no_workload_goes_below_the_floor() {
+    let config = only!(
+        MeshConfig,
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+         spec: {plaintext: accept, namespaces: [{name: legacy, trafficMode: permissive}], \
+         floor: {trafficMode: strict, plaintext: refuse, injection: required, exclusions: refuse, \
+         sidecarImages: [r.example/leno], exceptNamespaces: [legacy]}}"
+    );
+    assert!(config.floor.injection_required && config.floor.exclusions_refused);
+    assert!(config.floor.permits_image("r.example/leno:0.1"));
+    for (namespace, own, mode, plaintext) in [
+        ("shop", "{}", TrafficMode::Strict, Plaintext::Refuse),
+        ("shop", "{trafficMode: permissive}", TrafficMode::Strict, Plaintext::Refuse),
+        ("shop", "{trafficMode: audit, plaintext: accept}", TrafficMode::Strict, Plaintext::Refuse),
+        ("legacy", "{}", TrafficMode::Permissive, Plaintext::Accept),
+        ("legacy", "{trafficMode: audit}", TrafficMode::Audit, Plaintext::Accept),
+    ] {
+        let text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+             metadata: {{name: a, namespace: {namespace}}}\nspec: {own}"
+        );
+        let workload = only!(Workload, &text);
+        assert_eq!(config.mode_of(&workload), mode, "{namespace} {own}");
+        assert_eq!(config.plaintext_of(&workload), plaintext, "{namespace} {own}");
     }
 }
 

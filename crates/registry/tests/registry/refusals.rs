@@ -244,6 +244,41 @@ fn refuses_mesh_configs_of_unknown_modes() {
 }
 
 #[test]
+fn refuses_floors_that_set_nothing_or_contradict_the_object() {
+    check_specs(
+        "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",
+        &[
+            "{floor: {}}",
+            "{floor: {trafficmode: strict}}",
+            "{floor: {plaintext: accept}}",
+            "{floor: {injection: enabled}}",
+            "{floor: {exclusions: allow}}",
+            "{floor: {sidecarImages: []}}",
+            "{floor: {sidecarImages: ['r.example/leno:0.1', 'r.example/leno@sha256:00', 'a b', '']}}",
+            "{floor: {exceptNamespaces: [a.b]}}",
+            "{trafficMode: permissive, plaintext: accept, floor: {trafficMode: audit, plaintext: refuse}}",
+            "{namespaces: [{name: a, trafficMode: permissive}], floor: {trafficMode: strict, exceptNamespaces: [b]}}",
+        ],
+        &expect![[r#"
+            4:15: MeshConfig x: spec.floor: sets no floor; remove it, or use `trafficMode`, `plaintext`, `injection`, `exclusions`, `sidecarImages` or `exceptNamespaces`
+            4:29: MeshConfig x: spec.floor.trafficmode: is not a field that is known here; did you mean `trafficMode`?
+            4:27: MeshConfig x: spec.floor.plaintext: "accept" is not known here; use `refuse`
+            4:27: MeshConfig x: spec.floor.injection: "enabled" is not known here; use `required`
+            4:28: MeshConfig x: spec.floor.exclusions: "allow" is not known here; use `refuse`
+            4:31: MeshConfig x: spec.floor.sidecarImages: permits no image; name repositories, or remove it
+            4:32: MeshConfig x: spec.floor.sidecarImages[0]: "r.example/leno:0.1" has a tag or a digest; use the repository: r.example/leno
+            4:54: MeshConfig x: spec.floor.sidecarImages[1]: "r.example/leno@sha256:00" has a tag or a digest; use the repository: r.example/leno
+            4:82: MeshConfig x: spec.floor.sidecarImages[2]: "a b" is not a repository; use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below
+            4:89: MeshConfig x: spec.floor.sidecarImages[3]: "" is not a repository; use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below
+            4:35: MeshConfig x: spec.floor.exceptNamespaces[0]: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
+            4:21: MeshConfig x: spec.trafficMode: is below spec.floor.trafficMode; use audit, or list the namespaces that need it in spec.floor.exceptNamespaces
+            4:44: MeshConfig x: spec.plaintext: is below spec.floor.plaintext; use refuse, or list the namespaces that need it in spec.floor.exceptNamespaces
+            4:44: MeshConfig x: spec.namespaces[0].trafficMode: is below spec.floor.trafficMode; use strict, or add a to spec.floor.exceptNamespaces
+        "#]],
+    );
+}
+
+#[test]
 fn refuses_what_operators_cannot_see_by() {
     check_specs(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",

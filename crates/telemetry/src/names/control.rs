@@ -50,6 +50,8 @@ table! {
         "Joins and renewals that were refused.";
     CONNECTIONS_REFUSED "leno_control_connections_refused_total" Counter ["reason"]
         "Connections that ended badly, by reason.";
+    HALF_OPEN_EVICTED "leno_control_half_open_evicted_total" Counter []
+        "Connections ended to make room for others before the identity of their peer was proven.";
     CONVERGENCE "leno_control_convergence_seconds" Histogram []
         "From seeing a change until the last proxy that it concerns has applied it.";
     TOUCHED "leno_control_touched_total" Counter []

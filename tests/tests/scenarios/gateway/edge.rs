@@ -23,7 +23,7 @@ pub(super) struct Edge {
     control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     health: SocketAddr,
     directory: TempDir,
-    _programs: [Program; 2],
+    programs: [Program; 2],
     _applications: [Application; 2],
 }
 
@@ -62,7 +62,7 @@ impl Edge {
             control: Some((stop, thread)),
             health,
             directory,
-            _programs: [sidecar, proxy],
+            programs: [sidecar, proxy],
             _applications: applications,
         };
         edge.plain_at("plain", plain);
@@ -100,6 +100,11 @@ impl Edge {
         eventually("the gateway is ready", Duration::from_secs(30), || {
             get(self.health, "/readyz").ok().filter(|answer| answer.status == 200)
         });
+    }
+
+    /// The process of the gateway.
+    pub(super) fn pid(&self) -> u32 {
+        self.programs[1].pid()
     }
 
     /// Where strangers reach a port.

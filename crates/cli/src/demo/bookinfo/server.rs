@@ -12,11 +12,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_listen::Listener;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::answer::{self, Answer};
 use super::reviews::{ReviewsVersion, StarColor};
@@ -64,12 +65,13 @@ pub(super) async fn serve(
     let application = Rc::new(application);
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (draining, drain) = watch::channel(false);
+    let mut listener = Listener::new("bookinfo", listener);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => break,
-            (stream, permit) = accept(&listener, &permits) => {
+            (stream, permit) = accept(&mut listener, &permits) => {
                 connections.spawn_local(converse(
                     stream,
                     Rc::clone(&application),
@@ -90,20 +92,12 @@ pub(super) async fn serve(
 
 /// The next connection, once there is room for it: the surplus waits in the kernel's queue.
 async fn accept(
-    listener: &TcpListener,
+    listener: &mut Listener<TcpListener>,
     permits: &Arc<Semaphore>,
 ) -> (TcpStream, OwnedSemaphorePermit) {
     let permit = Arc::clone(permits).acquire_owned().await;
     let permit = permit.expect("the semaphore is never closed");
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    (listener.accept().await.0, permit)
 }
 
 async fn converse(
@@ -145,6 +139,3 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How long requests under way may take to finish after SIGTERM.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A pause after a failed accept, which would fail again at once while descriptors are short.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);

@@ -133,6 +133,63 @@ fn what_has_no_sidecar_is_reached_by_gateways_and_by_nobody_else() {
     assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
 }
 
+/// The view of `reviews-v1` at the gateway `edge`, where one pod has a sidecar and one has none, with these objects.
+fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
+    let mut mesh = cluster();
+    let plain = bystander("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    let mut views = Views::default();
+    let wanted = BTreeSet::from([service("reviews-v1")]);
+    let client = mesh.workload(&workload("edge-1")).unwrap().clone();
+    let before = world(&mesh, &client, &wanted, &mut views);
+    assert_eq!(endpoints(&before, "reviews-v1").len(), 2);
+    for object in objects(policy) {
+        views.doubt(&mesh.apply(Change::Upsert(object)));
+    }
+    let after = endpoints(&world(&mesh, &client, &wanted, &mut views), "reviews-v1");
+    after.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
+}
+
+#[test]
+fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() {
+    let of_service = |kind: &str, spec: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: p, namespace: bookinfo}}\n\
+             spec: {{targetRefs: [{{kind: Service, name: reviews-v1}}], {spec}}}"
+        )
+    };
+    let access = |spec: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {{name: p, namespace: bookinfo}}\n\
+             spec: {{{spec}}}"
+        )
+    };
+    let keys =
+        r#"issuers: [{issuer: "https://issuer.test", jwks: {url: "https://issuer.test/keys"}}]"#;
+    let enforced = [
+        of_service("RateLimit", "rules: [{requests: 10, in: 1s}]"),
+        of_service("RateLimit", "concurrency: {requests: 10}"),
+        of_service("JwtValidation", keys),
+        of_service("ExternalAuthorization", "service: {name: ratings, port: 80}"),
+        // About the pod with a sidecar, about the one without, and about both.
+        access("serviceAccounts: [reviews], deny: [{requests: [{path: {value: /admin}}]}]"),
+        access("serviceAccounts: [plain], deny: [{requests: [{path: {value: /admin}}]}]"),
+        access("deny: [{requests: [{path: {value: /admin}}]}]"),
+    ];
+    for policy in enforced {
+        assert_eq!(reviews_beside(&policy), [("reviews-v1-1".to_owned(), true)], "{policy}");
+    }
+    let others = [
+        of_service("Hedging", "after: 50ms"),
+        access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
+        // Decides nothing in mode permissive.
+        access("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
+    ];
+    for policy in others {
+        assert_eq!(reviews_beside(&policy).len(), 2, "{policy}");
+    }
+}
+
 #[test]
 fn a_gateway_touches_its_proxies_and_nobody_else() {
     let mut mesh = cluster();
@@ -180,7 +237,7 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {
-        let found = occupants(mesh, &BTreeSet::from([at]));
+        let found = occupants(mesh, &BTreeSet::from([at]), &mut Views::default());
         Occupant::clone(&found.at[&at])
     };
     assert_eq!([at(&mesh, pod), at(&mesh, address)], [Occupant::Outside, Occupant::Outside]);

@@ -10,25 +10,31 @@ async fn no_list_of_a_message_is_lost() {
         looked_up: vec!["shop/b".into()],
     };
     let names = proto::Services { looked_up: all.looked_up.clone(), ..Default::default() };
-    let messages = [
-        greeting(),
-        framed(from_proxy::Message::Subscribe(all.clone())),
-        framed(from_proxy::Message::Unsubscribe(all)),
-        framed(from_proxy::Message::Subscribe(names)),
-        framed(from_proxy::Message::Subscribe(proto::Services::default())),
+    let steps = [
+        (
+            from_proxy::Message::Subscribe(all.clone()),
+            "+services {shop/a} +addresses {10.0.0.1} +names {shop/b}",
+        ),
+        (
+            from_proxy::Message::Unsubscribe(all),
+            "-services {shop/a} -addresses {10.0.0.1} -names {shop/b}",
+        ),
+        (from_proxy::Message::Subscribe(names), "+names {shop/b}"),
     ];
-    let (_, events) = against(&messages.concat()).await;
-    let expected = [
-        "connected",
-        "ask [10.0.0.1]",
-        "look up [shop/b]",
-        "subscribe [shop/a]",
-        "forget [10.0.0.1]",
-        "forget names [shop/b]",
-        "unsubscribe [shop/a]",
-        "look up [shop/b]",
-        "subscribe []",
-        "left 7",
-    ];
-    assert_eq!(events, expected);
+    let (server, mut owner, mut far) = serving();
+    let script = async {
+        far.write_all(&greeting()).await.unwrap();
+        let _connected = owner.connected().await;
+        for (message, expected) in steps {
+            far.write_all(&framed(message)).await.unwrap();
+            assert_eq!(owner.next().await, expected);
+        }
+        // An empty message changes nothing.
+        let empty = from_proxy::Message::Subscribe(proto::Services::default());
+        far.write_all(&framed(empty)).await.unwrap();
+        drop(far);
+        assert_eq!(owner.next().await, "left 7");
+    };
+    let (served, ()) = tokio::join!(server, script);
+    served.unwrap();
 }

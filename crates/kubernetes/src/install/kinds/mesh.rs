@@ -64,10 +64,27 @@ pub(super) fn mesh_config() -> Value {
         ("plaintext", plaintext()),
         ("egress", about(word(&["allow", "deny"]), "Connections to what is not of the mesh.")),
         ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
+        ("floor", about(floor(), "What namespaces, pods and Workloads cannot weaken.")),
         ("revoked", about(list(account(), 1024), "Accounts that are members no more.")),
         ("tracing", about(tracing, "Which requests are traced, and where spans go.")),
         ("accessLog", about(access_log, "Which requests are logged, and how.")),
         ("metrics", about(metrics, "Where metrics are pushed, and how often.")),
+    ])
+}
+
+fn floor() -> Value {
+    let repositories = about(list(text(255), 64), "The repositories that sidecars come from.");
+    let excepted = about(list(label(), 1024), "Namespaces that it does not apply to.");
+    object([
+        ("trafficMode", traffic_mode()),
+        ("plaintext", about(word(&["refuse"]), "No client comes in without mutual TLS.")),
+        (
+            "injection",
+            about(word(&["required"]), "Pods of namespaces with injection cannot opt out."),
+        ),
+        ("exclusions", about(word(&["refuse"]), "Annotations exclude nothing from interception.")),
+        ("sidecarImages", repositories),
+        ("exceptNamespaces", excepted),
     ])
 }
 

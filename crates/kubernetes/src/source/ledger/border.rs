@@ -22,6 +22,9 @@ impl Ledger {
             if matches!(key, ObjectKey::AccessCert(_) | ObjectKey::MeshConfig) {
                 self.guests.touch();
             }
+            if key == ObjectKey::MeshConfig {
+                self.touch_floor();
+            }
             self.dirty.insert(key);
         }
         if border {
@@ -63,7 +66,10 @@ impl Ledger {
     }
 
     /// The pods that a service selects.
-    fn pods_behind<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = &'a Workload> {
+    pub(super) fn pods_behind<'a>(
+        &'a self,
+        service: &'a Service,
+    ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
         let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
         let own = self.workloads.range(first..);

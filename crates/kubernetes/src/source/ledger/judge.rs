@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    GatewayTcpRoute, Name, Object, PolicyScope, ReferenceGrant, RouteKind, RouteParent, Service,
-    ServiceName, ServicePolicy, Standing, TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend,
-    leads_back,
+    GatewayTcpRoute, MeshConfig, Name, Object, PolicyScope, ReferenceGrant, RouteKind, RouteParent,
+    Service, ServiceName, ServicePolicy, Standing, TagScope, TcpRule, TlsRoute, TlsRule,
+    WeightedBackend, leads_back,
 };
 use serde_json::Value;
 
@@ -33,7 +33,8 @@ impl Ledger {
 
     /// What is looked at for many objects.
     fn others(&self) -> Others<'_> {
-        let mut others = Others::default();
+        let mut others =
+            Others { config: self.mesh_config().unwrap_or_default(), ..Others::default() };
         for (_, object, _) in self.customs.in_force_all() {
             others.rivals.put(object);
             match object {
@@ -85,9 +86,12 @@ impl Ledger {
             Form::Conditions => {
                 let reason = if duplicate.is_some() { CONFLICTED } else { "Invalid" };
                 let refused = refusal.as_deref().map(|refusal| refused(refusal, reason));
-                Said::Conditions(with_programmed(
-                    refused.unwrap_or_else(|| self.attached(origin, others)),
-                ))
+                let [accepted, resolved] = refused.unwrap_or_else(|| self.attached(origin, others));
+                let object = self.customs.said(origin);
+                let enforced = object.and_then(|it| self.enforced(it, &others.config, &accepted));
+                let mut all = with_programmed([accepted, resolved]);
+                all.extend(enforced);
+                Said::Conditions(all)
             }
             Form::Parents => {
                 let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
@@ -316,6 +320,8 @@ struct Others<'a> {
     by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
     by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
     rivals: Rivals<'a>,
+    /// The settings of the mesh.
+    config: MeshConfig,
 }
 
 impl<'a> Others<'a> {

@@ -20,13 +20,24 @@ pub(super) struct Settings {
     mentioned: BTreeMap<Origin, BTreeSet<String>>,
     /// Of which trust domain the mesh is while no object of ours says it.
     assumed: Option<TrustDomain>,
+    /// The namespaces that may have objects about the whole mesh, as the operator names them.
+    namespaces: BTreeSet<Name>,
 }
 
 impl Settings {
-    /// Those that are heeded: of each other mesh the oldest, so that every control plane heeds the same.
-    fn heeded(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+    /// The operator names the namespaces that may have objects about the whole mesh.
+    fn is_named(&self, namespace: &str) -> bool {
+        self.namespaces.iter().any(|name| name.as_str() == namespace)
+    }
+
+    /// The settings of other meshes in the named namespaces: of each mesh the oldest, so that every control plane
+    /// applies the same.
+    fn named(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
         let mut oldest: BTreeMap<usize, (&Origin, &Foreign)> = BTreeMap::new();
         for (origin, foreign) in &self.foreign {
+            if !self.is_named(&origin.id.namespace) {
+                continue;
+            }
             let known = oldest.entry(origin.kind).or_insert((origin, foreign));
             if foreign.created < known.1.created {
                 *known = (origin, foreign);
@@ -35,19 +46,45 @@ impl Settings {
         oldest.into_values()
     }
 
-    /// Why those of this object are not heeded.
-    fn outdated(&self, origin: &Origin) -> Option<Warning> {
-        let (heeded, _) = self.heeded().find(|(heeded, _)| heeded.kind == origin.kind)?;
-        let is_other = heeded != origin && self.foreign.contains_key(origin);
-        is_other.then(|| Warning {
+    /// The reason that settings of another mesh are ignored, whatever the settings of ours are.
+    fn ignored(&self, origin: &Origin) -> Option<Warning> {
+        if !self.is_named(&origin.id.namespace) {
+            let namespace = &origin.id.namespace;
+            let remedy = format!(
+                "write a MeshConfig of leno.dev, or install with `--settings-namespaces {namespace}`"
+            );
+            return Some(Warning {
+                at: place(origin, "metadata.namespace"),
+                problem: NOT_NAMED.to_owned(),
+                remedy,
+            });
+        }
+        let (oldest, _) = self.named().find(|(oldest, _)| oldest.kind == origin.kind)?;
+        (oldest != origin).then(|| Warning {
             at: place(origin, "metadata.name"),
-            problem: format!("is not heeded: {} is older", shown(heeded)),
+            problem: format!("is ignored: {} is older", shown(oldest)),
             remedy: "remove one of the two".to_owned(),
         })
     }
 }
 
 impl Ledger {
+    /// Objects of these namespaces may be about the whole mesh.
+    pub(crate) fn take_settings_of(&mut self, namespaces: BTreeSet<Name>) {
+        self.settings.namespaces = namespaces;
+        self.touch_settings();
+    }
+
+    /// The operator names the namespaces that may have objects about the whole mesh.
+    pub(super) fn may_set_all(&self, namespace: &Name) -> bool {
+        self.settings.namespaces.contains(namespace)
+    }
+
+    /// The settings of other meshes that apply: none once there is a `MeshConfig` of ours.
+    fn applied(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+        self.settings.named().filter(|_| self.own_config().is_none())
+    }
+
     /// The trust domain of the mesh while no object of ours says one.
     pub(crate) fn assume(&mut self, trust_domain: TrustDomain) {
         self.settings.assumed = Some(trust_domain);
@@ -89,7 +126,7 @@ impl Ledger {
     /// What no pod of the mesh sends through its sidecar.
     pub(crate) fn exclusions(&self) -> Exclusions {
         let mut all = Exclusions::default();
-        for (_, Foreign { exclusions, .. }) in self.settings.heeded() {
+        for (_, Foreign { exclusions, .. }) in self.applied() {
             let exclusions = exclusions.clone();
             all.outbound_ports.extend(exclusions.outbound_ports);
             all.inbound_ports.extend(exclusions.inbound_ports);
@@ -103,7 +140,7 @@ impl Ledger {
     /// The certificates that the settings of other meshes want for an ingress gateway, each with when they were
     /// made, in seconds.
     pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
-        self.settings.heeded().filter_map(|(origin, foreign)| {
+        self.applied().filter_map(|(origin, foreign)| {
             let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
             Some((origin, wanted, foreign.created))
         })
@@ -112,13 +149,12 @@ impl Ledger {
     /// Who wants such a certificate and does not say it so that it can be made.
     pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &Origin> {
         let is_unread = |foreign: &Foreign| matches!(foreign.ingress_gateway, Some(Err(_)));
-        let heeded = self.settings.heeded();
-        heeded.filter(move |(_, foreign)| is_unread(foreign)).map(|(origin, _)| origin)
+        self.applied().filter(move |(_, foreign)| is_unread(foreign)).map(|(origin, _)| origin)
     }
 
     /// What other meshes say: of two, the stricter counts.
     fn of_others(&self) -> Option<(TrafficMode, Egress)> {
-        let all = || self.settings.heeded().map(|(_, foreign)| foreign);
+        let all = || self.applied().map(|(_, foreign)| foreign);
         let first = all().next()?;
         let is_strict = all().any(|it| it.mode == TrafficMode::Strict);
         let is_closed = all().any(|it| it.egress == Egress::Deny);
@@ -135,15 +171,15 @@ impl Ledger {
         mentioned.is_some_and(|mentioned| mentioned.contains(field))
     }
 
-    fn own_config(&self) -> Option<&MeshConfig> {
+    pub(super) fn own_config(&self) -> Option<&MeshConfig> {
         match self.customs.get(&ObjectKey::MeshConfig) {
             Some(Object::MeshConfig(config)) => Some(config),
             _ => None,
         }
     }
 
-    /// What the object says, where it says nothing what another mesh's does, and for namespaces that it
-    /// does not list, what they say themselves.
+    /// The object of ours, or where there is none the settings of another mesh, and for namespaces that it does not
+    /// list, their annotations.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (written, others) = (self.own_config().cloned(), self.of_others());
         let assumed = self.settings.assumed.as_ref();
@@ -156,12 +192,8 @@ impl Ledger {
             config.trust_domain = assumed.clone();
         }
         if let Some((mode, egress)) = others {
-            if !self.mentions(MODE) {
-                config.mode = mode;
-            }
-            if !self.mentions(EGRESS) {
-                config.egress = egress;
-            }
+            config.mode = mode;
+            config.egress = egress;
         }
         for (name, wanted) in &self.namespaces {
             let own = config.namespaces.entry(name.clone()).or_default();
@@ -171,35 +203,30 @@ impl Ledger {
         Some(config)
     }
 
-    /// What another mesh's settings say and older ones of its own, or ours, say otherwise, or nobody can do.
+    /// The reason that another mesh's settings are ignored, or the part of them that cannot be met.
     pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
-        if let Some(outdated) = self.settings.outdated(origin) {
-            return vec![outdated];
+        if !self.settings.foreign.contains_key(origin) {
+            return Vec::new();
         }
-        let unmet = self.settings.foreign.get(origin).and_then(|_| self.unmet(origin));
-        let own = self.own_config().zip(self.settings.foreign.get(origin));
-        let Some((own, foreign)) = own else { return unmet.into_iter().collect() };
-        let fields = [
-            (MODE, own.mode != foreign.mode, PERMISSIVE, own.mode.as_str()),
-            (EGRESS, own.egress != foreign.egress, ENABLE_EGRESS, own.egress.as_str()),
-        ];
-        let differing =
-            fields.into_iter().filter(|(field, differs, ..)| *differs && self.mentions(field));
-        let warning = |(field, _, path, word): (&str, bool, &str, &str)| Warning {
-            at: place(origin, path),
-            problem: format!(
-                "the MeshConfig of leno.dev says `{field}: {word}`, which is in force"
-            ),
-            remedy: "remove one of the two".to_owned(),
+        let by_ours = || {
+            let own = self.customs.in_force(&ObjectKey::MeshConfig)?;
+            let name = &own.id.name;
+            Some(Warning {
+                at: place(origin, "spec"),
+                problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force"),
+                remedy: format!("write into {name} what should hold, and remove this one"),
+            })
         };
-        differing.map(warning).chain(unmet).collect()
+        let ignored = self.settings.ignored(origin).or_else(by_ours);
+        ignored.or_else(|| self.unmet(origin)).into_iter().collect()
     }
 
     /// What is to be said of an object, in one text, although it is in force.
     pub(super) fn remarks_of(&self, origin: &Origin) -> Option<String> {
         let remarks = self.remarks.get(origin).map(|(_, warnings)| warnings.as_slice());
-        let overridden = self.overridden(origin);
-        let all = remarks.unwrap_or_default().iter().chain(&overridden).take(REMARKS_MAX);
+        let mut others = self.overridden(origin);
+        others.extend(self.below_floor(origin));
+        let all = remarks.unwrap_or_default().iter().chain(&others).take(REMARKS_MAX);
         let texts: Vec<String> = all
             .map(|it| {
                 let field = it.at.field.as_deref().unwrap_or_default();
@@ -260,7 +287,4 @@ fn shown(origin: &Origin) -> String {
 /// The most remarks told of one object.
 const REMARKS_MAX: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
-const MODE: &str = "trafficMode";
-const EGRESS: &str = "egress";
-const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
-const ENABLE_EGRESS: &str = "spec.traffic.enableEgress";
+const NOT_NAMED: &str = "is ignored: settings of the whole mesh are read only from the namespaces that its operator names";

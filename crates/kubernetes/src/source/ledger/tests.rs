@@ -11,6 +11,7 @@ use super::*;
 use crate::status::Said;
 
 mod border;
+mod floor;
 mod gateways;
 mod guests;
 mod places;
@@ -34,6 +35,7 @@ fn index(kind: &str, group: &str) -> usize {
 /// A ledger for which every kind has been listed, empty.
 fn settled() -> Ledger {
     let mut ledger = Ledger::new(kinds());
+    ledger.take_settings_of(["leno-system", "osm-system"].map(|it| Name::new(it).unwrap()).into());
     for kind in 0..kinds().len() {
         ledger.take(kind, News::Begin);
         ledger.take(kind, News::Complete);
@@ -88,8 +90,10 @@ fn custom(kind: usize, name: &str, created: &str, spec: Value) -> News {
     let mut metadata = json!({
         "name": name, "creationTimestamp": created, "generation": 2, "uid": format!("u-{name}"),
     });
-    if !matches!(served.kind, "MeshConfig" | "GatewayClass") {
-        metadata["namespace"] = json!("shop");
+    match (served.kind, served.group) {
+        ("MeshConfig", "leno.dev") | ("GatewayClass", _) => {}
+        ("MeshConfig", _) => metadata["namespace"] = json!("osm-system"),
+        _ => metadata["namespace"] = json!("shop"),
     }
     made(kind, metadata, spec)
 }

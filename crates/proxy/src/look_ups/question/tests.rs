@@ -1,6 +1,6 @@
 //! Look-ups as packets: which are for the mesh, and what is answered.
 
-use hickory_proto::op::Message;
+use hickory_proto::op::MessageType;
 
 use super::*;
 
@@ -9,8 +9,8 @@ fn packet(name: &str, kind: RecordType) -> Vec<u8> {
 }
 
 fn packet_with(name: &str, kind: RecordType, change: impl FnOnce(&mut Message)) -> Vec<u8> {
-    let mut message = Message::new();
-    message.set_id(7).set_recursion_desired(true);
+    let mut message = Message::new(7, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
     message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     change(&mut message);
     message.to_vec().unwrap()
@@ -75,13 +75,13 @@ fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
     type Change = fn(&mut Message);
     let changes: [Change; 4] = [
         |it| {
-            it.set_op_code(OpCode::Notify);
+            it.metadata.op_code = OpCode::Notify;
         },
         |it| {
-            it.add_query(it.queries()[0].clone());
+            it.add_query(it.queries[0].clone());
         },
         |it| {
-            it.queries_mut()[0].set_query_class(DNSClass::CH);
+            it.queries[0].set_query_class(DNSClass::CH);
         },
         |it| {
             let mut edns = Edns::new();
@@ -94,7 +94,7 @@ fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
         assert!(matches!(read(&packet, &ClusterDomain::default()), Reading::Foreign));
     }
     let answer = packet_with(name, RecordType::A, |it| {
-        it.set_message_type(MessageType::Response);
+        it.metadata.message_type = MessageType::Response;
     });
     assert!(matches!(read(&answer, &ClusterDomain::default()), Reading::Nonsense));
 }
@@ -106,19 +106,23 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
         let asked = service(&packet("Web.shop.svc.cluster.local.", kind)).unwrap();
         let reply = Message::from_vec(&asked.answer(&both, Over::Udp).unwrap()).unwrap();
-        assert_eq!((reply.id(), reply.response_code()), (7, ResponseCode::NoError));
-        assert!(reply.authoritative() && reply.recursion_available() && reply.recursion_desired());
-        let [record] = reply.answers() else { panic!("{reply}") };
-        assert_eq!(record.data().to_string(), expected);
+        assert_eq!((reply.metadata.id, reply.metadata.response_code), (7, ResponseCode::NoError));
+        assert!(
+            reply.metadata.authoritative
+                && reply.metadata.recursion_available
+                && reply.metadata.recursion_desired
+        );
+        let [record] = reply.answers.as_slice() else { panic!("{reply}") };
+        assert_eq!(record.data.to_string(), expected);
         assert_eq!(
-            (record.ttl(), record.name().to_ascii()),
+            (record.ttl, record.name.to_ascii()),
             (5, "Web.shop.svc.cluster.local.".to_owned())
         );
     }
     let asked = service(&packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
     let reply = Message::from_vec(&asked.answer(&many(1), Over::Udp).unwrap()).unwrap();
-    assert_eq!((reply.answers().len(), reply.response_code()), (0, ResponseCode::NoError));
-    assert_eq!(reply.name_servers()[0].record_type(), RecordType::SOA);
+    assert_eq!((reply.answers.len(), reply.metadata.response_code), (0, ResponseCode::NoError));
+    assert_eq!(reply.authorities[0].record_type(), RecordType::SOA);
 }
 
 #[test]
@@ -133,8 +137,8 @@ fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
         });
         let bytes = service(&packet).unwrap().answer(&many(count), over).unwrap();
         let reply = Message::from_vec(&bytes).unwrap();
-        assert_eq!(reply.extensions().is_some(), payload.is_some());
-        (reply.truncated(), reply.answers().len())
+        assert_eq!(reply.edns.is_some(), payload.is_some());
+        (reply.metadata.truncation, reply.answers.len())
     };
     assert_eq!(read(None, Over::Udp, 20), (false, 20));
     // 12 and 33 bytes of 512, and 16 for each.
@@ -149,10 +153,10 @@ fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
 fn of_many_addresses_not_everybody_gets_the_same_first() {
     let first = |id| {
         let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
-            it.set_id(id);
+            it.metadata.id = id;
         });
         let bytes = service(&packet).unwrap().answer(&many(3), Over::Udp).unwrap();
-        Message::from_vec(&bytes).unwrap().answers()[0].data().to_string()
+        Message::from_vec(&bytes).unwrap().answers[0].data.to_string()
     };
     assert_eq!([0, 1, 2, 3].map(first), ["10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.0"]);
 }
@@ -161,13 +165,13 @@ fn of_many_addresses_not_everybody_gets_the_same_first() {
 fn a_failure_repeats_the_question() {
     let asked = packet("example.com.", RecordType::TXT);
     let reply = Message::from_vec(&failure(&asked).unwrap()).unwrap();
-    assert_eq!((reply.response_code(), reply.queries().len()), (ResponseCode::ServFail, 1));
-    assert!(reply.extensions().is_none());
+    assert_eq!((reply.metadata.response_code, reply.queries.len()), (ResponseCode::ServFail, 1));
+    assert!(reply.edns.is_none());
     assert_eq!(failure(&asked[..15]), None);
     let asked = packet_with("example.com.", RecordType::TXT, |it| {
         it.set_edns(Edns::new());
     });
-    assert!(Message::from_vec(&failure(&asked).unwrap()).unwrap().extensions().is_some());
+    assert!(Message::from_vec(&failure(&asked).unwrap()).unwrap().edns.is_some());
 }
 
 /// Whatever comes is read without harm, and what is taken for a look-up can be answered.

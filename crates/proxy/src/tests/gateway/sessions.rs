@@ -10,7 +10,11 @@ use crate::tests::fixture::{Application, Client, OK, Setup, run};
 use crate::tests::http2::whole;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-fn shown(name: &str, hostname: &str, certificates: &[&GatewayCertificate]) -> GatewayListener {
+pub(super) fn shown(
+    name: &str,
+    hostname: &str,
+    certificates: &[&GatewayCertificate],
+) -> GatewayListener {
     let rules = vec![rule("/", backend("ratings")), rule("/plain", backend("plain"))];
     GatewayListener {
         certificates: certificates.iter().map(|it| (*it).clone()).collect(),

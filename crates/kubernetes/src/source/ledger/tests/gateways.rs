@@ -210,3 +210,46 @@ fn keys_to_which_nobody_refers_any_more_are_not_kept() {
     ledger.resolve();
     assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
 }
+
+#[test]
+fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
+    let limit = index("RateLimit", "leno.dev");
+    let access = index("AccessPolicy", "leno.dev");
+    let enforced = |ledger: &mut Ledger| -> Vec<(&str, &str, String)> {
+        let statements = ledger.statements().unwrap_or_default();
+        let policies = statements.iter().filter_map(|it| match &it.said {
+            Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+            _ => None,
+        });
+        policies.map(|it| (it.status, it.reason, it.message.clone())).collect()
+    };
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(PODS, pod("meshed", json!({})));
+    let now = "2025-01-01T00:00:00Z";
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    ledger.take(limit, custom(limit, "a", now, spec));
+    let deny = json!({"deny": [{"requests": [{"path": {"value": "/admin"}}]}]});
+    ledger.take(access, custom(access, "b", now, deny));
+    let allow = json!({"allow": [{"requests": [{"path": {"value": "/public"}}]}]});
+    ledger.take(access, custom(access, "c", now, allow));
+    edge(&mut ledger, "web");
+    ledger.flush();
+    let met =
+        ("True", "Enforced", "each endpoint that a gateway leads to has a sidecar".to_owned());
+    assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met.clone()]);
+    // A policy that allows rejects nothing in mode permissive.
+    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    let unmet = (
+        "False",
+        "EndpointsWithoutSidecar",
+        "only a sidecar enforces the policy; gateways leave out endpoints without one: shop/plain"
+            .to_owned(),
+    );
+    let mut found = enforced(&mut ledger);
+    found.sort();
+    assert_eq!(found, [unmet.clone(), unmet, met.clone()]);
+    ledger.take(PODS, gone("shop", "plain"));
+    assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met]);
+}

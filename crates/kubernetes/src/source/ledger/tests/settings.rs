@@ -1,4 +1,4 @@
-//! The settings of another mesh hold where ours say nothing.
+//! The settings of another mesh apply while there are none of ours, from namespaces that the operator names.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn a_strict_mesh_of_osm_is_strict_here() {
     let found = config(ledger.flush());
     assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Allow));
     assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
-    ledger.take(kind, gone("", "osm-mesh-config"));
+    ledger.take(kind, gone("osm-system", "osm-mesh-config"));
     assert_eq!(shown(ledger.flush()), ["- MeshConfig"]);
 }
 
@@ -42,22 +42,53 @@ fn of_two_meshes_the_stricter_counts() {
 }
 
 #[test]
-fn of_one_mesh_the_oldest_settings_are_heeded() {
+fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
+    let mut ledger = settled();
+    let open = json!({
+        "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
+        "inboundPortExclusionList": [80],
+    });
+    // However old it is, and whether or not there are others.
+    let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": open}));
+    let (kind, early) = early;
+    ledger.take(kind, early);
+    let update = ledger.flush().unwrap();
+    assert_eq!(update.changes, []);
+    let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: settings of the whole mesh are read \
+          only from the namespaces that its operator names; write a MeshConfig of leno.dev, or install with \
+          `--settings-namespaces shop`"
+        ]
+    );
+    let statements = ledger.statements().unwrap();
+    assert!(statements[0].remark.as_ref().unwrap().contains("--settings-namespaces shop"));
+    assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
+    let (_, named) = settings_of_osm("osm-system", THEN, json!({}));
+    ledger.take(kind, named);
+    assert_eq!(config(ledger.flush()).mode, TrafficMode::Strict);
+    assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default());
+}
+
+#[test]
+fn of_one_mesh_the_oldest_settings_apply() {
     let mut ledger = settled();
     let (kind, oldest) = settings_of_osm("osm-system", THEN, json!({}));
     ledger.take(kind, oldest);
     let open = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
     });
-    let later = settings_of_osm("a-shop", "2025-02-01T00:00:00Z", json!({"traffic": open}));
+    let later = settings_of_osm("leno-system", "2025-02-01T00:00:00Z", json!({"traffic": open}));
     ledger.take(kind, later.1);
     let update = ledger.flush().unwrap();
-    let told: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
+    let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        warnings,
         [
-            "MeshConfig a-shop/osm-mesh-config: metadata.name: is not heeded: osm-system/osm-mesh-config \
-          is older; remove one of the two"
+            "MeshConfig leno-system/osm-mesh-config: metadata.name: is ignored: osm-system/osm-mesh-config is \
+          older; remove one of the two"
         ]
     );
     assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
@@ -76,6 +107,7 @@ fn of_one_mesh_the_oldest_settings_are_heeded() {
 fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
     let mut ledger = Ledger::new(kinds());
     ledger.assume(TrustDomain::new("assumed.example").unwrap());
+    ledger.take_settings_of([Name::new("osm-system").unwrap()].into());
     for kind in 0..kinds().len() {
         ledger.take(kind, News::Begin);
         ledger.take(kind, News::Complete);
@@ -96,44 +128,53 @@ fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
 }
 
 #[test]
-fn what_our_own_settings_say_wins_and_is_said() {
+fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     let mut ledger = settled();
     let own = index("MeshConfig", "leno.dev");
-    let (kind, news) = foreign(json!({}));
+    let gateway = json!({
+        "subjectAltNames": ["ingress.example"], "validityDuration": "24h",
+        "secret": {"name": "ingress", "namespace": "osm-system"},
+    });
+    let traffic = json!({"inboundPortExclusionList": [80], "enableEgress": false});
+    let spec = json!({"traffic": traffic, "certificate": {"ingressGateway": gateway}});
+    let (kind, news) = foreign(spec);
     ledger.take(kind, news);
-    ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": "permissive"})));
-    let update = ledger.flush().unwrap();
-    let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
-    let said = "spec.traffic.enablePermissiveTrafficPolicyMode: the MeshConfig of leno.dev says \
-                `trafficMode: permissive`, which is in force; remove one of the two";
-    assert_eq!(warnings, [format!("MeshConfig osm-mesh-config: {said}")]);
-    let found = config(Some(update));
-    assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Deny));
-    // Beside the object, too.
-    let statements = ledger.statements().unwrap();
-    let remark = statements.iter().find_map(|statement| statement.remark.as_ref()).unwrap();
-    assert!(remark.contains("`trafficMode: permissive`, which is in force"), "{remark}");
-    // What ours leave open, theirs say: a trust domain is no opinion about the mode.
-    ledger.take(own, custom(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
-    let update = ledger.flush().unwrap();
-    assert_eq!(update.warnings, []);
-    let found = config(Some(update));
-    assert_eq!(found.mode, TrafficMode::Strict);
-    assert_eq!(found.trust_domain.to_string(), "prod.example");
-}
-
-#[test]
-fn what_ours_no_longer_say_theirs_say_again() {
-    let mut ledger = settled();
-    let own = index("MeshConfig", "leno.dev");
-    let (kind, news) = foreign(json!({}));
-    ledger.take(kind, news);
-    ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": "permissive"})));
-    assert_eq!(config(ledger.flush()).mode, TrafficMode::Permissive);
-    ledger.take(own, custom(own, "mesh", THEN, json!({})));
-    let update = ledger.flush().unwrap();
-    assert_eq!(update.warnings, []);
-    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
+    assert_eq!(config(ledger.flush()).egress, Egress::Deny);
+    assert_eq!(ledger.ingress_gateways().count(), 1);
+    // The fields of ours do not matter.
+    for spec in
+        [json!({"trafficMode": "strict"}), json!({"trustDomain": "prod.example"}), json!({})]
+    {
+        ledger.take(own, custom(own, "mesh", THEN, spec.clone()));
+        let update = ledger.flush();
+        let found = ledger.mesh_config().unwrap();
+        assert_eq!(found.egress, Egress::Allow, "{spec}");
+        let expected = if spec["trafficMode"].is_string() {
+            TrafficMode::Strict
+        } else {
+            TrafficMode::Permissive
+        };
+        assert_eq!(found.mode, expected, "{spec}");
+        assert_eq!(ledger.exclusions(), crate::inject::Exclusions::default(), "{spec}");
+        assert_eq!(ledger.ingress_gateways().count(), 0, "{spec}");
+        let warnings = update.map(|it| it.warnings).unwrap_or_default();
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings,
+            [
+                "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev is in \
+              force; write into mesh what should hold, and remove this one"
+            ],
+            "{spec}"
+        );
+        // In an event, too.
+        let statements = ledger.statements().unwrap();
+        let remarks: Vec<&String> = statements.iter().filter_map(|it| it.remark.as_ref()).collect();
+        assert!(remarks.iter().any(|it| it.contains("is ignored")), "{remarks:?}");
+    }
+    ledger.take(own, gone("", "mesh"));
+    assert_eq!(config(ledger.flush()).egress, Egress::Deny);
+    assert_eq!(ledger.exclusions().inbound_ports, BTreeSet::from([80]));
 }
 
 #[test]

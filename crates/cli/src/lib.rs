@@ -1,0 +1,229 @@
+//! The command line of leno, as a library: `main.rs` is its one binary, and fuzz targets use the pure parts.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line talks to its user")]
+
+mod ask;
+mod bench;
+mod bug_report;
+mod check;
+mod cluster;
+mod cni;
+mod completions;
+mod control;
+mod data_directory;
+mod demo;
+mod diagnose;
+mod duration;
+mod everywhere;
+mod exec;
+mod explain;
+mod figures;
+mod gateway;
+mod get;
+mod inject;
+mod install;
+mod intercept;
+mod limits;
+mod load;
+mod log;
+mod migrate;
+mod output;
+mod ports;
+mod proxy;
+mod range;
+mod root;
+mod status;
+mod stop;
+mod tap;
+mod token;
+mod top;
+mod up;
+mod yaml;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::demo::bookinfo::DemoServiceArgs;
+use crate::demo::run::DemoArgs;
+use crate::log::LogLevel;
+
+/// Leno, a service mesh for machines that have nothing to spare.
+#[derive(Debug, Parser)]
+#[command(
+    name = "leno",
+    version,
+    propagate_version = true,
+    after_help = EXAMPLES
+)]
+struct Cli {
+    /// What to log to standard error: error, warn, info, debug, trace, or a filter such as
+    /// `info,leno_proxy=debug`; `info` for what keeps running, `warn` for the rest
+    #[arg(long, global = true, value_name = "LEVEL", help_heading = "Global options")]
+    log_level: Option<LogLevel>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the demo: bookinfo in a mesh on this machine, driven, measured and judged
+    Demo(DemoArgs),
+    /// Run a mesh on this machine: control plane, sidecars and applications
+    Up(up::UpArgs),
+    /// Check manifests without running anything
+    Check(check::CheckArgs),
+    /// Say what would decide a request, or what a reason means
+    Explain(explain::ExplainArgs),
+    /// Rewrite the rules of OSM and FSM into native ones
+    Migrate(migrate::MigrateArgs),
+    /// Ask the running mesh
+    Get(get::GetArgs),
+    /// Say whether the mesh is healthy and, if not, what to do
+    Status(status::StatusArgs),
+    /// Say which step of the way to or from a workload fails
+    Diagnose(diagnose::DiagnoseArgs),
+    /// Watch how services, routes and sidecars fare
+    Top(top::TopArgs),
+    /// Watch live requests of a service
+    Tap(tap::TapArgs),
+    /// Collect what a mesh says of itself into one file, without its secrets
+    BugReport(bug_report::BugReportArgs),
+    /// Send requests at a pace and tell what came of every one of them
+    Load(load::LoadArgs),
+    /// Make a join token for a workload on another machine
+    Token(token::TokenArgs),
+    /// Replace the root of a mesh in stages
+    Root(root::RootArgs),
+    /// Run one sidecar
+    Proxy(proxy::ProxyArgs),
+    /// Run one proxy of a gateway
+    Gateway(gateway::GatewayArgs),
+    /// Run a control plane alone
+    Control(control::ControlArgs),
+    /// Install the mesh into a Kubernetes cluster
+    Install(install::InstallArgs),
+    /// Remove the mesh from a Kubernetes cluster
+    Uninstall(install::UninstallArgs),
+    /// Put sidecars into manifests of Kubernetes
+    Inject(inject::InjectArgs),
+    /// Lead the connections of a network namespace to its sidecar
+    Intercept(intercept::InterceptArgs),
+    /// Let the network plugin of a node do that for its pods
+    Cni(cni::CniArgs),
+    /// Measure this mesh and its peers side by side
+    Bench(bench::BenchArgs),
+    /// Print the completions of a shell
+    Completions(completions::CompletionsArgs),
+    /// Run one service of the demo
+    #[command(hide = true)]
+    DemoService(DemoServiceArgs),
+    /// Run a command that dies with whoever started it
+    #[command(hide = true)]
+    Exec(exec::ExecArgs),
+}
+
+pub use crate::migrate::{Migrated, migrated};
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn run() -> ExitCode {
+    if cni::is_called() {
+        return cni::run_as_plugin();
+    }
+    let Cli { log_level, command } = Cli::parse();
+    log::start(log_level.as_ref(), command.log_style());
+    match command.run(log_level) {
+        Ok(code) => code,
+        // Whoever read our output has seen enough: `leno get workloads | head -1`.
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Command {
+    fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Demo(args) => args.run(log_level),
+            Self::Up(args) => args.run(log_level),
+            Self::Check(args) => args.run(),
+            Self::Explain(args) => args.run(),
+            Self::Migrate(args) => args.run(),
+            Self::Get(args) => args.run(),
+            Self::Status(args) => args.run(),
+            Self::Diagnose(args) => args.run(),
+            Self::Top(args) => args.run(),
+            Self::Tap(args) => args.run(),
+            Self::BugReport(args) => args.run(),
+            Self::Load(args) => args.run(),
+            Self::Token(args) => args.run(),
+            Self::Root(args) => args.run(),
+            Self::Proxy(args) => args.run(),
+            Self::Gateway(args) => args.run(),
+            Self::Control(args) => args.run(),
+            Self::Install(args) => args.run(),
+            Self::Uninstall(args) => args.run(),
+            Self::Inject(args) => args.run(),
+            Self::Intercept(args) => args.run(),
+            Self::Cni(args) => args.run(),
+            Self::Bench(args) => args.run(),
+            Self::Completions(args) => args.run(),
+            Self::DemoService(args) => args.run().map(|()| ExitCode::SUCCESS),
+            Self::Exec(args) => args.run(),
+        }
+    }
+
+    fn log_style(&self) -> log::Style {
+        match self {
+            Self::Control(_) | Self::Gateway(_) | Self::Intercept(_) | Self::Cni(_) => {
+                log::Style::Service
+            }
+            Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
+            Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
+            _ => log::Style::Tool,
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno demo                                  see it work, with services of its own
+  leno up -f mesh/                           run the mesh that the files of mesh/ describe
+  leno check -f mesh/                        find mistakes in them first
+  leno status                                is the running mesh healthy
+  leno top                                   watch it
+  leno get workloads                         ask it
+  leno explain -f mesh/ request --from bookinfo/productpage \\
+      --url http://ratings.bookinfo:9080/ratings/1
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain --help` has one more.
+";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_visible_command_shows_an_example() {
+        for command in Cli::command().get_subcommands() {
+            if command.is_hide_set() {
+                continue;
+            }
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            let example = format!("leno {}", command.get_name());
+            assert!(help.contains(&example), "{}: {help}", command.get_name());
+        }
+    }
+}

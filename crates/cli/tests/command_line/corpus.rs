@@ -1,0 +1,11 @@
+//! Replays the corpus of the fuzz target for `leno migrate`, on stable Rust.
+
+#[path = "../corpus/migrate.rs"]
+mod migrate;
+#[path = "../../../wire/tests/corpus/replay.rs"]
+mod replay;
+
+#[test]
+fn rewritten_manifests_hold() {
+    replay::replay("migrate", migrate::check);
+}

@@ -1,0 +1,23 @@
+//! Properties of `leno migrate`, for any text.
+
+use leno_registry::read_str;
+
+/// A text is rejected with the problem, or each new document of it is one that Leno reads or is a
+/// document of the old text, and a second run finds nothing else to rewrite.
+pub(crate) fn check(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let migrated = match leno::migrated(&text) {
+        Ok(migrated) => migrated,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(!migrated.report.is_empty());
+    for document in &migrated.documents {
+        let kept = text.contains(document.trim_end());
+        let (objects, rejected) = read_str("new.yaml", document);
+        assert!(kept || (objects.len() == 1 && rejected.is_empty()), "{document}\n{rejected:?}");
+    }
+    assert_eq!(leno::migrated(&text).ok().as_ref(), Some(&migrated));
+}

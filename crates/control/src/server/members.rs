@@ -1,0 +1,113 @@
+//! The verified peers of connections, and the share of connections that one identity has.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leno_discovery::{ConnectionId, ServeError};
+use leno_identity::Peer;
+use leno_listen::HalfOpen;
+use leno_model::{SpiffeId, WorkloadName};
+use tokio::sync::Notify;
+
+use super::ConnectionError;
+
+/// The peer at the other end of each stream, by its certificate.
+#[derive(Debug, Default)]
+pub(crate) struct Visitors(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    here: BTreeMap<ConnectionId, Here>,
+    /// The connections of each identity, the oldest first.
+    shares: BTreeMap<Identity, VecDeque<ConnectionId>>,
+}
+
+/// A workload under its account. Certificates of control planes name no workload.
+type Identity = (SpiffeId, Option<WorkloadName>);
+
+#[derive(Debug)]
+struct Here {
+    peer: Peer,
+    half_open: Arc<HalfOpen>,
+    ended: Arc<Notify>,
+}
+
+impl Visitors {
+    pub(crate) fn peer(&self, connection: ConnectionId) -> Option<Peer> {
+        self.lock().here.get(&connection).map(|here| here.peer.clone())
+    }
+
+    /// The connection is no longer half-open: its peer has said truly who it is.
+    pub(crate) fn vouch(&self, connection: ConnectionId) {
+        if let Some(here) = self.lock().here.get(&connection) {
+            here.half_open.leave();
+        }
+    }
+
+    /// One more connection of this peer. The oldest ones end that are beyond the share of an identity.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        connection: ConnectionId,
+        peer: Peer,
+        half_open: Arc<HalfOpen>,
+    ) -> Visitor {
+        let ended = Arc::new(Notify::new());
+        let identity = (peer.id.clone(), peer.workload.clone());
+        let mut inner = self.lock();
+        inner.here.insert(connection, Here { peer, half_open, ended: Arc::clone(&ended) });
+        let share = inner.shares.entry(identity.clone()).or_default();
+        share.push_back(connection);
+        let oldest = match share.len() > OF_IDENTITY_MAX {
+            true => share.pop_front(),
+            false => None,
+        };
+        if let Some(here) = oldest.and_then(|oldest| inner.here.get(&oldest)) {
+            here.ended.notify_one();
+        }
+        drop(inner);
+        Visitor { visitors: Arc::clone(self), connection, identity, ended }
+    }
+
+    /// A thread that died while it held the lock left nothing half done.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A stream while it lasts.
+pub(super) struct Visitor {
+    visitors: Arc<Visitors>,
+    connection: ConnectionId,
+    identity: Identity,
+    ended: Arc<Notify>,
+}
+
+impl Visitor {
+    /// Serves the stream until newer ones of the same identity have taken its place.
+    pub(super) async fn within_share(
+        self,
+        served: impl Future<Output = Result<(), ServeError>>,
+    ) -> Result<(), ConnectionError> {
+        tokio::select! {
+            served = served => Ok(served?),
+            () = self.ended.notified() => Err(ConnectionError::Crowd),
+        }
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        let mut inner = self.visitors.lock();
+        inner.here.remove(&self.connection);
+        if let Some(share) = inner.shares.get_mut(&self.identity) {
+            share.retain(|connection| *connection != self.connection);
+            if share.is_empty() {
+                inner.shares.remove(&self.identity);
+            }
+        }
+    }
+}
+
+/// Connections of one workload, or of all other control planes: each has one, and another one for a moment
+/// when it comes back.
+const OF_IDENTITY_MAX: usize = 32;

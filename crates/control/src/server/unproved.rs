@@ -1,0 +1,111 @@
+//! A stream whose peer has yet to prove who it is: its first message is awaited among half-open connections.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use leno_listen::HalfOpen;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A stream on which the peer is awaited until its first message is whole; after that it is this side's turn
+/// to find out whether the message proves anything.
+#[derive(Debug)]
+pub(crate) struct Unproved<S> {
+    stream: S,
+    half_open: Arc<HalfOpen>,
+    first: FirstMessage,
+}
+
+impl<S> Unproved<S> {
+    pub(crate) fn new(stream: S, half_open: Arc<HalfOpen>) -> Self {
+        Self { stream, half_open, first: FirstMessage::default() }
+    }
+}
+
+/// How much of the first message has come: 4 bytes of length, big-endian, and as many as these say.
+#[derive(Debug, Default)]
+struct FirstMessage {
+    head: u32,
+    seen: u64,
+}
+
+impl FirstMessage {
+    fn read(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.seen < HEAD_BYTES {
+                self.head = self.head << 8 | u32::from(*byte);
+            }
+            self.seen += 1;
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.seen >= HEAD_BYTES + u64::from(self.head)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Unproved<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if self.first.is_whole() {
+            return polled;
+        }
+        match polled {
+            Poll::Ready(Ok(())) => {
+                let read = buffer.filled().get(before..).unwrap_or_default();
+                self.first.read(read);
+                if self.first.is_whole() {
+                    self.half_open.busy();
+                }
+                Poll::Ready(self.half_open.received().map_err(io::Error::from))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => self.half_open.poll_waiting(cx).map_err(io::Error::from),
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Unproved<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The length before a message.
+const HEAD_BYTES: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_whole_with_its_last_byte_however_it_comes() {
+        let message = [&[0, 0, 1, 44][..], &[7; 300]].concat();
+        for size in [1, 3, 4, 5, 303, 304] {
+            let mut first = FirstMessage::default();
+            for (index, piece) in message.chunks(size).enumerate() {
+                assert!(!first.is_whole(), "{size}: after {index} pieces");
+                first.read(piece);
+            }
+            assert!(first.is_whole(), "{size}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The share of the owner's time that a listener may take, however many clients ask there.
+//!
+//! Questions are asked one at a time, in the order in which they came, and after each one there is a pause
+//! in proportion to what it took. A connection has one question at a time, so that clients take turns.
+
+use std::time::Duration;
+
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::{Instant, sleep_until};
+
+/// The share of one listener.
+#[derive(Debug)]
+pub(crate) struct Share {
+    next: Mutex<Instant>,
+    pause: u32,
+}
+
+impl Share {
+    /// After a question there is a pause of so many times what it took: with 1 the listener takes half
+    /// of the time at most, with 4 a fifth.
+    pub(crate) fn new(pause: u32) -> Self {
+        Self { next: Mutex::new(Instant::now()), pause }
+    }
+
+    /// Waits for the turn to ask one question. Dropping it ends the turn.
+    pub(crate) async fn turn(&self) -> ShareTurn<'_> {
+        let next = self.next.lock().await;
+        sleep_until(*next).await;
+        ShareTurn { next, began: Instant::now(), pause: self.pause }
+    }
+}
+
+/// The time in which one question is asked and answered.
+#[derive(Debug)]
+pub(crate) struct ShareTurn<'a> {
+    next: MutexGuard<'a, Instant>,
+    began: Instant,
+    pause: u32,
+}
+
+impl Drop for ShareTurn<'_> {
+    /// A client that goes before the answer pays as well.
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let pause = (now.duration_since(self.began) * self.pause).min(PAUSE_MAX);
+        *self.next = now + pause;
+    }
+}
+
+/// The longest pause: an owner that is slow for another reason is no reason to keep clients waiting.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::task::JoinSet;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_take_turns_and_leave_the_owner_most_of_its_time() {
+        const WORK: Duration = Duration::from_millis(10);
+        let share = Arc::new(Share::new(4));
+        let began = Instant::now();
+        let mut clients = JoinSet::new();
+        // One asks again and again on 15 connections, another one once.
+        for _ in 0..15 {
+            let share = Arc::clone(&share);
+            clients.spawn(async move {
+                loop {
+                    let _turn = share.turn().await;
+                    sleep(WORK).await;
+                }
+            });
+        }
+        sleep(Duration::from_millis(1)).await;
+        let turn = share.turn().await;
+        let waited = began.elapsed();
+        drop(turn);
+        assert!(waited <= 15 * 5 * WORK + WORK, "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_is_given_up_is_paid_for() {
+        let share = Share::new(4);
+        let turn = share.turn().await;
+        sleep(Duration::from_millis(100)).await;
+        drop(turn);
+        let began = Instant::now();
+        drop(share.turn().await);
+        assert_eq!(began.elapsed(), Duration::from_millis(400));
+    }
+}

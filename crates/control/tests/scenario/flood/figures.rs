@@ -1,0 +1,140 @@
+//! Figures of a flood against a program of another process: CPU time, messages, and how long others wait.
+
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A control plane in a process of its own, ended with this.
+struct Program {
+    child: Child,
+    directory: TempDir,
+    bundle: JoinBundle,
+}
+
+impl Program {
+    async fn start(program: Option<String>, yaml: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), yaml);
+        let mut command = match program {
+            Some(program) => {
+                let mut command = Command::new(program);
+                command.args(["control", "--listen", "127.0.0.1:0", "--page", "off", "-f"]);
+                command.arg(directory.path().join("mesh.yaml"));
+                command.arg("--data").arg(directory.path().join("data"));
+                command
+            }
+            None => {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                command.args(["flood::figures::a_control_plane_alone", "--exact", "--ignored"]);
+                command.env(DIRECTORY, directory.path());
+                command
+            }
+        };
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let socket = directory.path().join("data/control.sock");
+        let bundle = loop {
+            match admin::ask(&socket, "POST", "/token?workload=shop/client-1").await {
+                Ok((200, text)) => break JoinBundle::parse(&text).unwrap(),
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        Self { child, directory, bundle }
+    }
+
+    async fn identity(&self, name: &str) -> Identity {
+        let socket = self.directory.path().join("data/control.sock");
+        let path = format!("/token?workload=shop/{name}");
+        let (_, text) = admin::ask(&socket, "POST", &path).await.unwrap();
+        let bundle = JoinBundle::parse(&text).unwrap();
+        join_with(&bundle, bundle.control[0], &workload(name)).await.unwrap()
+    }
+
+    /// CPU time of the process so far.
+    fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks: u64 = [11, 12].map(|at| fields[at].parse::<u64>().unwrap()).iter().sum();
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// How long an operator waits for all services: the median of some questions, and the longest.
+    async fn waits(&self, questions: usize) -> (Duration, Duration) {
+        let socket = self.directory.path().join("data/control.sock");
+        let mut waits = Vec::new();
+        for _ in 0..questions {
+            let began = Instant::now();
+            // One that is not answered in time counts with the time that it waited.
+            drop(admin::ask(&socket, "GET", "/services").await);
+            waits.push(began.elapsed());
+        }
+        waits.sort();
+        (waits[questions / 2], waits[questions - 1])
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// The control plane of this build, until it is ended.
+#[test]
+#[ignore = "the measurement starts it"]
+#[expect(clippy::disallowed_methods, reason = "the measurement says where its files are")]
+fn a_control_plane_alone() {
+    let directory = std::env::var(DIRECTORY).expect("the measurement starts this");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let _control = Control::start(config(Path::new(&directory))).await.unwrap();
+        std::future::pending::<()>().await
+    });
+}
+
+/// `cargo test -p leno-control --test scenario figures_of -- --ignored --nocapture`; with the path of another
+/// program in `LENO` it is measured instead.
+#[test]
+#[ignore = "it measures for half a minute"]
+#[expect(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "a person runs it, says what to measure, and reads the figures"
+)]
+fn figures_of_a_flood_of_pairs() {
+    const SERVICES: usize = 3000;
+    const FLOOD: Duration = Duration::from_secs(20);
+    let program = std::env::var("LENO").ok();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(LocalSet::new().run_until(async {
+        let program = Program::start(program, &large(SERVICES)).await;
+        let identity = program.identity("client-1").await;
+        let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
+        let control = (program.bundle.control[0], &program.bundle.trust_domain);
+        let began = Instant::now();
+        let mut proxy = Proxy::connect_to(control, &identity, &all).await;
+        proxy.update(|update| update.snapshot.services.len() == SERVICES).await;
+        println!("3000 services in a Hello: {:?}", began.elapsed());
+        println!("calm: median and longest of `/services` {:?}", program.waits(20).await);
+        let (before, began, mut sent) = (program.cpu(), Instant::now(), 0_u64);
+        let flood = async {
+            while began.elapsed() < FLOOD {
+                proxy.say(Request::Subscribe(vec![stock()])).await;
+                proxy.say(Request::Unsubscribe(vec![stock()])).await;
+                sent += 2;
+            }
+        };
+        let others = async {
+            // In the middle of it.
+            tokio::time::sleep(FLOOD / 4).await;
+            program.waits(5).await
+        };
+        let ((), waits) = tokio::join!(flood, others);
+        let took = began.elapsed();
+        println!("flooded: median and longest of `/services` {waits:?}");
+        println!("{sent} messages in {took:?}, CPU {:?}", program.cpu() - before);
+    }));
+}
+
+/// Where the files of a control plane are that is measured.
+const DIRECTORY: &str = "LENO_FIGURES_DIRECTORY";

@@ -1,0 +1,79 @@
+//! Connections whose peer does not prove who it is, and members that open many.
+
+use std::time::Duration;
+
+use leno_control::Config;
+use tokio::io::AsyncReadExt as _;
+
+use crate::crowd::{Sent, expect_served};
+use crate::proxy::{Proxy, member};
+use crate::{Shop, run, stock};
+
+/// Room for few, so that ten times as many need few descriptors.
+const ROOM: usize = 8;
+
+/// A table of a few connections; nothing ends because of its time.
+fn narrow(config: &mut Config) {
+    config.limits.connections = 10 * ROOM;
+    config.limits.strangers = ROOM;
+    config.limits.strangers_per_source = ROOM;
+    config.limits.first_byte = Duration::from_secs(3600);
+    config.limits.handshake = Duration::from_secs(3600);
+}
+
+#[test]
+fn newcomers_and_members_come_in_past_ten_times_as_many_silent_clients() {
+    run(async {
+        let shop = Shop::open_with(narrow).await;
+        let stock_1 = shop.join("stock-1").await;
+        for sent in [&[Sent::Nothing][..], &Sent::HANDSHAKES].concat() {
+            let silent = (sent, leno_discovery::JOIN_ALPN);
+            expect_served((shop.control.address(), 10 * ROOM), silent, async || {
+                shop.join("client-1").await;
+                let mut proxy = Proxy::connect(&shop.control, &stock_1, &[stock()], &[]).await;
+                proxy.update(|_| true).await;
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
+fn a_member_that_sends_no_hello_keeps_no_other_out() {
+    run(async {
+        let shop = Shop::open_with(narrow).await;
+        let (silent, other) = (shop.join("client-1").await, shop.join("stock-1").await);
+        let mut former = Proxy::connect(&shop.control, &other, &[stock()], &[]).await;
+        former.update(|_| true).await;
+        let mut streams = Vec::new();
+        for _ in 0..20 * ROOM {
+            streams.push(member(&shop.control, &silent).await);
+        }
+        let mut newer = Proxy::connect(&shop.control, &other, &[stock()], &[]).await;
+        newer.update(|_| true).await;
+        drop(streams);
+    });
+}
+
+#[test]
+fn an_identity_has_a_share_of_the_connections() {
+    run(async {
+        let shop = Shop::open_with(|config| {
+            narrow(config);
+            // No more than the share of one identity decides.
+            config.limits.strangers = 1000;
+            config.limits.strangers_per_source = 1000;
+            config.limits.connections = 10_000;
+        })
+        .await;
+        let member_1 = shop.join("client-1").await;
+        let mut streams = Vec::new();
+        for _ in 0..64 {
+            streams.push(member(&shop.control, &member_1).await);
+        }
+        for stream in &mut streams[..32] {
+            // An end of any kind.
+            assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
+        }
+    });
+}

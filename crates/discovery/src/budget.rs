@@ -1,0 +1,216 @@
+//! Budgets: how much work one client may cause, in units of what the work costs.
+//!
+//! A budget has two buckets: what is read of the client, and what the owner of the mesh does for it.
+//! Each piece of work adds its cost to a bucket, and the level falls at a fixed rate. While the first
+//! bucket is full the client is not read, and what it sends waits in its own socket. While the second
+//! one is full it is read, and what it wants is put together until the owner takes it. A budget belongs
+//! to an identity, so that a new connection does not renew it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// What one client may cost. One unit is about a microsecond of one core.
+#[derive(Debug)]
+pub struct Budget(Mutex<Buckets>);
+
+#[derive(Debug)]
+struct Buckets {
+    reading: Bucket,
+    work: Bucket,
+    /// Since when too much was read, without falling to half of the burst.
+    exceeded_since: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    units: u64,
+    at: Instant,
+}
+
+impl Budget {
+    /// A budget of which nothing is spent.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        let empty = Bucket { units: 0, at: now };
+        Self(Mutex::new(Buckets { reading: empty, work: empty, exceeded_since: None }))
+    }
+
+    /// Adds the cost of a message that was read.
+    pub fn charge_reading(&self, units: u64, now: Instant) {
+        let mut buckets = self.lock(now);
+        buckets.reading.add(units);
+        if buckets.reading.units > BURST_UNITS {
+            buckets.exceeded_since.get_or_insert(now);
+        }
+    }
+
+    /// Adds the cost of what the owner of the mesh did. The pause that follows is bounded, however much
+    /// it was.
+    pub fn charge_work(&self, units: u64, now: Instant) {
+        self.lock(now).work.add(units);
+    }
+
+    /// When the client is read again; `None` when it may be read now.
+    #[must_use]
+    pub fn reads_at(&self, now: Instant) -> Option<Instant> {
+        self.lock(now).reading.ready_at(now)
+    }
+
+    /// When the owner of the mesh works for the client again; `None` when it may now.
+    #[must_use]
+    pub fn works_at(&self, now: Instant) -> Option<Instant> {
+        self.lock(now).work.ready_at(now)
+    }
+
+    /// Whether the client has sent too much for so long that it is no burst.
+    #[must_use]
+    pub fn is_abused(&self, now: Instant) -> bool {
+        let since = self.lock(now).exceeded_since;
+        since.is_some_and(|since| now.duration_since(since) >= ABUSE_AFTER)
+    }
+
+    fn is_unspent(&self, now: Instant) -> bool {
+        let buckets = self.lock(now);
+        buckets.reading.units == 0 && buckets.work.units == 0
+    }
+
+    /// The buckets as they are now. A thread that died while it held the lock left nothing half done.
+    fn lock(&self, now: Instant) -> MutexGuard<'_, Buckets> {
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.reading.fall(now);
+        buckets.work.fall(now);
+        if buckets.reading.units <= BURST_UNITS / 2 {
+            buckets.exceeded_since = None;
+        }
+        buckets
+    }
+}
+
+impl Bucket {
+    fn add(&mut self, units: u64) {
+        self.units = self.units.saturating_add(units).min(BURST_UNITS + DEBT_UNITS_MAX);
+    }
+
+    fn fall(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.at).as_micros();
+        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+        let fallen = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
+        // The rest of a unit is not lost.
+        if fallen > 0 {
+            self.units = self.units.saturating_sub(fallen);
+            self.at = now;
+        }
+    }
+
+    fn ready_at(&self, now: Instant) -> Option<Instant> {
+        let over = self.units.saturating_sub(BURST_UNITS);
+        // At least a millisecond: timers are no finer.
+        let wait = Duration::from_micros(over.saturating_mul(1_000_000) / UNITS_PER_SECOND);
+        (over > 0).then(|| now + wait.max(Duration::from_millis(1)))
+    }
+}
+
+/// The budgets of all clients, by identity.
+#[derive(Debug, Default)]
+pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
+
+impl Budgets {
+    /// The budget of a client, which outlives its connections until nothing of it is spent.
+    #[must_use]
+    pub fn of(&self, identity: &str, now: Instant) -> Arc<Budget> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(identity) {
+            return Arc::clone(known);
+        }
+        if all.len() >= BUDGETS_MAX {
+            all.retain(|_, budget| Arc::strong_count(budget) > 1 || !budget.is_unspent(now));
+        }
+        let new = Arc::new(Budget::new(now));
+        if all.len() < BUDGETS_MAX {
+            all.insert(identity.to_owned(), Arc::clone(&new));
+        }
+        new
+    }
+}
+
+/// What a client may spend of each bucket in the long run: a twentieth of a core.
+const UNITS_PER_SECOND: u64 = 50_000;
+
+/// What it may spend at once: more than a sidecar needs that starts with thousands of services.
+const BURST_UNITS: u64 = 1_000_000;
+
+/// How far a client can exceed its budget: five seconds of waiting, less than the silence after which
+/// an end of a stream is taken for dead.
+const DEBT_UNITS_MAX: u64 = 5 * UNITS_PER_SECOND;
+
+/// A client that has sent too much for so long is disconnected.
+const ABUSE_AFTER: Duration = Duration::from_secs(120);
+
+/// Identities whose budgets are remembered. More of them than a control plane has clients.
+const BUDGETS_MAX: usize = 32_768;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_free_and_what_follows_waits_in_proportion() {
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        budget.charge_work(BURST_UNITS, start);
+        assert_eq!(budget.works_at(start), None);
+        budget.charge_work(UNITS_PER_SECOND, start);
+        assert_eq!(budget.works_at(start), Some(start + Duration::from_secs(1)));
+        assert_eq!(budget.reads_at(start), None, "it is read meanwhile");
+        let later = start + Duration::from_secs(1);
+        assert_eq!(budget.works_at(later), None);
+        // However much it is, the wait is bounded.
+        budget.charge_reading(u64::MAX, later);
+        assert_eq!(budget.reads_at(later), Some(later + Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn only_a_client_that_never_recovers_abuses_its_budget() {
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        let mut now = start;
+        while now < start + ABUSE_AFTER {
+            assert!(!budget.is_abused(now));
+            budget.charge_reading(2 * UNITS_PER_SECOND, now);
+            now += Duration::from_secs(1);
+        }
+        let exceeded = start + ABUSE_AFTER + Duration::from_secs(30);
+        while now < exceeded {
+            budget.charge_reading(2 * UNITS_PER_SECOND, now);
+            now += Duration::from_secs(1);
+        }
+        assert!(budget.is_abused(now));
+        // A pause of half a burst makes it good again.
+        now += Duration::from_secs(16);
+        assert!(!budget.is_abused(now));
+    }
+
+    #[test]
+    fn a_new_connection_does_not_renew_the_budget_of_an_identity() {
+        let start = Instant::now();
+        let budgets = Budgets::default();
+        budgets.of("one", start).charge_work(u64::MAX, start);
+        assert!(budgets.of("one", start).works_at(start).is_some());
+        assert!(budgets.of("other", start).works_at(start).is_none());
+    }
+
+    #[test]
+    fn the_table_of_budgets_is_bounded_and_forgets_the_unspent_ones() {
+        let start = Instant::now();
+        let budgets = Budgets::default();
+        budgets.of("spender", start).charge_work(1_000, start);
+        for number in 0..BUDGETS_MAX + 10 {
+            drop(budgets.of(&number.to_string(), start));
+        }
+        assert!(budgets.0.lock().unwrap().len() <= BUDGETS_MAX);
+        assert!(!budgets.of("spender", start).is_unspent(start));
+    }
+}

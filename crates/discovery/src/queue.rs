@@ -1,0 +1,158 @@
+//! The queue from all connections to the owner of the mesh: at most one event of each at a time.
+//!
+//! A connection that wants to send an event waits until the owner has handled its last one, and goes
+//! to the end of the queue then. So the owner serves connections in turn, and a connection that has
+//! much to send delays another by one event at most.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Instant;
+
+use crate::budget::Budget;
+use crate::event::Event;
+
+/// Makes the queue, with room for so many events: one for each connection there may be.
+#[must_use]
+pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<Queued>) {
+    let (sender, receiver) = mpsc::channel(connections_max);
+    (EventQueue(sender), receiver)
+}
+
+/// Where connections enter the queue.
+#[derive(Debug, Clone)]
+pub struct EventQueue(mpsc::Sender<Queued>);
+
+impl EventQueue {
+    /// The sending end of one connection, whose work is charged to a budget.
+    #[must_use]
+    pub fn connect(&self, budget: Arc<Budget>) -> EventSender {
+        EventSender { queue: self.0.clone(), turns: Arc::new(Semaphore::new(1)), budget }
+    }
+
+    /// Whether the owner of the mesh is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+/// An event, and the turn of the connection that sent it.
+#[derive(Debug)]
+pub struct Queued {
+    /// What happened.
+    pub event: Event,
+    /// To be held until all work for the event is done.
+    pub turn: Turn,
+}
+
+/// The turn of a connection. The connection sends nothing else before this is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    _place: OwnedSemaphorePermit,
+    budget: Arc<Budget>,
+}
+
+impl Turn {
+    /// Charges the connection's budget for work that its event caused.
+    pub fn charge(&self, units: u64, now: Instant) {
+        self.budget.charge_work(units, now);
+    }
+}
+
+/// The sending end of one connection.
+#[derive(Debug)]
+pub struct EventSender {
+    queue: mpsc::Sender<Queued>,
+    turns: Arc<Semaphore>,
+    budget: Arc<Budget>,
+}
+
+/// The owner of the mesh is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OwnerGone;
+
+/// A place in the queue, for one event.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    permit: mpsc::Permit<'a, Queued>,
+    turn: Turn,
+}
+
+impl Place<'_> {
+    pub(crate) fn send(self, event: Event) {
+        self.permit.send(Queued { event, turn: self.turn });
+    }
+}
+
+impl EventSender {
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Waits until the owner has handled the connection's last event. Cancel-safe.
+    pub(crate) async fn place(&self) -> Result<Place<'_>, OwnerGone> {
+        // The semaphore is never closed.
+        let place = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
+        let permit = self.queue.reserve().await.map_err(|_| OwnerGone)?;
+        Ok(Place { permit, turn: Turn { _place: place, budget: Arc::clone(&self.budget) } })
+    }
+
+    /// Sends an event in the connection's turn.
+    pub(crate) async fn send(&self, event: Event) -> Result<(), OwnerGone> {
+        self.place().await?.send(event);
+        Ok(())
+    }
+
+    /// Sends an event that asks for no answer.
+    ///
+    /// # Errors
+    /// When the owner of the mesh is gone.
+    pub async fn announce(&self, event: Event) -> Result<(), crate::ServeError> {
+        self.send(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::ConnectionId;
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_are_served_in_turn_however_much_one_of_them_sends() {
+        let (queue, mut events) = event_queue(8);
+        let connect = || queue.connect(Arc::new(Budget::new(Instant::now())));
+        let (busy, modest) = (connect(), connect());
+        let [one, two] = [1, 2].map(ConnectionId);
+        let flood = async {
+            for _ in 0..1000 {
+                busy.send(Event::Left { connection: one }).await.unwrap();
+            }
+        };
+        let single = async {
+            // The other one is ahead by as much as it can be.
+            tokio::task::yield_now().await;
+            modest.send(Event::Left { connection: two }).await.unwrap();
+        };
+        let owner = async {
+            tokio::task::yield_now().await;
+            let mut before = 0;
+            loop {
+                let Some(Queued { event: Event::Left { connection }, turn }) = events.recv().await
+                else {
+                    panic!("the queue ended")
+                };
+                if connection == two {
+                    return before;
+                }
+                before += 1;
+                drop(turn);
+            }
+        };
+        let before = tokio::select! {
+            before = owner => before,
+            ((), ()) = async { tokio::join!(flood, single) } => panic!("nobody is served"),
+        };
+        assert!(before <= 2, "{before} events of another connection came first");
+    }
+}

@@ -1,0 +1,204 @@
+//! What one connection has to tell the owner of the mesh: the newest state of each kind, not a queue.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+use crate::desired::Desired;
+use crate::envelope::REFUSALS_MAX;
+use crate::event::{ConnectionId, Event};
+use crate::key::ChangeId;
+use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal};
+use crate::traffic::Traffic;
+
+/// Everything that the owner has not taken yet. Each part is bounded.
+#[derive(Debug)]
+pub(super) struct Pending {
+    connection: ConnectionId,
+    pub(super) desired: Desired,
+    listeners: Option<Listeners>,
+    /// The listeners that the owner took last; none before the proxy has named any.
+    last_listeners: Option<Listeners>,
+    refusals: VecDeque<Refusal>,
+    applied: Option<Applied>,
+    traffic: Option<Box<Traffic>>,
+    certificate: Option<(Vec<u8>, CertificateAnswer)>,
+}
+
+type Listeners = BTreeMap<u16, SocketAddr>;
+
+#[derive(Debug)]
+struct Applied {
+    change: ChangeId,
+    refused: usize,
+    bytes: u64,
+}
+
+/// Which events a connection may send now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Permitted {
+    /// All of them.
+    All,
+    /// Those that cost the owner nearly nothing: the budget of the connection is exceeded.
+    Cheap,
+}
+
+impl Pending {
+    pub(super) fn new(connection: ConnectionId, hello: &Hello) -> Self {
+        let listeners = in_order(&hello.listeners);
+        Self {
+            connection,
+            desired: Desired::of(hello),
+            listeners: None,
+            last_listeners: (!listeners.is_empty()).then_some(listeners),
+            refusals: VecDeque::new(),
+            applied: None,
+            traffic: None,
+            certificate: None,
+        }
+    }
+
+    /// The proxy listens there now. What the owner knows already is not sent again.
+    pub(super) fn listen(&mut self, listeners: &[InboundListener]) {
+        let listeners = in_order(listeners);
+        self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
+    }
+
+    /// The proxy refused these, or they are not sent to it. The newest ones are kept.
+    pub(super) fn refuse(&mut self, refusals: Vec<Refusal>) {
+        self.refusals.extend(refusals);
+        let surplus = self.refusals.len().saturating_sub(REFUSALS_MAX);
+        self.refusals.drain(..surplus);
+    }
+
+    pub(super) fn apply(&mut self, (change, refused): (ChangeId, usize), bytes: u64) {
+        let before = self.applied.take().map_or(0, |applied| applied.bytes);
+        self.applied = Some(Applied { change, refused, bytes: before.saturating_add(bytes) });
+    }
+
+    /// Gives back what does not fit: one report at a time is kept.
+    pub(super) fn report(&mut self, traffic: Box<Traffic>) -> Option<Box<Traffic>> {
+        match self.traffic {
+            Some(_) => Some(traffic),
+            None => self.traffic.replace(traffic),
+        }
+    }
+
+    /// One request at a time: the session sees to that.
+    pub(super) fn certify(&mut self, csr: Vec<u8>, answer: CertificateAnswer) {
+        self.certificate = Some((csr, answer));
+    }
+
+    /// Whether there is something to send.
+    pub(super) fn has_next(&self, permitted: Permitted) -> bool {
+        let costly = self.listeners.is_some() || self.desired.has_changed();
+        self.certificate.is_some()
+            || !self.refusals.is_empty()
+            || self.applied.is_some()
+            || self.traffic.is_some()
+            || permitted == Permitted::All && costly
+    }
+
+    /// The next event. Refusals come before what was applied in spite of them.
+    pub(super) fn next(&mut self, permitted: Permitted) -> Option<Event> {
+        let connection = self.connection;
+        if let Some((csr, answer)) = self.certificate.take() {
+            return Some(Event::Certify { connection, csr, answer });
+        }
+        if !self.refusals.is_empty() {
+            let refusals = std::mem::take(&mut self.refusals).into();
+            return Some(Event::Refused { connection, refusals });
+        }
+        if let Some(Applied { change, refused, bytes }) = self.applied.take() {
+            return Some(Event::Applied { connection, change, refused, bytes });
+        }
+        if permitted == Permitted::All
+            && let Some(listeners) = self.listeners.take()
+        {
+            let inbound = |(port, address): (&u16, &SocketAddr)| InboundListener {
+                port: *port,
+                address: *address,
+            };
+            let event =
+                Event::Listeners { connection, listeners: listeners.iter().map(inbound).collect() };
+            self.last_listeners = Some(listeners);
+            return Some(event);
+        }
+        if permitted == Permitted::All && self.desired.has_changed() {
+            let change = Box::new(self.desired.take());
+            return Some(Event::Wanted { connection, change });
+        }
+        let traffic = self.traffic.take()?;
+        Some(Event::Traffic { connection, traffic })
+    }
+
+    /// What the owner is to know although the stream has ended. The desired state and requests ended
+    /// with it.
+    pub(super) fn next_after_end(&mut self) -> Option<Event> {
+        drop(self.desired.take());
+        self.certificate = None;
+        self.next(Permitted::All)
+    }
+}
+
+fn in_order(listeners: &[InboundListener]) -> Listeners {
+    listeners.iter().map(|listener| (listener.port, listener.address)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{hello, named};
+
+    fn pending() -> Pending {
+        Pending::new(ConnectionId(1), &Hello { listeners: Vec::new(), ..hello() })
+    }
+
+    fn at(port: u16) -> [InboundListener; 1] {
+        [InboundListener { port: 80, address: ([127, 0, 0, 1], port).into() }]
+    }
+
+    #[test]
+    fn listeners_that_alternate_are_no_event_once_they_are_back() {
+        let mut pending = pending();
+        pending.listen(&at(1));
+        assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
+        for _ in 0..1000 {
+            pending.listen(&at(2));
+            pending.listen(&at(1));
+        }
+        assert!(!pending.has_next(Permitted::All));
+        pending.listen(&at(2));
+        assert!(!pending.has_next(Permitted::Cheap) && pending.has_next(Permitted::All));
+    }
+
+    #[test]
+    fn a_proxy_that_says_that_it_listens_nowhere_is_heard_once() {
+        let mut pending = pending();
+        pending.listen(&[]);
+        assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
+        pending.listen(&[]);
+        assert!(pending.next(Permitted::All).is_none());
+    }
+
+    #[test]
+    fn what_waits_is_bounded_however_much_comes() {
+        let mut pending = pending();
+        let refusal = |number: usize| {
+            Refusal::new(crate::ResourceKey::Service(named("a")), number.to_string())
+        };
+        for number in 0..10_000 {
+            pending.refuse(vec![refusal(number)]);
+            pending.apply((ChangeId(number as u64), 1), 2);
+        }
+        let Some(Event::Refused { refusals, .. }) = pending.next(Permitted::Cheap) else {
+            panic!("refusals come first")
+        };
+        assert_eq!(refusals.len(), REFUSALS_MAX);
+        assert_eq!(refusals.last(), Some(&refusal(9_999)));
+        let Some(Event::Applied { change, bytes, .. }) = pending.next(Permitted::Cheap) else {
+            panic!("then what was applied")
+        };
+        assert_eq!((change, bytes), (ChangeId(9_999), 20_000));
+        assert!(!pending.has_next(Permitted::All));
+    }
+}

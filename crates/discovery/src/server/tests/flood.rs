@@ -1,0 +1,201 @@
+//! Proxies that send more than their share, and honest ones that send much at once.
+
+use super::*;
+
+fn services(names: &[&str]) -> proto::Services {
+    let names = names.iter().map(|name| format!("shop/{name}")).collect();
+    proto::Services { names, ..Default::default() }
+}
+
+/// Pairs of a subscription and its end.
+fn pairs(count: usize) -> Vec<u8> {
+    let pair = [
+        framed(from_proxy::Message::Subscribe(services(&["a"]))),
+        framed(from_proxy::Message::Unsubscribe(services(&["a"]))),
+    ];
+    pair.concat().repeat(count)
+}
+
+/// Handles events of a connection until it ends, each after a turn of the runtime.
+async fn count_events(owner: &mut Owner) -> u64 {
+    let mut handled = 0;
+    while owner.event().await.is_some() {
+        handled += 1;
+        tokio::task::yield_now().await;
+    }
+    handled
+}
+
+#[tokio::test(start_paused = true)]
+async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
+    const PAIRS: usize = 10_000;
+    let (server, mut owner, mut far) = serving();
+    let flood = async {
+        far.write_all(&greeting()).await.unwrap();
+        far.write_all(&pairs(PAIRS)).await.unwrap();
+        drop(far);
+    };
+    let script = async {
+        let connected = owner.event().await;
+        let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
+        // Busy with another connection: what comes meanwhile waits, and is put together.
+        sleep(Duration::from_millis(1)).await;
+        let handled = count_events(&mut owner).await;
+        drop(connected);
+        handled
+    };
+    let (served, (), handled) = tokio::join!(server, flood, script);
+    served.unwrap();
+    assert!(handled < PAIRS as u64 / 10, "{handled} events of {PAIRS} pairs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
+    let (server, mut owner, mut far) = serving();
+    let mut sent = 0_u64;
+    let began = Instant::now();
+    let flood = async {
+        far.write_all(&greeting()).await.unwrap();
+        let block = pairs(500);
+        while began.elapsed() < Duration::from_secs(60) {
+            far.write_all(&block).await.unwrap();
+            sent += 1000;
+        }
+        drop(far);
+    };
+    let script = async {
+        let connected = owner.connected().await;
+        let handled = count_events(&mut owner).await;
+        drop(connected);
+        handled
+    };
+    let (served, (), _) = tokio::join!(server, flood, script);
+    served.unwrap();
+    // A burst of a second of work, and then a twentieth: at 16 units for a message 62,500 and 3,125
+    // in a second.
+    assert!(sent < 62_500 + 61 * 3_125 + 5_000, "{sent} messages were read");
+    assert!(sent > 100_000, "{sent}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_the_owner_charges_slows_its_connection_down() {
+    let (server, mut owner, mut far) = serving();
+    let script = async {
+        far.write_all(&greeting()).await.unwrap();
+        let queued = owner.events.recv().await.unwrap();
+        queued.turn.charge(u64::MAX, Instant::now());
+        drop(queued.turn);
+        let began = Instant::now();
+        far.write_all(&framed(from_proxy::Message::Subscribe(services(&["a"])))).await.unwrap();
+        assert_eq!(owner.next().await, "+services {shop/a}");
+        let waited = began.elapsed();
+        assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(6), "{waited:?}");
+        drop(queued.event);
+    };
+    tokio::select! {
+        () = script => {}
+        served = server => panic!("{served:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
+    let (server, mut owner, mut far) = serving();
+    let flood = async {
+        far.write_all(&greeting()).await.unwrap();
+        let block = pairs(500);
+        // Until the server hangs up.
+        while far.write_all(&block).await.is_ok() {}
+    };
+    let script = async {
+        let connected = owner.connected().await;
+        count_events(&mut owner).await;
+        drop(connected);
+    };
+    let began = Instant::now();
+    let (served, (), ()) = tokio::join!(server, flood, script);
+    assert!(matches!(served, Err(ServeError::Overload)), "{served:?}");
+    assert!(began.elapsed() >= Duration::from_secs(119), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
+    let (server, mut owner, far) = serving();
+    let (requests, mut queue) = mpsc::channel(16);
+    let mut subscriber = Subscriber::new();
+    let mut apply = |_: Update| Ok(());
+    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let began = Instant::now();
+    let script = async {
+        let queued = owner.events.recv().await.unwrap();
+        let Event::Connected(connected) = queued.event else { panic!("not connected") };
+        let mut wanted = connected.hello.services.len() as u64;
+        queued.turn.charge(wanted, Instant::now());
+        drop(queued.turn);
+        // The owner takes what there is, and charges for the whole world each time.
+        let takes = async {
+            let mut arrived = 0;
+            while arrived < 3000 {
+                let Queued { event, turn } = owner.events.recv().await.unwrap();
+                if let Event::Wanted { change, .. } = event {
+                    arrived += change.added.services.len();
+                    wanted += change.added.services.len() as u64;
+                    turn.charge(wanted, Instant::now());
+                }
+            }
+        };
+        let asks = async {
+            for number in 0..3000 {
+                requests
+                    .send(Request::Subscribe(vec![named(&format!("s{number}"))]))
+                    .await
+                    .unwrap();
+            }
+        };
+        tokio::join!(takes, asks);
+        began.elapsed()
+    };
+    tokio::select! {
+        waited = script => assert!(waited < Duration::from_millis(300), "{waited:?}"),
+        served = server => panic!("{served:?}"),
+        followed = client => panic!("{followed}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_proxy_says_last_reaches_the_owner() {
+    let (server, mut owner, mut far) = serving();
+    let listeners = proto::Listeners { listeners: Vec::new() };
+    let messages =
+        [greeting(), framed(from_proxy::Message::Listeners(listeners)), pairs(1)].concat();
+    let script = async {
+        far.write_all(&messages).await.unwrap();
+        drop(far);
+        // The owner is busy until the stream has ended.
+        sleep(Duration::from_secs(1)).await;
+        let _connected = owner.connected().await;
+        assert_eq!(owner.next().await, "listeners []");
+        assert_eq!(owner.next().await, "left 7");
+    };
+    let (served, ()) = tokio::join!(server, script);
+    served.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_that_follow_a_full_hello_belong_to_it() {
+    let all: Vec<_> = (0..2500).map(|number| named(&format!("s{number}"))).collect();
+    let (near, far) = duplex(1 << 20);
+    let (sender, events) = queue();
+    let server = serve(near, CONNECTION, sender, None, Arc::new(Taps::new(1)));
+    let mut owner = Owner { events };
+    let (_requests, mut queue) = mpsc::channel(1);
+    let mut subscriber = Subscriber::new();
+    let mut apply = |_: Update| Ok(());
+    let hello = Hello { services: all.clone(), ..hello() };
+    let client = follow(far, hello, &mut subscriber, &mut queue, &mut apply);
+    tokio::select! {
+        connected = owner.connected() => assert_eq!(connected.hello.services, all),
+        served = server => panic!("{served:?}"),
+        followed = client => panic!("{followed}"),
+    }
+}

@@ -1,0 +1,180 @@
+//! Properties of both ends of a discovery stream, for any bytes of the other end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_discovery::{
+    Budget, ChangeId, Connected, ConnectionId, Event, Hello, Queued, Standing, Subscriber, Taps,
+    Update, Version, event_queue, follow, serve,
+};
+use leno_model::{
+    Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadName, WorkloadPlan,
+};
+use tokio::io::{join, sink};
+use tokio::sync::{mpsc, watch};
+
+/// The first byte selects the reader; the rest is its stream, or messages with two bytes of length
+/// each, or the content of a stored world.
+pub(crate) fn check(bytes: &[u8]) {
+    let Some((reader, rest)) = bytes.split_first() else { return };
+    match reader % 5 {
+        0 => control_plane_reads(&framed(rest)),
+        1 => proxy_reads(&framed(rest)),
+        2 => proxy_restarts(rest),
+        3 => control_plane_reads(rest),
+        _ => proxy_reads(rest),
+    }
+}
+
+/// The stream of a proxy ends, with an error that has a text or without one. Each event is of that
+/// connection, and of no more than the limits allow.
+fn control_plane_reads(stream: &[u8]) {
+    complete(async {
+        let (events, mut received) = event_queue(1);
+        let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
+        let sender = events.connect(budget);
+        drop(events);
+        let taps = Arc::new(Taps::new(1));
+        let served =
+            serve(join(stream, sink()), CONNECTION, sender, Some(Duration::from_secs(1)), taps);
+        let owner = async {
+            let mut standing: Option<watch::Sender<Standing>> = None;
+            while let Some(Queued { event, turn: _turn }) = received.recv().await {
+                match event {
+                    Event::Connected(connected) => {
+                        assert!(standing.is_none(), "a connection introduces itself once");
+                        let Connected { connection, hello, standing: sender } = *connected;
+                        assert_eq!(connection, CONNECTION);
+                        assert!(hello.version.len() <= 64);
+                        sender.send_replace(Standing::Offer(world()));
+                        standing = Some(sender);
+                    }
+                    event => {
+                        assert!(standing.is_some(), "the introduction is first: {event:?}");
+                        check_event(event);
+                    }
+                }
+            }
+        };
+        let (served, ()) = tokio::join!(served, owner);
+        assert!(served.is_ok() || served.is_err_and(|error| !error.to_string().is_empty()));
+    });
+}
+
+fn check_event(event: Event) {
+    match event {
+        Event::Wanted { change, .. } => {
+            let (added, removed) = (change.added, change.removed);
+            assert!(!added.is_empty() || !removed.is_empty() || change.over_limit > 0);
+            assert!(added.services.len() <= leno_discovery::SUBSCRIPTIONS_MAX);
+            assert!(added.addresses.len() <= leno_discovery::ADDRESSES_MAX);
+            assert!(added.names.len() <= leno_discovery::NAMES_MAX);
+            assert!(added.services.is_disjoint(&removed.services));
+        }
+        Event::Refused { refusals, .. } => {
+            assert!(
+                refusals.iter().all(|refusal| refusal.reason.len() <= TAP_TEXT_BYTES_MAX.max(512))
+            );
+        }
+        Event::Certify { answer, .. } => {
+            // A proxy that waits for the answer may be gone.
+            answer.send(Err("not here".to_owned())).ok();
+        }
+        _ => {}
+    }
+}
+
+/// A proxy accepts no world that it could not read back from its disk after a restart.
+fn proxy_reads(stream: &[u8]) {
+    let mut subscriber = Subscriber::new();
+    complete(async {
+        let (_requests, mut receiver) = mpsc::channel(1);
+        let mut apply = |update: Update| {
+            read_back(&update);
+            Ok(())
+        };
+        let error =
+            follow(join(stream, sink()), hello(), &mut subscriber, &mut receiver, &mut apply).await;
+        assert!(!error.to_string().is_empty());
+    });
+    if let Some(update) = subscriber.update() {
+        read_back(update);
+    }
+}
+
+/// A stored world is rejected, or stored again as it was understood.
+fn proxy_restarts(content: &[u8]) {
+    let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
+    if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
+        read_back(subscriber.update().expect("a stored world is one"));
+    }
+}
+
+fn read_back(update: &Update) {
+    let again =
+        Subscriber::from_bytes(&update.to_bytes()).expect("an accepted world can be stored");
+    assert_eq!(again.update(), Some(update));
+}
+
+/// Messages of at most 64 KiB, with four bytes of length each; the last takes what is left.
+pub(crate) fn framed(mut rest: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::with_capacity(rest.len() * 2);
+    while let Some((length, behind)) = rest.split_first_chunk::<2>() {
+        let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
+        let (message, behind) = behind.split_at(length);
+        stream.extend(u32::try_from(length).expect("16 bits").to_be_bytes());
+        stream.extend(message);
+        rest = behind;
+    }
+    stream
+}
+
+/// Runs to the end on this thread.
+pub(crate) fn complete(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime without IO").block_on(work);
+}
+
+fn hello() -> Hello {
+    Hello {
+        workload: workload(),
+        listeners: Vec::new(),
+        admin: None::<SocketAddr>,
+        pid: 1,
+        version: String::new(),
+        services: Vec::new(),
+        addresses: Vec::new(),
+        looked_up: Vec::new(),
+        session: 1,
+        edition: 0,
+    }
+}
+
+/// The smallest world.
+fn world() -> Update {
+    let plan = WorkloadPlan::bare(
+        workload(),
+        ServiceAccount::new("shop", "web").expect("an account"),
+        TrustDomain::new("cluster.local").expect("a name"),
+        [127, 0, 0, 1].into(),
+        Access::Strict(Vec::new()),
+    );
+    let snapshot = Snapshot {
+        plan: Arc::new(plan),
+        services: Default::default(),
+        addresses: BTreeMap::new(),
+        names: BTreeMap::new(),
+    };
+    Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(1) }
+}
+
+fn workload() -> WorkloadName {
+    WorkloadName::new("shop", "web-1").expect("a name")
+}
+
+const CONNECTION: ConnectionId = ConnectionId(1);
+/// The beginning of a stored world.
+const MARK: &[u8] = b"lenowld\x01";

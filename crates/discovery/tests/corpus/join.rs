@@ -1,0 +1,99 @@
+//! Properties of joins, for any bytes of a client without a certificate and of a server.
+
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use leno_discovery::{Budget, Event, Queued, event_queue, join, serve_join};
+use leno_identity::{
+    Authority, CertificateRequest, JoinBundle, LEAF_LIFETIME, Subject, TokenError, Tokens,
+};
+use leno_model::{TrustDomain, WorkloadName};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use super::discovery::{complete, framed};
+
+/// The first byte selects the reader; the rest is what it reads.
+pub(crate) fn check(bytes: &[u8]) {
+    let Some((reader, rest)) = bytes.split_first() else { return };
+    match reader % 5 {
+        0 => control_plane_reads(&framed(rest)),
+        1 => control_plane_reads(rest),
+        2 => proxy_reads(&framed(rest)),
+        3 => check_request(rest),
+        _ => check_bundle(rest),
+    }
+}
+
+/// A join is malformed, or asks once for one certificate.
+fn control_plane_reads(stream: &[u8]) {
+    complete(async {
+        let (events, mut received) = event_queue(1);
+        let sender = events.connect(Arc::new(Budget::new(Instant::now())));
+        drop(events);
+        let served = serve_join(tokio::io::join(stream, tokio::io::sink()), sender);
+        let owner = async {
+            let mut joins = 0;
+            while let Some(Queued { event, turn: _turn }) = received.recv().await {
+                let Event::Join(joining) = event else { unreachable!("a join has one event") };
+                check_token(&joining.token, &joining.workload);
+                check_request(&joining.csr);
+                joining.answer.send(Err("not here".to_owned())).expect("the client waits");
+                joins += 1;
+            }
+            assert!(joins <= 1);
+        };
+        let (served, ()) = tokio::join!(served, owner);
+        assert!(served.is_ok() || served.is_err_and(|error| !error.to_string().is_empty()));
+    });
+}
+
+fn proxy_reads(stream: &[u8]) {
+    complete(async {
+        let workload = WorkloadName::new("shop", "web-1").expect("a name");
+        let stream = tokio::io::join(stream, tokio::io::sink());
+        let joined = join(stream, "leno-join-0", &workload, b"csr").await;
+        assert!(joined.is_ok() || joined.is_err_and(|error| !error.to_string().is_empty()));
+    });
+}
+
+/// No token is accepted where none was made.
+fn check_token(token: &str, workload: &WorkloadName) {
+    let (_, tokens) = authority();
+    let redeemed = tokens.redeem(token, workload, SystemTime::now());
+    assert!(matches!(redeemed, Err(TokenError::Unknown | TokenError::Io(_))), "{redeemed:?}");
+}
+
+/// A signing request is rejected, or is signed for the subject that the control plane names.
+fn check_request(csr: &[u8]) {
+    let Ok(request) = CertificateRequest::from_der(csr) else { return };
+    let (authority, _) = authority();
+    let id = "spiffe://cluster.local/ns/shop/sa/web".parse().expect("an identity");
+    let subject = Subject { id: &id, workload: None };
+    let issued = authority.sign(&request, subject, LEAF_LIFETIME, SystemTime::now());
+    let issued = issued.expect("an accepted request can be signed");
+    assert!(!issued.chain.is_empty());
+}
+
+/// A token file is rejected, or says the same when it is written again.
+fn check_bundle(text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    if let Ok(bundle) = JoinBundle::parse(&text) {
+        let again = JoinBundle::parse(&bundle.render()).expect("a bundle can be read again");
+        assert_eq!(again, bundle);
+    }
+}
+
+/// An authority without tokens; the directory of both lives as long as the process.
+fn authority() -> (&'static Authority, &'static Tokens) {
+    static AUTHORITY: OnceLock<(TempDir, Authority, Tokens)> = OnceLock::new();
+    let (_, authority, tokens) = AUTHORITY.get_or_init(|| {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let trust_domain = TrustDomain::new("cluster.local").expect("a name");
+        let authority =
+            Authority::open_or_create(directory.path(), &trust_domain, SystemTime::now());
+        let tokens = Tokens::open(&directory.path().join("tokens"));
+        (directory, authority.expect("an authority"), tokens.expect("a directory for tokens"))
+    });
+    (authority, tokens)
+}

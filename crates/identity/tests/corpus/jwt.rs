@@ -1,0 +1,65 @@
+//! Properties of JSON web tokens and of JWK sets, for any bytes.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use leno_identity::{Expected, JwtKeys, UnverifiedJwt, texts_of};
+
+/// The last line is a token, the lines before it are a JWK set.
+///
+/// The keys that travel to sidecars are those that verify, and no private part of them. A token that
+/// the keys of the issuer verify is one of those that the issuer signed.
+pub(crate) fn check(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (set, token) = text.rsplit_once('\n').unwrap_or(("", &text));
+    check_set(set);
+    if let Ok(keys) = JwtKeys::parse(set) {
+        verify(token, &keys);
+    }
+    let issuer = JwtKeys::parse(ISSUER).expect("the issuer's keys");
+    if verify(token, &issuer) {
+        let signed = token.rsplit_once('.').expect("a verified token has a signature").0;
+        assert!(SIGNED.contains(&signed), "the issuer never signed {signed}");
+    }
+}
+
+/// Whether the issuer signed the token of this input.
+pub(crate) fn is_verified(text: &str) -> bool {
+    let token = text.rsplit_once('\n').map_or(text, |(_, token)| token);
+    verify(token, &JwtKeys::parse(ISSUER).expect("the issuer's keys"))
+}
+
+fn check_set(set: &str) {
+    let public = JwtKeys::public_part(set);
+    assert_eq!(public.is_ok(), JwtKeys::parse(set).is_ok());
+    let Ok(public) = public else { return };
+    assert_eq!(JwtKeys::public_part(&public).as_ref(), Ok(&public));
+    let value: serde_json::Value = serde_json::from_str(&public).expect("a JWK set is JSON");
+    for key in value["keys"].as_array().expect("a JWK set has keys") {
+        for private in ["d", "p", "q", "dp", "dq", "qi", "oth", "k"] {
+            assert!(key.get(private).is_none(), "{key}");
+        }
+    }
+}
+
+/// Whether the keys verify the token.
+fn verify(token: &str, keys: &JwtKeys) -> bool {
+    let Ok(unverified) = UnverifiedJwt::read(token) else { return false };
+    let issuer = unverified.issuer().map(str::to_owned);
+    let expected = Expected {
+        issuer: "https://issuer",
+        audiences: &[],
+        leeway: Duration::from_secs(10),
+        now: UNIX_EPOCH + Duration::from_secs(1_000_000),
+    };
+    let Ok(claims) = unverified.verify(keys, expected) else { return false };
+    assert_eq!(issuer.as_deref(), Some("https://issuer"));
+    for name in claims.keys().map(String::as_str).chain(["realm_access.roles"]) {
+        assert!(texts_of(&claims, name).len() <= token.len());
+    }
+    true
+}
+
+/// Public keys whose private parts were thrown away, and all that was signed by them.
+const ISSUER: &str = include_str!("jwt.keys.json");
+const SIGNED: &[&str] =
+    &[include_str!("jwt.ec.signed"), include_str!("jwt.ed.signed"), include_str!("jwt.rsa.signed")];

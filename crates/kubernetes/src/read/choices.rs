@@ -1,0 +1,87 @@
+//! The choices that the authors of pods and namespaces make about sidecars, which the floor of a mesh may overrule.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::words::{
+    INJECTION, INTERCEPT_CONTAINER, MEMBERSHIPS, PREFIXES, PROXY_CONTAINER, SIDECAR_IMAGE,
+    is_disabled, is_enabled, is_exclusion,
+};
+
+/// The choices of one pod or namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// The annotations that exclude something from interception.
+    pub(crate) exclusions: Vec<String>,
+    /// The label or annotation by which a pod opts out of injection.
+    pub(crate) opt_out: Option<String>,
+    /// The image that an annotation names.
+    pub(crate) wanted_image: Option<String>,
+    /// Whether a pod has a container for a sidecar.
+    pub(crate) has_sidecar: bool,
+    /// The images that the containers of Leno run.
+    pub(crate) images: BTreeSet<String>,
+    /// Whether a namespace has injection.
+    pub(crate) has_injection: bool,
+}
+
+impl Choices {
+    /// Of a pod.
+    pub(super) fn of_pod(pod: &Pod) -> Self {
+        let spec = pod.spec.as_ref();
+        let containers = spec
+            .into_iter()
+            .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+        let is_ours =
+            |it: &&Container| [PROXY_CONTAINER, INTERCEPT_CONTAINER].contains(&it.name.as_str());
+        let ours: Vec<&Container> = containers.filter(is_ours).collect();
+        let images = ours.iter().filter_map(|it| it.image.clone());
+        Self {
+            opt_out: opt_out(&pod.metadata),
+            has_sidecar: ours.iter().any(|it| it.name == PROXY_CONTAINER),
+            images: images.collect(),
+            ..Self::annotated(&pod.metadata)
+        }
+    }
+
+    /// Of a namespace.
+    pub(super) fn of_namespace(meta: &ObjectMeta) -> Self {
+        let (labels, annotations) = (meta.labels.as_ref(), meta.annotations.as_ref());
+        let monitored = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
+        let is_monitored =
+            monitored.into_iter().any(|it| labels.is_some_and(|all| all.contains_key(*it)));
+        let own = [labels, annotations].into_iter().flatten().find_map(|all| all.get(INJECTION));
+        Self {
+            has_injection: own.map_or(is_monitored, |word| is_enabled(word)),
+            ..Self::annotated(meta)
+        }
+    }
+
+    fn annotated(meta: &ObjectMeta) -> Self {
+        let annotations = meta.annotations.iter().flatten();
+        let excludes = |(key, value): &(&String, &String)| {
+            let name = PREFIXES.iter().find_map(|it| key.strip_prefix(it)?.strip_prefix('/'));
+            name.is_some_and(is_exclusion) && !value.trim().is_empty()
+        };
+        let exclusions = annotations.filter(excludes).map(|(key, _)| key.clone());
+        let wanted_image =
+            meta.annotations.as_ref().and_then(|all| all.get(SIDECAR_IMAGE)).cloned();
+        Self { exclusions: exclusions.collect(), wanted_image, ..Self::default() }
+    }
+
+    /// Whether a floor may overrule something that an annotation or label says.
+    pub(crate) fn says_something(&self) -> bool {
+        !self.exclusions.is_empty() || self.opt_out.is_some() || self.wanted_image.is_some()
+    }
+}
+
+fn opt_out(meta: &ObjectMeta) -> Option<String> {
+    let labels = meta.labels.iter().flatten().filter(|(key, _)| *key == INJECTION);
+    let annotations = meta.annotations.iter().flatten().filter(|(key, _)| {
+        *key == INJECTION
+            || key.ends_with("/sidecar-injection") && PREFIXES.iter().any(|it| key.starts_with(it))
+    });
+    labels.chain(annotations).find(|(_, word)| is_disabled(word)).map(|(key, _)| key.clone())
+}

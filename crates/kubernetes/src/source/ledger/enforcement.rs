@@ -1,0 +1,113 @@
+//! Whether each endpoint that a gateway leads to can enforce a policy: gateways leave out those without a sidecar.
+
+use leno_model::{
+    AccessPolicy, MeshConfig, Name, Object, PolicyAction, PolicyScope, Service, ServiceName,
+    ServicePolicy, TrafficMode, Workload, WorkloadName,
+};
+
+use super::{Ledger, smallest};
+use crate::read::selects;
+use crate::status::Condition;
+
+impl Ledger {
+    /// The condition `Enforced` of a policy that sidecars enforce; `None` for every other object. `accepted` is the
+    /// condition of that name.
+    pub(super) fn enforced(
+        &self,
+        object: &Object,
+        config: &MeshConfig,
+        accepted: &Condition,
+    ) -> Option<Condition> {
+        let pods = match object {
+            Object::ServicePolicy(policy) if policy.rule.is_inbound() => self.unenforced(policy),
+            Object::AccessPolicy(policy) => self.unenforced_access(policy, config),
+            _ => return None,
+        };
+        let (status, reason, message) = match (accepted.status, pods.first()) {
+            ("True", None) => ("True", "Enforced", ENFORCED.to_owned()),
+            ("True", Some(first)) => {
+                let first = &first.name;
+                let others = match pods.len() - 1 {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                let message = format!("{LEFT_OUT} {first}{others}");
+                ("False", "EndpointsWithoutSidecar", message)
+            }
+            _ => ("False", "Invalid", "the policy is not in force".to_owned()),
+        };
+        Some(Condition { word: "Enforced", status, reason, message })
+    }
+
+    /// A pod is another than before: policies may be enforced elsewhere now.
+    pub(super) fn touch_enforcement(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        let shape =
+            |it: &Workload| (it.sidecar, it.labels.clone(), it.account.clone(), it.admission);
+        if self.unjudged || before.map(shape) == now.map(shape) {
+            return;
+        }
+        let mut versions = before.into_iter().chain(now);
+        self.unjudged = versions.any(|it| self.is_led_to(it));
+    }
+
+    /// The endpoints without a sidecar behind the services of a policy that gateways lead to, by name.
+    fn unenforced(&self, policy: &ServicePolicy) -> Vec<&Workload> {
+        let services: Vec<&Service> = match &policy.scope {
+            PolicyScope::Services(parents) => {
+                parents.iter().filter_map(|it| self.led_to(&it.service)).collect()
+            }
+            PolicyScope::Namespace => self.led_to_in(&policy.name.namespace),
+        };
+        self.without_sidecar(&services)
+    }
+
+    /// The same for a policy about accounts: of services with a workload under one of them at which the policy
+    /// rejects something.
+    fn unenforced_access(&self, policy: &AccessPolicy, config: &MeshConfig) -> Vec<&Workload> {
+        let decides = |workload: &&Workload| {
+            let action = |action| policy.rules.iter().any(|rule| rule.action == action);
+            policy.is_about(&workload.account)
+                && match config.mode_of(workload) {
+                    TrafficMode::Audit => false,
+                    TrafficMode::Permissive => action(PolicyAction::Deny),
+                    TrafficMode::Strict => true,
+                }
+        };
+        let mut services = self.led_to_in(&policy.name.namespace);
+        services.retain(|service| self.endpoints_of(service).any(|it| decides(&it)));
+        self.without_sidecar(&services)
+    }
+
+    fn led_to(&self, name: &ServiceName) -> Option<&Service> {
+        self.edge.leads_to(name).then(|| self.service(name)).flatten()
+    }
+
+    fn led_to_in(&self, namespace: &Name) -> Vec<&Service> {
+        let backends = self.edge.resolved.backends.iter();
+        let own = backends.filter(|it| it.namespace == *namespace);
+        own.filter_map(|name| self.service(name)).collect()
+    }
+
+    fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
+        let endpoints = services.iter().flat_map(|service| self.endpoints_of(service));
+        let mut found: Vec<&Workload> = endpoints.filter(|it| !it.sidecar).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        found.dedup_by(|one, other| one.name == other.name);
+        found
+    }
+
+    /// The pods that a service selects, or the addresses that EndpointSlices list for it.
+    fn endpoints_of<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = &'a Workload> {
+        let namespace = service.name.namespace.clone();
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let listed = self.listed.workloads_from(first);
+        let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
+        let listed = listed.map(|(_, it)| it);
+        let listed = listed.filter(|it| selects(&service.selector, &it.labels));
+        self.pods_behind(service).chain(listed)
+    }
+}
+
+const ENFORCED: &str = "each endpoint that a gateway leads to has a sidecar";
+const LEFT_OUT: &str =
+    "only a sidecar enforces the policy; gateways leave out endpoints without one:";

@@ -1,0 +1,114 @@
+//! Half-open connections as tasks: what evicts them, and what wakes them.
+
+use std::future::pending;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::timeout;
+
+use super::*;
+
+fn admission(waiting: usize) -> Arc<Admission> {
+    Admission::new(Bounds::new(waiting, 1000))
+}
+
+fn here() -> IpAddr {
+    [127, 0, 0, 1].into()
+}
+
+#[tokio::test]
+async fn a_silent_peer_makes_room_for_the_next_of_its_source() {
+    let admission = admission(2);
+    let mut silent = JoinSet::new();
+    let mut honest = Vec::new();
+    for _ in 0..20 {
+        let half_open = admission.admit(here());
+        silent.spawn(async move { half_open.peer(pending::<()>()).await });
+        yield_now().await;
+        let half_open = admission.admit(here());
+        honest.push(half_open.peer(yield_now()).await);
+    }
+    for _ in 0..19 {
+        assert_eq!(silent.join_next().await.unwrap().unwrap(), Err(Evicted));
+    }
+    // A peer that sends at once is not taken for one that is silent, though it waits for a moment.
+    assert!(honest.iter().all(Result::is_ok), "{honest:?}");
+    assert_eq!(admission.evicted(), 20);
+}
+
+#[tokio::test]
+async fn one_that_is_not_awaited_is_not_evicted() {
+    let admission = admission(2);
+    let (busy, left) = (admission.admit(here()), admission.admit(here()));
+    busy.wait();
+    busy.busy();
+    left.wait();
+    left.leave();
+    for _ in 0..10 {
+        let other = admission.admit(here());
+        other.wait();
+    }
+    assert_eq!(busy.received(), Ok(()));
+    assert!(timeout(Duration::from_millis(1), busy.evicted()).await.is_err());
+    busy.wait();
+    let other = admission.admit(here());
+    other.wait();
+    busy.evicted().await;
+    assert_eq!(admission.half_open(), 1);
+}
+
+#[tokio::test]
+async fn work_that_waits_for_its_peer_holds_no_turn() {
+    let admission = Admission::new(Bounds { waiting: 100, ..Bounds::new(200, 1000) });
+    let mut tasks = JoinSet::new();
+    let mut answers = Vec::new();
+    for number in 0..50 {
+        let half_open = admission.admit(here());
+        let (answer, answered) = oneshot::channel::<()>();
+        answers.push(answer);
+        tasks.spawn(async move {
+            // The peer answers after the first piece of work.
+            let work = async move { answered.await.map(|()| number) };
+            half_open.in_turns(work).await
+        });
+    }
+    while admission.half_open() < 50 {
+        yield_now().await;
+    }
+    for answer in answers.into_iter().rev() {
+        answer.send(()).unwrap();
+        assert!(tasks.join_next().await.unwrap().unwrap().unwrap().is_ok());
+    }
+    assert_eq!((admission.half_open(), admission.evicted()), (0, 0));
+}
+
+#[tokio::test]
+async fn turns_of_tasks_that_end_are_passed_on() {
+    let admission = admission(100);
+    let tasks = LocalSet::new();
+    let done = Rc::new(std::cell::Cell::new(0));
+    let run = async {
+        let mut handles = Vec::new();
+        for number in 0..100 {
+            let (half_open, done) = (admission.admit(here()), done.clone());
+            handles.push(tokio::task::spawn_local(async move {
+                half_open.in_turns(async {}).await.unwrap();
+                done.set(done.get() + 1);
+            }));
+            if number % 3 == 0 {
+                handles[number / 2].abort();
+            }
+            if number % 7 == 0 {
+                yield_now().await;
+            }
+        }
+        for handle in handles {
+            drop(handle.await);
+        }
+    };
+    timeout(Duration::from_secs(60), tasks.run_until(run)).await.expect("a turn is lost");
+    assert!(done.get() > 50 && admission.half_open() == 0);
+}

@@ -1,0 +1,73 @@
+//! TLS handshakes that others begin: the whole ClientHello first, then work in turns.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::server::Acceptor;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+use tokio_rustls::{Accept, LazyConfigAcceptor, StartHandshake};
+
+use crate::admission::HalfOpen;
+
+/// Reads a whole ClientHello, which costs next to nothing.
+///
+/// # Errors
+/// When it is none, the client has gone, or the connection was evicted, and is reset. The error is the
+/// one of TLS where there is one.
+pub async fn read_hello(
+    half_open: &HalfOpen,
+    tcp: TcpStream,
+) -> Result<StartHandshake<TcpStream>, (io::Error, Option<TcpStream>)> {
+    let mut acceptor = LazyConfigAcceptor::new(Acceptor::default(), tcp);
+    match half_open.peer(&mut acceptor).await {
+        Ok(Ok(hello)) => Ok(hello),
+        Ok(Err(error)) => Err((error, acceptor.take_io())),
+        Err(evicted) => {
+            let tcp = acceptor.take_io();
+            tcp.as_ref().inspect(|tcp| reset(tcp));
+            Err((evicted.into(), tcp))
+        }
+    }
+}
+
+/// Does the rest of a handshake, in turns.
+///
+/// # Errors
+/// When it fails, or the connection was evicted, and is reset. The error is the one of TLS where there
+/// is one.
+pub async fn shake_hands(
+    half_open: &HalfOpen,
+    hello: StartHandshake<TcpStream>,
+    config: Arc<ServerConfig>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let (mut hello, mut accept) = (Some(hello), None::<Accept<TcpStream>>);
+    let work = poll_fn(|cx| {
+        // The first flight is computed here, so this belongs into the turn.
+        if let Some(hello) = hello.take() {
+            accept = Some(hello.into_stream(Arc::clone(&config)));
+        }
+        let accept = accept.as_mut().expect("it was made above, at the first poll");
+        Pin::new(accept).poll(cx)
+    });
+    match half_open.in_turns(work).await {
+        Ok(done) => done,
+        Err(evicted) => {
+            let tcp = hello.as_ref().map(|hello| &hello.io);
+            tcp.or_else(|| accept.as_ref()?.get_ref()).inspect(|tcp| reset(tcp));
+            Err(evicted.into())
+        }
+    }
+}
+
+/// Has the connection reset when it is dropped: it leaves nothing behind in the kernel, and its peer
+/// does not take it for an orderly end.
+pub fn reset(tcp: &TcpStream) {
+    // Failing means that the socket is gone already, which is intended.
+    drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
+}

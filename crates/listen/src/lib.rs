@@ -1,0 +1,19 @@
+//! Incoming connections: one accept loop for every server, and fair bounds for those that are half-open.
+//!
+//! A connection is half-open until its peer has proved that it takes part: by a TLS handshake, by the
+//! head of a request, or by a first message. Until then it costs its peer next to nothing, so the number
+//! of those is bounded in total and for each source, and the one that has waited longest for its peer
+//! makes room for the next ([`Admission`]). Work for a handshake is done in turns, which sources take in
+//! rotation; no turn is held while the peer is awaited.
+
+mod accept;
+mod admission;
+mod handshake;
+mod source;
+mod table;
+
+pub use accept::{Accept, Listener};
+pub use admission::{Admission, Answering, Evicted, HalfOpen};
+pub use handshake::{read_hello, reset, shake_hands};
+pub use source::Source;
+pub use table::Bounds;

@@ -1,0 +1,40 @@
+//! The source of a connection, as shares are counted: an IPv4 address or an IPv6 network.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The source of a connection. An IPv6 host owns at least the /64 that it is in (RFC 6177), so all
+/// addresses of one /64 are one source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Source(IpAddr);
+
+impl Source {
+    /// The source of connections over Unix sockets.
+    pub const LOCAL: Self = Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+}
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & NETWORK)),
+            IpAddr::V4(address) => IpAddr::V4(address),
+        })
+    }
+}
+
+/// The first 64 bits of an IPv6 address.
+const NETWORK: u128 = (u64::MAX as u128) << 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv6_counts_by_network_and_ipv4_by_address() {
+        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
+        assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
+        assert_ne!(source("10.0.0.1"), Source::LOCAL);
+    }
+}

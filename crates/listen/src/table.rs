@@ -1,0 +1,295 @@
+//! The half-open connections of a listener: their states, shares, evictions and turns. Pure.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::source::Source;
+
+/// Bounds on the half-open connections of a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections that wait for their peer at once.
+    pub waiting: usize,
+    /// The same of one source.
+    pub waiting_of_source: usize,
+    /// Half-open connections in any state, those that wait for a turn included.
+    pub half_open: usize,
+    /// Turns at once.
+    pub turns: usize,
+}
+
+impl Bounds {
+    /// At most `waiting` connections that wait for their peer, half of them of one source, in a listener
+    /// of `connections`: those that are half-open hold at most half of these.
+    #[must_use]
+    pub fn new(waiting: usize, connections: usize) -> Self {
+        let half_open = (connections / 2).max(1);
+        let waiting = waiting.clamp(1, half_open);
+        Self { waiting, waiting_of_source: waiting.div_ceil(2), half_open, turns: TURNS }
+    }
+}
+
+/// The number of one half-open connection. Lower ones are older.
+pub(crate) type Id = u64;
+
+/// The half-open connections of a listener. No method waits; `Id`s that are returned are those of
+/// connections whose state changed and whose tasks have to be woken.
+#[derive(Debug)]
+pub(crate) struct Table {
+    bounds: Bounds,
+    entries: BTreeMap<Id, Entry>,
+    shares: BTreeMap<Source, Share>,
+    /// Sources by the number of connections that wait for their peer; among equals the one with the
+    /// oldest is last.
+    by_waiting: BTreeSet<(usize, Reverse<u64>, Source)>,
+    /// Sources by the number of their half-open connections.
+    by_number: BTreeSet<(usize, Source)>,
+    /// Sources with connections that want a turn, in the order in which they get one.
+    rotation: VecDeque<Source>,
+    half_open: usize,
+    waiting: usize,
+    turns: usize,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: Source,
+    state: State,
+    /// When it began to wait for its peer in this phase; kept until the phase ends, so that a peer that
+    /// sends a byte at a time does not get younger.
+    since: Option<u64>,
+}
+
+/// The state of a half-open connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// This side works on it, or is about to look at it.
+    Served,
+    /// The peer has to send something.
+    Waiting,
+    /// There is work for a turn.
+    Queued,
+    /// It has a turn.
+    Running,
+    /// It had to make room: its task ends it.
+    Evicted,
+}
+
+/// The half-open connections of one source.
+#[derive(Debug, Default)]
+struct Share {
+    number: usize,
+    waiting: BTreeSet<(u64, Id)>,
+    /// The last one gets the next turn: the peer of the one that has waited longest is the most likely
+    /// to have given up.
+    queued: VecDeque<Id>,
+}
+
+impl Table {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            entries: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            by_waiting: BTreeSet::new(),
+            by_number: BTreeSet::new(),
+            rotation: VecDeque::new(),
+            half_open: 0,
+            waiting: 0,
+            turns: 0,
+            next: 0,
+        }
+    }
+
+    /// One more, and the one that makes room for it.
+    pub(crate) fn admit(&mut self, source: Source) -> (Id, Option<Id>) {
+        let evicted = match self.len() >= self.bounds.half_open {
+            true => self.evict_of_most(),
+            false => None,
+        };
+        let id = self.number();
+        self.entries.insert(id, Entry { source, state: State::Served, since: None });
+        self.half_open += 1;
+        self.change(source, |share| share.number += 1);
+        (id, evicted)
+    }
+
+    pub(crate) fn state(&self, id: Id) -> Option<State> {
+        self.entries.get(&id).map(|entry| entry.state)
+    }
+
+    /// Waits for its peer from now on, or still. Returns the one that makes room; that may be itself.
+    pub(crate) fn wait(&mut self, id: Id) -> Option<Id> {
+        let number = self.number();
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.state == State::Served)?;
+        let (source, since) = (entry.source, *entry.since.get_or_insert(number));
+        entry.state = State::Waiting;
+        self.waiting += 1;
+        self.change(source, |share| _ = share.waiting.insert((since, id)));
+        let of_source = self.shares.get(&source).map_or(0, |share| share.waiting.len());
+        let crowded = if of_source > self.bounds.waiting_of_source {
+            source
+        } else if self.waiting > self.bounds.waiting {
+            self.by_waiting.last().map(|(_, _, source)| *source)?
+        } else {
+            return None;
+        };
+        self.evict_waiting_of(crowded)
+    }
+
+    /// Is served: the peer has sent something, or all that it had to.
+    pub(crate) fn serve(&mut self, id: Id, phase: Phase) -> Option<Id> {
+        if self.state(id) == Some(State::Evicted) {
+            return None;
+        }
+        let granted = self.withdraw(id);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = State::Served;
+            if phase == Phase::Over {
+                entry.since = None;
+            }
+        }
+        granted
+    }
+
+    /// Wants a turn; it may have it at once.
+    pub(crate) fn queue(&mut self, id: Id) {
+        if self.state(id) != Some(State::Served) {
+            return;
+        }
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let source = entry.source;
+        if self.turns < self.bounds.turns {
+            entry.state = State::Running;
+            self.turns += 1;
+            return;
+        }
+        entry.state = State::Queued;
+        if let Some(share) = self.shares.get_mut(&source) {
+            share.queued.push_back(id);
+            if share.queued.len() == 1 {
+                self.rotation.push_back(source);
+            }
+        }
+    }
+
+    /// Is no longer half-open. Returns the one that has its turn now.
+    pub(crate) fn remove(&mut self, id: Id) -> Option<Id> {
+        let granted = self.withdraw(id);
+        if let Some(entry) = self.entries.remove(&id)
+            && entry.state != State::Evicted
+        {
+            self.half_open -= 1;
+            self.change(entry.source, |share| share.number -= 1);
+        }
+        granted
+    }
+
+    /// Half-open connections, without those that were evicted.
+    pub(crate) fn len(&self) -> usize {
+        self.half_open
+    }
+
+    /// Takes it out of the list that it is in. Returns the one that gets its turn.
+    fn withdraw(&mut self, id: Id) -> Option<Id> {
+        let entry = self.entries.get(&id)?;
+        let (source, since) = (entry.source, entry.since);
+        match entry.state {
+            State::Served | State::Evicted => None,
+            State::Waiting => {
+                self.waiting -= 1;
+                let key = (since.unwrap_or_default(), id);
+                self.change(source, |share| _ = share.waiting.remove(&key));
+                None
+            }
+            State::Queued => {
+                if let Some(share) = self.shares.get_mut(&source) {
+                    share.queued.retain(|queued| *queued != id);
+                    if share.queued.is_empty() {
+                        self.rotation.retain(|other| *other != source);
+                    }
+                }
+                None
+            }
+            State::Running => {
+                self.turns -= 1;
+                self.grant()
+            }
+        }
+    }
+
+    /// Gives a turn to the newest of the source that is next.
+    fn grant(&mut self) -> Option<Id> {
+        let source = self.rotation.pop_front()?;
+        let share = self.shares.get_mut(&source)?;
+        let id = share.queued.pop_back()?;
+        if !share.queued.is_empty() {
+            self.rotation.push_back(source);
+        }
+        self.entries.get_mut(&id)?.state = State::Running;
+        self.turns += 1;
+        Some(id)
+    }
+
+    /// Evicts one of the source that has the most half-open connections: the oldest that waits for its
+    /// peer, or else the oldest that waits for a turn.
+    fn evict_of_most(&mut self) -> Option<Id> {
+        let (_, source) = *self.by_number.last()?;
+        let queued = self.shares.get(&source).and_then(|share| share.queued.front().copied());
+        self.evict_waiting_of(source).or_else(|| self.evict(queued?))
+    }
+
+    fn evict_waiting_of(&mut self, source: Source) -> Option<Id> {
+        let (_, oldest) = *self.shares.get(&source)?.waiting.first()?;
+        self.evict(oldest)
+    }
+
+    fn evict(&mut self, id: Id) -> Option<Id> {
+        // Those that are evicted have no turn, so there is none to give to others.
+        self.withdraw(id);
+        let entry = self.entries.get_mut(&id)?;
+        entry.state = State::Evicted;
+        let source = entry.source;
+        self.half_open -= 1;
+        self.change(source, |share| share.number -= 1);
+        Some(id)
+    }
+
+    /// Changes a share, and keeps the orders of shares up to date.
+    fn change(&mut self, source: Source, change: impl FnOnce(&mut Share)) {
+        let share = self.shares.entry(source).or_default();
+        let oldest = |share: &Share| share.waiting.first().map(|(since, _)| Reverse(*since));
+        if let Some(oldest) = oldest(share) {
+            self.by_waiting.remove(&(share.waiting.len(), oldest, source));
+        }
+        self.by_number.remove(&(share.number, source));
+        change(share);
+        if let Some(oldest) = oldest(share) {
+            self.by_waiting.insert((share.waiting.len(), oldest, source));
+        }
+        match share.number {
+            0 => drop(self.shares.remove(&source)),
+            number => drop(self.by_number.insert((number, source))),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// Whether a peer has sent all that was awaited in this phase of its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    GoesOn,
+    Over,
+}
+
+/// Handshakes that are worked on before a thread looks at anything else: each takes a fraction of a
+/// millisecond, and requests that are under way wait for it.
+const TURNS: usize = 4;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! The table by cases, and by many random steps against what must always hold.
+
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BOUNDS: Bounds = Bounds { waiting: 4, waiting_of_source: 3, half_open: 8, turns: 2 };
+
+fn source(number: u8) -> Source {
+    IpAddr::from([10, 0, 0, number]).into()
+}
+
+fn waiting(table: &mut Table, number: u8) -> (Id, Option<Id>) {
+    let (id, evicted) = table.admit(source(number));
+    assert_eq!(evicted, None);
+    let evicted = table.wait(id);
+    (id, evicted)
+}
+
+#[test]
+fn the_oldest_of_a_source_makes_room_for_its_next() {
+    let mut table = Table::new(BOUNDS);
+    let first: Vec<Id> = (0..3).map(|_| waiting(&mut table, 1).0).collect();
+    let (_, evicted) = waiting(&mut table, 1);
+    assert_eq!(evicted, Some(first[0]));
+    assert_eq!(table.state(first[0]), Some(State::Evicted));
+    // One whose peer goes on is not evicted, and is a new one in its next phase.
+    table.serve(first[1], Phase::Over);
+    table.wait(first[1]);
+    assert_eq!(waiting(&mut table, 1).1, Some(first[2]));
+}
+
+#[test]
+fn who_sends_a_byte_at_a_time_does_not_get_younger() {
+    let mut table = Table::new(BOUNDS);
+    let (slow, _) = waiting(&mut table, 1);
+    let others = [waiting(&mut table, 1).0, waiting(&mut table, 1).0];
+    table.serve(slow, Phase::GoesOn);
+    assert_eq!(table.wait(slow), None);
+    assert_eq!(waiting(&mut table, 1).1, Some(slow));
+    assert_eq!(table.state(others[0]), Some(State::Waiting));
+}
+
+#[test]
+fn the_source_with_most_makes_room_for_another() {
+    let mut table = Table::new(BOUNDS);
+    let crowd: Vec<Id> = (0..3).map(|_| waiting(&mut table, 1).0).collect();
+    let (other, evicted) = waiting(&mut table, 2);
+    assert_eq!(evicted, None);
+    assert_eq!(waiting(&mut table, 3).1, Some(crowd[0]));
+    assert_eq!(waiting(&mut table, 4).1, Some(crowd[1]));
+    // All have one: the oldest goes.
+    assert_eq!(waiting(&mut table, 5).1, Some(crowd[2]));
+    assert_eq!(waiting(&mut table, 6).1, Some(other));
+}
+
+#[test]
+fn turns_go_round_among_sources_and_the_newest_is_first() {
+    let mut table = Table::new(BOUNDS);
+    let queued = |table: &mut Table, number| {
+        let (id, _) = table.admit(source(number));
+        table.queue(id);
+        id
+    };
+    let running = [queued(&mut table, 1), queued(&mut table, 1)];
+    let crowd = [queued(&mut table, 1), queued(&mut table, 1)];
+    let other = queued(&mut table, 2);
+    assert_eq!(table.serve(running[0], Phase::GoesOn), Some(crowd[1]));
+    assert_eq!(table.serve(running[1], Phase::Over), Some(other));
+    assert_eq!(table.remove(crowd[1]), Some(crowd[0]), "a turn of one that ends is passed on");
+    assert_eq!(table.remove(other), None);
+}
+
+#[test]
+fn those_that_wait_for_a_turn_are_bounded_as_well() {
+    let mut table = Table::new(BOUNDS);
+    let ids: Vec<Id> = (0..8).map(|_| table.admit(source(1)).0).collect();
+    ids.iter().for_each(|id| table.queue(*id));
+    let (newest, evicted) = table.admit(source(2));
+    assert_eq!(evicted, Some(ids[2]), "the first two have a turn");
+    assert_eq!((table.len(), table.state(newest)), (8, Some(State::Served)));
+}
+
+/// One step of a simulation, on the connection with this index among those that there are.
+#[derive(Debug, Clone)]
+enum Step {
+    Admit(u8),
+    Wait(usize),
+    Serve(usize, bool),
+    Queue(usize),
+    Remove(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let index = 0..32_usize;
+    let step = prop_oneof![
+        3 => prop_oneof![Just(1), Just(1), Just(1), 2..5_u8].prop_map(Step::Admit),
+        3 => index.clone().prop_map(Step::Wait),
+        3 => (index.clone(), any::<bool>()).prop_map(|(at, over)| Step::Serve(at, over)),
+        3 => index.clone().prop_map(Step::Queue),
+        2 => index.prop_map(Step::Remove),
+    ];
+    proptest::collection::vec(step, 0..400)
+}
+
+impl Table {
+    /// What must hold after each step.
+    fn check(&self) {
+        let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
+        assert_eq!(self.waiting, in_state(State::Waiting));
+        assert!(self.waiting <= self.bounds.waiting);
+        assert_eq!(self.turns, in_state(State::Running));
+        assert!(self.turns <= self.bounds.turns);
+        assert_eq!(self.half_open, self.entries.len() - in_state(State::Evicted));
+        let queued = in_state(State::Queued);
+        assert!(queued == 0 || self.turns == self.bounds.turns, "a turn is free and nobody has it");
+        assert_eq!(self.by_number.len(), self.shares.len());
+        let counted: usize = self.shares.values().map(|share| share.queued.len()).sum();
+        assert_eq!(counted, queued);
+        assert_eq!(
+            self.rotation.len(),
+            self.shares.values().filter(|share| !share.queued.is_empty()).count()
+        );
+        for (source, share) in &self.shares {
+            assert!(share.number > 0 && share.waiting.len() <= self.bounds.waiting_of_source);
+            assert!(self.by_number.contains(&(share.number, *source)));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn shares_and_turns_hold_whatever_happens(steps in steps()) {
+        let mut table = Table::new(BOUNDS);
+        let mut ids: Vec<Id> = Vec::new();
+        for step in steps {
+            let at = |index: usize| ids.get(index % ids.len().max(1)).copied();
+            match step {
+                Step::Admit(number) => {
+                    let (id, evicted) = table.admit(source(number));
+                    ids.push(id);
+                    prop_assert!(evicted.is_none_or(|it| table.state(it) == Some(State::Evicted)));
+                }
+                Step::Wait(index) => {
+                    let Some(id) = at(index) else { continue };
+                    let is_alone = table.entries.values().all(|entry| {
+                        entry.state != State::Waiting || entry.source != table.entries[&id].source
+                    });
+                    let evicted = table.wait(id);
+                    // A source that has no other half-open connection is not the one with most.
+                    if is_alone && table.shares.len() < BOUNDS.waiting {
+                        prop_assert_ne!(evicted, Some(id));
+                    }
+                }
+                Step::Serve(index, over) => {
+                    let Some(id) = at(index) else { continue };
+                    table.serve(id, if over { Phase::Over } else { Phase::GoesOn });
+                }
+                Step::Queue(index) => {
+                    let Some(id) = at(index) else { continue };
+                    table.queue(id);
+                }
+                Step::Remove(index) => {
+                    let Some(id) = at(index) else { continue };
+                    table.remove(id);
+                    ids.retain(|it| *it != id);
+                }
+            }
+            table.check();
+        }
+        for id in ids {
+            table.remove(id);
+            table.check();
+        }
+        prop_assert!(table.entries.is_empty() && table.shares.is_empty());
+        prop_assert!(table.by_waiting.is_empty() && table.by_number.is_empty());
+    }
+}

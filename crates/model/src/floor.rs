@@ -1,0 +1,158 @@
+//! The floor of a mesh: the least security that annotations, labels and fields of workloads cannot lower.
+
+use std::collections::BTreeSet;
+
+use crate::mesh::{Admission, Plaintext, TrafficMode};
+use crate::name::Name;
+
+/// The least that holds in every namespace, whatever annotations, labels and fields of workloads say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Floor {
+    /// The least strict mode.
+    pub mode: Option<TrafficMode>,
+    /// Whether connections without mutual TLS are always refused.
+    pub plaintext_refused: bool,
+    /// Whether pods of a namespace with injection cannot opt out.
+    pub injection_required: bool,
+    /// Whether annotations cannot exclude ports, addresses and interfaces from interception.
+    pub exclusions_refused: bool,
+    /// The repositories that images of sidecars come from; any when empty.
+    pub sidecar_images: BTreeSet<String>,
+    /// Namespaces that the floor does not apply to.
+    pub except_namespaces: BTreeSet<Name>,
+}
+
+/// A setting that the floor overrules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overruled {
+    /// The field of the setting.
+    pub field: &'static str,
+    /// The value that is overruled.
+    pub wanted: &'static str,
+    /// The value that is in force.
+    pub in_force: &'static str,
+}
+
+impl Floor {
+    /// The settings that are below the floor.
+    #[must_use]
+    pub fn overruled(&self, wanted: Admission) -> Vec<Overruled> {
+        let mode =
+            self.mode.zip(wanted.mode).filter(|(least, mode)| mode.stricter(*least) != *mode);
+        let mode = mode.map(|(least, mode)| Overruled {
+            field: TRAFFIC_MODE,
+            wanted: mode.as_str(),
+            in_force: least.as_str(),
+        });
+        let accepts = self.plaintext_refused && wanted.plaintext == Some(Plaintext::Accept);
+        let plaintext = accepts.then_some(Overruled {
+            field: PLAINTEXT,
+            wanted: Plaintext::Accept.as_str(),
+            in_force: Plaintext::Refuse.as_str(),
+        });
+        mode.into_iter().chain(plaintext).collect()
+    }
+
+    /// Whether sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
+    /// ends with `/` stands for all below it.
+    #[must_use]
+    pub fn permits_image(&self, image: &str) -> bool {
+        let repository = repository_of(image);
+        let fits = |permitted: &String| match permitted.ends_with('/') {
+            true => repository.starts_with(permitted.as_str()),
+            false => repository == permitted,
+        };
+        self.sidecar_images.is_empty() || self.sidecar_images.iter().any(fits)
+    }
+}
+
+/// The name of an image without its tag and digest.
+#[must_use]
+pub fn repository_of(image: &str) -> &str {
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    match name.rsplit_once(':') {
+        // The port of a registry stands before a `/`.
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        Some(_) | None => name,
+    }
+}
+
+const TRAFFIC_MODE: &str = "trafficMode";
+const PLAINTEXT: &str = "plaintext";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::MeshConfig;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    #[test]
+    fn settings_of_namespaces_do_not_go_below_the_floor() {
+        use TrafficMode::{Audit, Permissive, Strict};
+        let mut config = MeshConfig::default();
+        for (wanted, floor, in_force) in [
+            (Permissive, None, Permissive),
+            (Permissive, Some(Audit), Audit),
+            (Permissive, Some(Strict), Strict),
+            (Audit, Some(Strict), Strict),
+            (Strict, Some(Audit), Strict),
+            (Audit, Some(Permissive), Audit),
+        ] {
+            config.floor.mode = floor;
+            let admission = Admission { mode: Some(wanted), plaintext: None };
+            config.namespaces.insert(name("shop"), admission);
+            assert_eq!(config.mode_in(&name("shop")), in_force, "{wanted:?} {floor:?}");
+            assert_eq!(
+                config.overruled_in(&name("shop"), admission).len(),
+                usize::from(wanted != in_force)
+            );
+            config.floor.except_namespaces = [name("shop")].into();
+            assert_eq!(config.mode_in(&name("shop")), wanted, "excepted");
+            config.floor.except_namespaces.clear();
+        }
+        // The default of the mesh is below the floor, too.
+        config.floor.mode = Some(Strict);
+        assert_eq!(config.mode_in(&name("other")), Strict);
+        assert!(config.modes().any(|mode| mode == Strict));
+    }
+
+    #[test]
+    fn plaintext_below_the_floor_is_overruled() {
+        let floor = Floor { plaintext_refused: true, ..Floor::default() };
+        let accepts = Admission { mode: None, plaintext: Some(Plaintext::Accept) };
+        let overruled = floor.overruled(accepts);
+        assert_eq!(overruled.len(), 1);
+        assert_eq!((overruled[0].field, overruled[0].in_force), ("plaintext", "refuse"));
+        assert_eq!(Floor::default().overruled(accepts), []);
+    }
+
+    #[test]
+    fn images_are_compared_by_their_repository() {
+        let of = |images: &[&str]| Floor {
+            sidecar_images: images.iter().map(|it| (*it).to_owned()).collect(),
+            ..Floor::default()
+        };
+        let floor = of(&["registry.example:5000/leno", "mirror.example/mesh/"]);
+        for (image, permitted) in [
+            ("registry.example:5000/leno", true),
+            ("registry.example:5000/leno:0.1", true),
+            ("registry.example:5000/leno:0.1@sha256:00", true),
+            ("registry.example:5000/leno@sha256:00", true),
+            ("mirror.example/mesh/leno:1", true),
+            ("registry.example:5000/leno2", false),
+            ("registry.example:5000/leno/other", false),
+            ("registry.example/leno", false),
+            ("registry.example:5000/leno:1/other", false),
+            ("mirror.example/mesh", false),
+            ("mirror.example/meshes/leno", false),
+            ("leno", false),
+            ("", false),
+        ] {
+            assert_eq!(floor.permits_image(image), permitted, "{image}");
+        }
+        assert!(of(&[]).permits_image("anything"));
+    }
+}

@@ -1,0 +1,79 @@
+//! Clients that begin a handshake and do not go on, ten times as many as there is room for.
+
+use leno_model::{Access, Plaintext, Protocol, WorkloadPlan};
+use leno_telemetry::Count;
+
+use super::crowd::{Sent, expect_served};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, Setup, credential, run, serving_plan, tls_connect,
+};
+use crate::tls::{ALPN_HTTP1, ALPN_LINK};
+
+/// Room for few, so that ten times as many need few descriptors.
+pub(super) const ROOM: usize = 8;
+
+pub(super) fn narrow() -> Setup {
+    let mut setup = Setup::default();
+    setup.limits.handshakes_max = ROOM;
+    setup
+}
+
+#[test]
+fn members_come_in_past_ten_times_as_many_silent_clients() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, narrow()).await;
+        let identity = credential(&mesh.authority, "foreign");
+        for sent in Sent::HANDSHAKES {
+            expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+                let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+                assert_eq!(Client::new(tls).ask(GET).await.status, 200);
+            })
+            .await;
+        }
+        assert!(mesh.server.telemetry.count(Count::HalfOpenEvicted) > 0);
+    });
+}
+
+#[test]
+fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Detect] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::new(app.address, Setup { protocol, ..narrow() }).await;
+            let plan = serving_plan(&mesh.server, protocol, Access::Permissive);
+            let plan = WorkloadPlan { plaintext: Plaintext::Accept, ..plan };
+            mesh.server.know(plan, Vec::new());
+            let identity = credential(&mesh.authority, "foreign");
+            for sent in Sent::HANDSHAKES {
+                expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+                    assert_eq!(Client::connect(mesh.inbound).await.ask(GET).await.status, 200);
+                    let offered = &[ALPN_LINK, ALPN_HTTP1];
+                    tls_connect(mesh.inbound, &identity, offered).await.unwrap();
+                })
+                .await;
+            }
+        }
+    });
+}
+
+#[test]
+fn clients_that_send_nothing_hold_a_part_of_the_connections() {
+    run(async {
+        let mut setup = narrow();
+        setup.limits.connections_max = 4 * ROOM;
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, setup).await;
+        let plan = serving_plan(&mesh.server, Protocol::Http, Access::Permissive);
+        mesh.server.know(WorkloadPlan { plaintext: Plaintext::Accept, ..plan }, Vec::new());
+        let identity = credential(&mesh.authority, "foreign");
+        let silent = (Sent::Nothing, ALPN_LINK);
+        expect_served((mesh.inbound, 10 * ROOM), silent, async || {
+            assert_eq!(Client::connect(mesh.inbound).await.ask(GET).await.status, 200);
+            let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+            assert_eq!(Client::new(tls).ask(GET).await.status, 200);
+        })
+        .await;
+        assert_eq!(mesh.server.telemetry.refusals().get("too-many-connections"), None);
+    });
+}

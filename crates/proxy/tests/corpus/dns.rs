@@ -1,0 +1,66 @@
+//! Properties of the sidecar's DNS server, for any packet.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hickory_proto::op::{Message, MessageType, ResponseCode};
+use hickory_proto::rr::RecordType;
+use leno_model::Whereabouts;
+use leno_proxy::ClusterDomain;
+use leno_proxy::untrusted::{dns_replies, is_dns_reply};
+
+/// The first byte is the number of addresses of each service, the rest is the packet.
+///
+/// A reply is a valid message with the id and the question of the query. Over UDP it fits into the
+/// space that the client offers; over TCP it has all addresses of the version in question.
+pub(crate) fn check(bytes: &[u8]) {
+    let Some((count, packet)) = bytes.split_first() else { return };
+    let found = addresses(*count);
+    let replies = dns_replies(packet, &ClusterDomain::default(), &found);
+    if let Some(failure) = &replies.failure {
+        let failure = Message::from_vec(failure).expect("a failure is a message");
+        assert_eq!(failure.metadata.response_code, ResponseCode::ServFail);
+        assert_eq!(failure.metadata.message_type, MessageType::Response);
+        assert!(failure.queries.len() <= 1 && failure.answers.is_empty());
+    }
+    // Any two packets can be compared, and a query is no reply to itself.
+    let (query, reply) = packet.split_at(packet.len() / 2);
+    std::hint::black_box(is_dns_reply(query, reply));
+    assert!(!is_dns_reply(packet, packet) || packet[2] & 0x80 != 0);
+    let (Some(udp), Some(tcp)) = (&replies.udp, &replies.tcp) else {
+        assert!(replies.service.is_none(), "a query of the mesh has a reply");
+        return;
+    };
+    let query = Message::from_vec(packet).expect("the packet was understood");
+    let offered = query.edns.as_ref().map_or(0, |edns| edns.max_payload());
+    assert!(udp.len() <= usize::from(offered.clamp(512, 1232)), "{} bytes", udp.len());
+    let (udp, whole) = (parsed(udp, &query), parsed(tcp, &query));
+    assert!(!whole.metadata.truncation);
+    let wanted = found.addresses().iter().filter(|address| match query.queries[0].query_type() {
+        RecordType::A => address.is_ipv4(),
+        _ => address.is_ipv6(),
+    });
+    assert_eq!(whole.answers.len(), wanted.count());
+    assert!(udp.metadata.truncation || udp == whole);
+}
+
+/// A reply, with the properties that replies over UDP and TCP share.
+fn parsed(reply: &[u8], query: &Message) -> Message {
+    let reply = Message::from_vec(reply).expect("a reply is a message");
+    assert_eq!(reply.metadata.id, query.metadata.id);
+    assert_eq!(reply.metadata.message_type, MessageType::Response);
+    assert_eq!(reply.queries, query.queries);
+    assert_eq!(reply.edns.is_some(), query.edns.is_some());
+    for record in &reply.answers {
+        assert_eq!(record.name, query.queries[0].name);
+        assert_eq!(record.record_type(), query.queries[0].query_type());
+    }
+    reply
+}
+
+/// So many addresses of either version.
+fn addresses(count: u8) -> Whereabouts {
+    let v4 = (0..count).map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
+    let v6 =
+        (0..count / 2).map(|last| IpAddr::from(Ipv6Addr::from(u128::from(last) + (0xfd << 120))));
+    v4.chain(v6).collect()
+}

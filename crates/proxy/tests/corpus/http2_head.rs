@@ -1,0 +1,179 @@
+//! Properties of heads that go from HTTP/2 to HTTP/1.1 and back, for any fields.
+
+use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Method, Request, Response, StatusCode, Uri, request};
+use leno_proxy::untrusted::{http2_request, http2_response, to_http2_request, to_http2_response};
+use leno_wire::http1::{Answers, BodyLength, Parsed, RequestHead, ResponseHead};
+
+/// The first byte selects the direction; the rest is either lines of `name: value`, pseudo-header
+/// fields among them, or a head of HTTP/1.1.
+pub(crate) fn check(bytes: &[u8]) {
+    let Some((direction, rest)) = bytes.split_first() else { return };
+    match direction % 4 {
+        0 => from_request(rest),
+        1 => from_response(rest),
+        2 => to_request(rest),
+        _ => to_response(rest),
+    }
+}
+
+/// A request of HTTP/2 is rejected, or is one head of HTTP/1.1 with the same method, target, authority
+/// and fields, no more and no fewer.
+fn from_request(text: &[u8]) {
+    let Some(parts) = request_parts(text) else { return };
+    let (method, uri, fields) = (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
+    let Ok((bytes, is_upgrade)) = http2_request(parts) else { return };
+    let mut head = RequestHead::default();
+    // An upgrade has fields of its own; its protocol may be one that HTTP/1.1 cannot name.
+    let Ok(parsed) = head.parse(&bytes) else { return };
+    assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    assert_eq!(head.target.of(&bytes), target.as_bytes());
+    let host = head.host.map(|host| host.of(&bytes)).unwrap_or_default();
+    if let Some(authority) = uri.authority() {
+        assert!(host.eq_ignore_ascii_case(authority.as_str().as_bytes()));
+    }
+    assert!(head.body != BodyLength::Chunked, "HTTP/2 has no chunks");
+    if is_upgrade {
+        assert_eq!(head.method.of(&bytes), b"GET");
+        return;
+    }
+    assert_eq!(head.method.of(&bytes), method.as_str().as_bytes());
+    assert!(!head.upgrade && !head.http2);
+    let sent: Vec<_> = end_to_end(&fields);
+    let fields = head.fields.iter().map(|field| (field.name.of(&bytes), field.value.of(&bytes)));
+    let mut received: Vec<_> = fields.filter(|(name, _)| !is_alone(name)).collect();
+    received.sort_unstable();
+    assert_eq!(received, sent);
+}
+
+/// A response of HTTP/2 is rejected, or is one head of HTTP/1.1 with the same status and fields.
+fn from_response(text: &[u8]) {
+    let Some((pseudo, fields)) = lines(text) else { return };
+    let Some(status) = find(&pseudo, ":status").and_then(|it| StatusCode::from_bytes(it).ok())
+    else {
+        return;
+    };
+    let mut response = Response::new(());
+    *response.status_mut() = status;
+    *response.headers_mut() = fields.clone();
+    let bytes = http2_response(&response.into_parts().0);
+    let mut head = ResponseHead::default();
+    let Ok(parsed) = head.parse(&bytes, Answers::default()) else { return };
+    assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
+    assert_eq!(head.status, status.as_u16());
+    let received = head.fields.iter().map(|field| (field.name.of(&bytes), field.value.of(&bytes)));
+    let mut received: Vec<_> = received.filter(|(name, _)| !is_alone(name)).collect();
+    received.sort_unstable();
+    assert_eq!(received, end_to_end(&fields));
+}
+
+/// A request of HTTP/1.1 cannot be expressed in HTTP/2, or is without the fields of one hop, and says
+/// the same after the way back.
+fn to_request(bytes: &[u8]) {
+    let mut head = RequestHead::default();
+    let Ok(Parsed::Complete(length)) = head.parse(bytes) else { return };
+    let bytes = &bytes[..length];
+    let Some(host) = head.host.and_then(|host| std::str::from_utf8(host.of(bytes)).ok()) else {
+        return;
+    };
+    let Ok(target) = std::str::from_utf8(head.target.of(bytes)) else { return };
+    let Ok(request) = to_http2_request(bytes, &head, ("http", host, target)) else { return };
+    assert_of_no_hop(request.headers());
+    let (parts, ()) = request.into_parts();
+    let (method, headers) = (parts.method.clone(), parts.headers.clone());
+    let Ok((again, _)) = http2_request(parts) else { return };
+    let mut second = RequestHead::default();
+    if let Ok(parsed) = second.parse(&again) {
+        assert_eq!(parsed, Parsed::Complete(again.len()));
+        assert_eq!(second.method.of(&again), method.as_str().as_bytes());
+        let fields = second.fields.iter().filter(|field| !is_alone(field.name.of(&again)));
+        assert_eq!(fields.count(), end_to_end(&headers).len());
+    }
+}
+
+/// A response of HTTP/1.1 in HTTP/2 has the same status and no field of one hop.
+fn to_response(bytes: &[u8]) {
+    let mut head = ResponseHead::default();
+    let Ok(Parsed::Complete(length)) = head.parse(bytes, Answers::default()) else { return };
+    let Some(response) = to_http2_response(&bytes[..length], &head) else { return };
+    assert!(head.tunnel || response.status().as_u16() == head.status);
+    assert_of_no_hop(response.headers());
+}
+
+/// RFC 9113 §8.2.2.
+fn assert_of_no_hop(fields: &HeaderMap) {
+    for name in HOP_BY_HOP {
+        assert!(!fields.contains_key(name), "{name}");
+    }
+    assert!(fields.get_all("te").iter().all(|value| value == "trailers"));
+}
+
+/// A request as the codec makes it: what the codec itself rejects is `None` (RFC 9113 §8.2, §8.3).
+fn request_parts(text: &[u8]) -> Option<request::Parts> {
+    let (pseudo, fields) = lines(text)?;
+    let method = Method::from_bytes(find(&pseudo, ":method")?).ok()?;
+    let mut uri = Uri::builder();
+    if let Some(authority) = find(&pseudo, ":authority") {
+        uri = uri.scheme(Scheme::HTTPS).authority(Authority::try_from(authority).ok()?);
+    }
+    if let Some(path) = find(&pseudo, ":path") {
+        let path = PathAndQuery::try_from(path).ok().filter(|path| !path.as_str().is_empty())?;
+        uri = uri.path_and_query(path);
+    }
+    let mut request = Request::new(());
+    *request.method_mut() = method;
+    *request.uri_mut() = uri.build().ok()?;
+    *request.headers_mut() = fields;
+    if let Some(protocol) = find(&pseudo, ":protocol") {
+        let protocol = std::str::from_utf8(protocol).ok()?;
+        request.extensions_mut().insert(h2::ext::Protocol::from(protocol));
+        *request.method_mut() = Method::CONNECT;
+    }
+    Some(request.into_parts().0)
+}
+
+type Pseudo<'a> = Vec<(&'a [u8], &'a [u8])>;
+
+/// Pseudo-header fields and the others; `None` where the codec of HTTP/2 rejects the section.
+fn lines(text: &[u8]) -> Option<(Pseudo<'_>, HeaderMap)> {
+    let (mut pseudo, mut fields) = (Vec::new(), HeaderMap::new());
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let colon = line.iter().skip(1).position(|byte| *byte == b':')? + 1;
+        let (name, value) = (&line[..colon], &line[colon + 1..]);
+        if name.starts_with(b":") {
+            pseudo.push((name, value));
+            continue;
+        }
+        let name = HeaderName::from_lowercase(name).ok()?;
+        let value = HeaderValue::from_bytes(value).ok()?;
+        if HOP_BY_HOP.contains(&name.as_str()) || (name == "te" && value != "trailers") {
+            return None;
+        }
+        fields.try_append(name, value).ok()?;
+    }
+    Some((pseudo, fields))
+}
+
+fn find<'a>(pseudo: &Pseudo<'a>, name: &str) -> Option<&'a [u8]> {
+    pseudo.iter().find(|(known, _)| *known == name.as_bytes()).map(|(_, value)| *value)
+}
+
+/// Whether the field is written once whatever the sender did: the authority, and the joined cookie.
+fn is_alone(name: &[u8]) -> bool {
+    name == b"host" || name == b"cookie"
+}
+
+/// The fields that must arrive, in order of their names; HTTP/1.1 has no space around values.
+fn end_to_end(fields: &HeaderMap) -> Vec<(&[u8], &[u8])> {
+    let fields = fields.iter().filter(|(name, _)| *name != HOST && *name != "cookie");
+    let fields =
+        fields.map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes().trim_ascii()));
+    let mut fields: Vec<_> = fields.collect();
+    fields.sort_unstable();
+    fields
+}
+
+const HOP_BY_HOP: [&str; 5] =
+    ["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"];

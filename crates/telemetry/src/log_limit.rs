@@ -1,0 +1,130 @@
+//! Limits of log lines that peers can cause: each peer some at once, then one in a while.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The lines of all peers of one kind, by what tells a peer from others.
+#[derive(Debug)]
+pub struct LogLimits<K>(Mutex<Peers<K>>);
+
+#[derive(Debug)]
+struct Peers<K> {
+    known: BTreeMap<K, LogLimit>,
+    /// The one limit of all peers that the table has no room for.
+    others: LogLimit,
+}
+
+/// The lines of one peer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogLimit {
+    /// When the next line is permitted.
+    from: Option<Instant>,
+    suppressed: u64,
+}
+
+/// A line may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PermittedLine {
+    /// How many lines of the peer were suppressed since the last one, if any were: a field of the line.
+    pub suppressed: Option<u64>,
+}
+
+impl LogLimit {
+    /// A limit of a peer that has caused no line yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { from: None, suppressed: 0 }
+    }
+
+    /// Whether a line may be written now. One that may not is counted.
+    pub fn permit(&mut self, now: Instant) -> Option<PermittedLine> {
+        let saved_up = now.checked_sub(LINE_EVERY * (LINES_AT_ONCE - 1)).unwrap_or(now);
+        let from = self.from.unwrap_or(saved_up);
+        if from > now {
+            self.suppressed = self.suppressed.saturating_add(1);
+            return None;
+        }
+        self.from = Some(from.max(saved_up) + LINE_EVERY);
+        let suppressed = std::mem::take(&mut self.suppressed);
+        Some(PermittedLine { suppressed: (suppressed > 0).then_some(suppressed) })
+    }
+
+    /// Whether it permits as much as a new one.
+    fn is_idle(&self, now: Instant) -> bool {
+        self.from
+            .is_none_or(|from| now.saturating_duration_since(from) >= LINE_EVERY * LINES_AT_ONCE)
+    }
+}
+
+impl<K> Default for LogLimits<K> {
+    fn default() -> Self {
+        Self(Mutex::new(Peers { known: BTreeMap::new(), others: LogLimit::default() }))
+    }
+}
+
+impl<K: Ord> LogLimits<K> {
+    /// Whether a line that this peer caused may be written now.
+    pub fn permit(&self, peer: K, now: Instant) -> Option<PermittedLine> {
+        // A thread that died while it held the lock left nothing half done.
+        let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Peers { known, others } = &mut *peers;
+        if !known.contains_key(&peer) && known.len() >= PEERS_MAX {
+            let mut forgotten = 0_u64;
+            known.retain(|_, limit| {
+                let is_idle = limit.is_idle(now);
+                forgotten = forgotten.saturating_add(if is_idle { limit.suppressed } else { 0 });
+                !is_idle
+            });
+            others.suppressed = others.suppressed.saturating_add(forgotten);
+            if known.len() >= PEERS_MAX {
+                return others.permit(now);
+            }
+        }
+        known.entry(peer).or_default().permit(now)
+    }
+}
+
+/// Lines that a peer may cause at once: an operator sees what is wrong.
+const LINES_AT_ONCE: u32 = 16;
+
+/// Between two lines of one peer in the long run.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Peers that are told apart at a time.
+const PEERS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_writes_some_lines_at_once_and_then_few_that_say_how_many_are_missing() {
+        let start = Instant::now();
+        let limits = LogLimits::default();
+        let mut lines = Vec::new();
+        // Ten lines a second for a minute.
+        for tenth in 0..600 {
+            let now = start + Duration::from_millis(100 * tenth);
+            lines.extend(limits.permit("flood", now));
+        }
+        assert!((27..=29).contains(&lines.len()), "{}", lines.len());
+        let suppressed: u64 = lines.iter().filter_map(|line| line.suppressed).sum();
+        assert!(suppressed > 500, "{suppressed}");
+        // Another peer is not affected.
+        assert_eq!(limits.permit("honest", start), Some(PermittedLine { suppressed: None }));
+    }
+
+    #[test]
+    fn peers_without_number_share_one_limit_and_no_more_memory() {
+        let start = Instant::now();
+        let limits = LogLimits::default();
+        let permitted = (0..100_000).filter(|peer| limits.permit(*peer, start).is_some()).count();
+        assert_eq!(permitted, PEERS_MAX + 16);
+        assert_eq!(limits.0.lock().unwrap().known.len(), PEERS_MAX);
+        // Idle ones make room.
+        let later = start + Duration::from_secs(600);
+        assert!((100_000..100_016).all(|peer| limits.permit(peer, later).is_some()));
+        assert!(limits.0.lock().unwrap().known.len() <= 16);
+    }
+}

@@ -1,0 +1,10 @@
+//! Fuzzes the responses of the webhook with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/kubernetes/tests/corpus/admission_review.rs"]
+mod admission_review;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| admission_review::check(bytes));

@@ -1,0 +1,10 @@
+//! Fuzzes the DNS server of a sidecar with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/proxy/tests/corpus/dns.rs"]
+mod dns;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| dns::check(bytes));

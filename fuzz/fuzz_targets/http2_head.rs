@@ -1,0 +1,10 @@
+//! Fuzzes heads that go from HTTP/2 to HTTP/1.1 and back with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/proxy/tests/corpus/http2_head.rs"]
+mod http2_head;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| http2_head::check(bytes));

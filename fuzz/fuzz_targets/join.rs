@@ -1,0 +1,13 @@
+//! Fuzzes joins with the properties that the replay test checks.
+
+#![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
+
+#[path = "../../crates/discovery/tests/corpus/discovery.rs"]
+mod discovery;
+#[path = "../../crates/discovery/tests/corpus/join.rs"]
+mod join;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| join::check(bytes));

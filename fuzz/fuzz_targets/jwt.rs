@@ -1,0 +1,11 @@
+//! Fuzzes JSON web tokens and JWK sets with the properties that the replay test checks.
+
+#![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
+
+#[path = "../../crates/identity/tests/corpus/jwt.rs"]
+mod jwt;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| jwt::check(bytes));

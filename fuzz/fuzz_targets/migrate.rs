@@ -1,0 +1,10 @@
+//! Fuzzes the rewriting of foreign manifests with the properties that the replay test checks.
+
+#![no_main]
+
+#[path = "../../crates/cli/tests/corpus/migrate.rs"]
+mod migrate;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| migrate::check(bytes));

@@ -1,0 +1,106 @@
+//! Processes that have no file descriptor for another connection: they wait, take no CPU time, and go on.
+
+use std::fs;
+use std::io::{ErrorKind, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Application, Mesh, eventually, free_port, get};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+/// A process whose descriptors are all taken until this is dropped.
+struct Exhausted {
+    pid: u32,
+    former: Rlimit,
+}
+
+impl Exhausted {
+    /// Leaves the process no descriptor beyond those that it has now.
+    fn new(pid: u32) -> Self {
+        let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
+        let numbers = numbers.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
+        let most = numbers.max().expect("it has descriptors") + 1;
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it has limits");
+        let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+        let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
+        let limit = Rlimit { current: Some(most), maximum: upper };
+        let former = prlimit(named(pid), Resource::Nofile, limit).expect("its limit can be set");
+        Self { pid, former }
+    }
+}
+
+fn named(pid: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).expect("a pid"))
+}
+
+impl Drop for Exhausted {
+    fn drop(&mut self) {
+        prlimit(named(self.pid), Resource::Nofile, self.former).expect("its limit can be set");
+    }
+}
+
+/// The CPU time that a process has taken, in ticks of a hundredth of a second (proc(5)).
+pub(super) fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    [fields[11], fields[12]].iter().filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// The share of one core that a process takes while nobody answers this connection, at least in one of
+/// three periods of a second.
+fn share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
+    let periods = (0..3).map(|_| {
+        let (before, start) = (ticks(pid), Instant::now());
+        assert!(matches!(waiting(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        (ticks(pid) - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
+    });
+    periods.fold(f64::INFINITY, f64::min)
+}
+
+/// Opens more connections than there are descriptors for, and measures while they wait.
+fn measure(pid: u32, address: SocketAddr) -> f64 {
+    let connect = || TcpStream::connect(address).expect("the kernel accepts it");
+    let mut waiting: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
+    let last = waiting.last_mut().expect("there are some");
+    last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
+    let share = share(pid, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    drop(waiting);
+    share
+}
+
+#[test]
+fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
+    let stock = Application::echo();
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", free_port())]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let sidecar = mesh.sidecar("shop/stock-1");
+    for address in [sidecar.admin, sidecar.inbound.expect("it has a port"), sidecar.proxy] {
+        let exhausted = Exhausted::new(sidecar.pid);
+        let share = measure(sidecar.pid, address);
+        assert!(share < 0.3, "{address}: {share} of a core");
+        drop(exhausted);
+        eventually("the admin page answers", Duration::from_secs(20), || {
+            (get(sidecar.admin, "/ready").ok()?.status == 200).then_some(())
+        });
+    }
+    let control = mesh.up.pid();
+    let socket = mesh.data().join("control.sock");
+    let exhausted = Exhausted::new(control);
+    let mut waiting: Vec<UnixStream> =
+        (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
+    let last = waiting.last_mut().expect("the socket is there");
+    last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
+    let share = share(control, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    assert!(share < 0.3, "control.sock: {share} of a core");
+    drop((waiting, exhausted));
+    eventually("the control plane answers", Duration::from_secs(20), || {
+        mesh.leno(&["get", "status"]).status.success().then_some(())
+    });
+}

@@ -1,0 +1,183 @@
+//! Floods of half-open handshakes against real processes, and the time that honest clients take meanwhile.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use leno_identity::{
+    Authority, CertificateRequest, Credential, JoinBundle, PrivateKey, Subject, client_config,
+    control_id, join_client_config, server_name,
+};
+use leno_model::{ServiceAccount, ServiceName, SpiffeId, TrustDomain, WorkloadName};
+use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::{Application, Mesh, free_port};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Stream};
+use socket2::SockRef;
+
+use super::descriptors::ticks;
+
+/// A client of a server under attack, and what it sends once its handshake is done.
+#[derive(Clone)]
+pub(super) struct Honest {
+    pub(super) address: SocketAddr,
+    pub(super) config: Arc<ClientConfig>,
+    pub(super) name: ServerName<'static>,
+    pub(super) request: &'static [u8],
+}
+
+impl Honest {
+    /// A handshake, and the first byte or the end that follows a request.
+    fn visit(&self) -> Option<Duration> {
+        let start = Instant::now();
+        let mut tcp = TcpStream::connect_timeout(&self.address, PATIENCE).ok()?;
+        tcp.set_read_timeout(Some(PATIENCE)).ok()?;
+        tcp.set_nodelay(true).ok()?;
+        let mut session =
+            ClientConnection::new(Arc::clone(&self.config), self.name.clone()).ok()?;
+        let mut stream = Stream::new(&mut session, &mut tcp);
+        stream.write_all(self.request).ok()?;
+        stream.flush().ok()?;
+        let is_answered = match (stream.read(&mut [0; 512]), self.request == NO_JOIN) {
+            (Ok(read), is_join) => read > 0 || is_join,
+            (Err(error), is_join) => is_join && error.kind() == std::io::ErrorKind::UnexpectedEof,
+        };
+        reset(&tcp);
+        is_answered.then(|| start.elapsed())
+    }
+
+    /// The ClientHello of such a client.
+    fn hello(&self) -> Vec<u8> {
+        let config = Arc::clone(&self.config);
+        let mut session = ClientConnection::new(config, self.name.clone()).expect("a session");
+        let mut bytes = Vec::new();
+        session.write_tls(&mut bytes).expect("memory takes all");
+        bytes
+    }
+}
+
+/// Leaves no port behind that waits: there are 28,000 of them.
+fn reset(tcp: &TcpStream) {
+    SockRef::from(tcp).set_linger(Some(Duration::ZERO)).ok();
+}
+
+/// Half-open handshakes at this rate, each of which lasts as long as a server lets it, at most 10 s.
+fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize> {
+    std::thread::spawn(move || {
+        let (mut open, mut number) = (std::collections::VecDeque::new(), 0_u32);
+        let start = Instant::now();
+        while Instant::now() < until {
+            let due = start + Duration::from_secs(1) / RATE * number;
+            let wait = due.saturating_duration_since(Instant::now());
+            if wait > Duration::from_millis(1) {
+                std::thread::park_timeout(wait);
+                continue;
+            }
+            if let Ok(mut tcp) = TcpStream::connect_timeout(&address, Duration::from_millis(100)) {
+                tcp.write_all(&sent).ok();
+                open.push_back(tcp);
+            }
+            number += 1;
+            while open.len() > RATE as usize * 10 {
+                open.pop_front().inspect(reset);
+            }
+        }
+        open.iter().for_each(reset);
+        usize::try_from(number).unwrap_or_default()
+    })
+}
+
+/// Prints one line for each kind of flood.
+pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
+    let hello = honest.hello();
+    let kinds = [("one byte", hello[..1].to_vec()), ("a whole ClientHello", hello)];
+    for (kind, sent) in kinds {
+        let calm: Vec<_> = (0..10).map(|_| honest.visit()).collect();
+        let (start, before) = (Instant::now(), ticks(pid));
+        let flood = flood(honest.address, sent, start + LASTS);
+        let mut visits = Vec::new();
+        let mut next = start;
+        while next < start + LASTS {
+            std::thread::park_timeout(next.saturating_duration_since(Instant::now()));
+            if Instant::now() < next {
+                continue;
+            }
+            let honest = honest.clone();
+            visits.push(std::thread::spawn(move || honest.visit()));
+            next += EVERY;
+        }
+        let number = flood.join().expect("the flood ends");
+        let cpu = (ticks(pid) - before) as f64 / start.elapsed().as_secs_f64();
+        let visits: Vec<_> = visits.into_iter().map(|it| it.join().expect("a visit")).collect();
+        let told = |visits: &[Option<Duration>]| {
+            let mut took: Vec<_> = visits.iter().flatten().copied().collect();
+            took.sort();
+            let at = |share: usize| took.get((took.len().max(1) - 1) * share / 100).copied();
+            let failed = visits.len() - took.len();
+            format!("median {:?}, p99 {:?}, max {:?}, {failed} failed", at(50), at(99), at(100))
+        };
+        println!(
+            "{what}, {number} of {kind}: {}; CPU {cpu:.0} %; calm: {}",
+            told(&visits),
+            told(&calm)
+        );
+    }
+}
+
+#[test]
+#[ignore = "takes two minutes; run by hand to measure: half_open"]
+fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
+    let stock = Application::echo();
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", free_port())]),
+    ];
+    let mesh = Mesh::up(&manifests.concat());
+    let sidecar = mesh.sidecar("shop/stock-1");
+    let domain = TrustDomain::new("cluster.local").expect("a name");
+    let directory = mesh.data().join("authority");
+    let authority = Authority::open_or_create(&directory, &domain, SystemTime::now());
+    let authority = authority.expect("the authority of the mesh");
+    let id = |name| SpiffeId {
+        trust_domain: domain.clone(),
+        account: ServiceAccount::new("shop", name).expect("a name"),
+    };
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.request()).expect("a request");
+    let (me, workload) = (id("web"), WorkloadName::new("shop", "web-1").expect("a name"));
+    let subject = Subject { id: &me, workload: Some(&workload) };
+    let hour = Duration::from_secs(3600);
+    let issued = authority.sign(&request, subject, hour, SystemTime::now()).expect("it signs");
+    let credential = Credential::new(key, issued).expect("a credential");
+    let service = ServiceName::new("shop", "stock").expect("a name");
+    let honest = Honest {
+        address: sidecar.inbound.expect("it has a port"),
+        config: client_config(&credential, &id("stock"), &[b"http/1.1"]).expect("a configuration"),
+        name: server_name(&service).expect("a name"),
+        request: b"GET / HTTP/1.1\r\nhost: stock\r\n\r\n",
+    };
+    measure("sidecar", sidecar.pid, &honest);
+    let token = mesh.leno(&["token", "shop/web-1"]);
+    let bundle = JoinBundle::parse(&String::from_utf8_lossy(&token.stdout)).expect("a bundle");
+    let config = join_client_config(&bundle.roots, &control_id(&domain), &[b"leno-join/1"]);
+    let address = bundle.control[0];
+    let honest = Honest {
+        address,
+        config: config.expect("a configuration"),
+        name: ServerName::IpAddress(address.ip().into()),
+        request: NO_JOIN,
+    };
+    measure("control plane", mesh.up.pid(), &honest);
+}
+
+/// An empty join: the control plane ends the connection.
+const NO_JOIN: &[u8] = &[0, 0, 0, 0];
+const PATIENCE: Duration = Duration::from_secs(12);
+/// Half-open handshakes a second.
+const RATE: u32 = 1000;
+const LASTS: Duration = Duration::from_secs(30);
+/// The time between honest clients.
+const EVERY: Duration = Duration::from_millis(100);

@@ -1,0 +1,420 @@
+//! Nine published holes of the meshes that Leno replaces, each with the behavior of Leno in place of it.
+//!
+//! docs/security.md lists them with these tests.
+
+mod api_server;
+mod intruder;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, allowed_tcp, client, mesh_config, server, server_of};
+use leno_tests::{
+    Application, Connection, ControlPlane, Mesh, Proxy, eventually, exchange, free_port, get, leno,
+};
+
+use self::api_server::ApiServer;
+use self::intruder::{Forwarder, key_material, listeners, responses};
+
+/// A strict mesh of two machines: `web` calls `stock`, which no policy allows.
+struct Machines {
+    control: ControlPlane,
+    web: Proxy,
+    stock: Proxy,
+    _application: Application,
+}
+
+impl Machines {
+    fn start() -> Self {
+        let application = Application::echo();
+        let manifests = [
+            mesh_config("strict"),
+            server("stock", application.port(), &[]),
+            client("web", &[], &[("stock", free_port())]),
+        ];
+        let control = ControlPlane::start(&manifests.concat(), &["--health", "127.0.0.1:0"]);
+        let health = ["--health", "127.0.0.1:0"];
+        let stock = Proxy::join(&control, "shop/stock-1", &health);
+        let web = Proxy::join(&control, "shop/web-1", &health);
+        Self { control, web, stock, _application: application }
+    }
+
+    /// All private keys of the mesh, each as a part of its text.
+    fn keys(&self) -> Vec<String> {
+        let states = ["shop/stock-1", "shop/web-1"].map(|workload| self.control.state(workload));
+        let keys: Vec<String> = states
+            .iter()
+            .chain([&self.control.data()])
+            .flat_map(|state| key_material(state))
+            .collect();
+        assert!(keys.len() >= 3, "a key of each sidecar, and that of the authority");
+        keys
+    }
+}
+
+/// a. Any client reads the configuration of any sidecar, keys included, and writes it.
+#[test]
+fn a_no_client_without_a_certificate_controls_the_data_plane() {
+    let machines = Machines::start();
+    let keys = machines.keys();
+    let ports = listeners(machines.control.program.pid());
+    assert!(ports.contains(&machines.control.address()), "{ports:?}");
+    for port in ports {
+        for (request, response) in responses(port) {
+            let text = String::from_utf8_lossy(&response.body);
+            let leaked = keys.iter().any(|key| text.contains(key.as_str()));
+            assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
+            let is_read = request.starts_with("GET ");
+            assert!(
+                is_read || !(200..300).contains(&response.status),
+                "{port} {request} is accepted"
+            );
+        }
+    }
+    // The port of the sidecars speaks TLS alone, and wants a certificate.
+    let address = machines.control.address();
+    let plain =
+        exchange(address, "GET /api/v1/repo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    assert!(plain.is_err(), "{plain:?}");
+    let output = Command::new("timeout")
+        .args(["20", "openssl", "s_client", "-quiet", "-alpn", "leno-discovery/1", "-connect"])
+        .arg(address.to_string())
+        .output()
+        .expect("openssl runs");
+    assert_ne!(output.status.code(), Some(124), "the control plane ends the session: {output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+}
+
+/// a, in a cluster: a review is no way to the API server, and so to the key of the authority.
+#[test]
+fn a_no_pod_reads_the_api_server_through_the_webhook() {
+    let mesh = ApiServer::with_control_plane();
+    let secret = mesh.authority_key();
+    for namespace in [
+        "leno-system/secrets/leno-authority",
+        "shop/../leno-system/secrets/leno-authority",
+        "..",
+        "shop?watch=true",
+        "shop#",
+        "leno-system%2fsecrets%2fleno-authority",
+        "shop\u{0}",
+        "",
+        &"a".repeat(64),
+    ] {
+        let before = mesh.requests();
+        let status = mesh.review(namespace);
+        assert_eq!(status, 400, "{namespace:?}");
+        let asked = mesh.requests().split_off(before.len());
+        let reached =
+            asked.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
+        assert!(!reached, "{namespace:?}: {asked:?}");
+    }
+    assert_eq!(mesh.review("shop"), 200, "a review of a namespace is answered");
+    let log = mesh.log();
+    assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
+}
+
+/// b. A header names the caller, and policies believe it.
+#[test]
+fn b_no_header_is_an_identity() {
+    let stock = Application::echo();
+    let (allowed, denied) = (free_port(), free_port());
+    let manifests = [
+        mesh_config("strict"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", allowed)]),
+        client("other", &[], &[("stock", denied)]),
+        allowed_http("web", "stock", ".*"),
+        // The client's own sidecar lets it send: only the server's decides.
+        allowed_http("other", "stock", "/public"),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let claims = "serviceidentity: web.shop\r\n\
+                  x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/shop/sa/web\r\n\
+                  l5d-client-id: web.shop.serviceaccount.identity.cluster.local\r\n";
+    for (port, claims, status) in
+        [(allowed, "", 200), (denied, "", 403), (denied, claims, 403), (allowed, claims, 200)]
+    {
+        let head =
+            format!("GET /private HTTP/1.1\r\nhost: stock\r\n{claims}connection: close\r\n\r\n");
+        assert_eq!(exchange(loopback(port), &head).unwrap().status, status, "{port} {claims}");
+    }
+}
+
+/// c. Each member reaches each TCP port, whatever the policies say.
+#[test]
+fn c_a_tcp_port_needs_a_policy() {
+    let mesh = TcpShop::open();
+    assert!(mesh.is_closed(), "no policy allows the connection");
+    mesh.mesh.write("tcp.yaml", &allowed_tcp("web", "stock"));
+    eventually("the policy opens the port", PATIENCE, || (!mesh.is_closed()).then_some(()));
+    mesh.mesh.remove("tcp.yaml");
+    eventually("without it the port is closed", PATIENCE, || mesh.is_closed().then_some(()));
+}
+
+/// d. A client accepts each certificate of the mesh for each service.
+#[test]
+fn d_a_client_verifies_which_service_the_server_is() {
+    let (stock, intruder) = (Application::echo(), Application::echo());
+    let door = free_port();
+    let manifests = [
+        mesh_config("permissive"),
+        server("stock", stock.port(), &[]),
+        server("intruder", intruder.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+    ];
+    let control = ControlPlane::start(&manifests.concat(), &[]);
+    let mut server = Proxy::join(&control, "shop/stock-1", &[]);
+    let other = Proxy::join(&control, "shop/intruder-1", &[]);
+    let _client = Proxy::join(&control, "shop/web-1", &[]);
+    let ask = || get(loopback(door), "/items").ok();
+    eventually("the service responds", PATIENCE, || ask().filter(|it| it.status == 200));
+    // Whoever has the address of the service now has a certificate of the mesh, of another account.
+    let address = server.page.inbound(stock.port());
+    server.kill();
+    let _forwarder = Forwarder::start(address, other.page.inbound(intruder.port()));
+    let wrong = || ask().filter(|it| it.reason() == Some("wrong-identity"));
+    let (response, _) = eventually("the client notices", PATIENCE, wrong);
+    assert_eq!(response.status, 502);
+}
+
+/// e. A pattern matches in the middle of a path, and in the query.
+#[test]
+fn e_a_pattern_matches_the_whole_path_and_not_the_query() {
+    let stock = Application::echo();
+    let door = free_port();
+    let rules = "---
+apiVersion: leno.dev/v1alpha1
+kind: AccessPolicy
+metadata: {name: teams, namespace: shop}
+spec:
+  serviceAccounts: [stock]
+  allow:
+  - requests: [{path: {type: RegularExpression, value: /team}, headers: [{name: x-team, type: RegularExpression, value: shop}]}]
+";
+    let manifests = [
+        mesh_config("strict"),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+        allowed_http("web", "stock", "/admin"),
+        rules.to_owned(),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let ask = |path: &str, team: &str| {
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: a\r\nx-team: {team}\r\nconnection: close\r\n\r\n"
+        );
+        exchange(loopback(door), &head).unwrap().status
+    };
+    for (path, team, is_allowed) in [
+        ("/admin", "", true),
+        ("/admin?x=1", "", true),
+        ("/public/admin-ish", "", false),
+        ("/admin-ish", "", false),
+        ("/public/admin", "", false),
+        ("/buy?x=/admin", "", false),
+        ("/?/admin", "", false),
+        ("/team", "shop", true),
+        ("/team", "workshop", false),
+        ("/team", "shops", false),
+    ] {
+        let status = ask(path, team);
+        assert_eq!(status == 200, is_allowed, "{path} {team}: {status}");
+        assert!(is_allowed || [403, 404].contains(&status), "{path} {team}: {status}");
+    }
+}
+
+/// f. The pages of a proxy show its key, and take a new program.
+#[test]
+fn f_no_local_page_shows_a_key_or_takes_a_change() {
+    let machines = Machines::start();
+    let keys = machines.keys();
+    for sidecar in [&machines.web, &machines.stock] {
+        let ports = listeners(sidecar.program.pid());
+        assert!(ports.contains(&sidecar.page.address), "{ports:?}");
+        for port in ports {
+            for (request, response) in responses(port) {
+                let text = String::from_utf8_lossy(&response.body);
+                let leaked = keys.iter().any(|key| text.contains(key.as_str()));
+                assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
+                let is_read = request.starts_with("GET ");
+                let is_accepted = (200..300).contains(&response.status);
+                assert!(is_read || !is_accepted, "{port} {request} is accepted");
+            }
+        }
+    }
+}
+
+/// g. Logs hold bodies and `Authorization`.
+#[test]
+fn g_no_log_holds_a_body_or_a_credential() {
+    let stock = Application::echo();
+    let door = free_port();
+    let sight = "---
+apiVersion: leno.dev/v1alpha1
+kind: MeshConfig
+metadata: {name: mesh}
+spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling: 100%}}
+";
+    let manifests = [
+        sight.to_owned(),
+        server("stock", stock.port(), &[]),
+        client("web", &[], &[("stock", door)]),
+    ];
+    let mesh = Mesh::up_with(&manifests.concat(), &["--log-level", "debug,leno_proxy=trace"]);
+    let body = "card=hunter2";
+    let head = format!(
+        "POST /orders?token=hunter2 HTTP/1.1\r\nhost: user:hunter2@stock\r\nauthorization: Bearer hunter2\r\n\
+         cookie: session=hunter2\r\nx-api-key: hunter2\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .replace("user:hunter2@", "");
+    let response = exchange(loopback(door), &head).unwrap();
+    assert_eq!(response.status, 200);
+    mesh.up.wait_for_line("/orders", PATIENCE);
+    assert!(!mesh.up.printed().contains("hunter2"), "{}", mesh.up.printed());
+}
+
+/// h. Objects hold passwords, tokens and kubeconfigs.
+#[test]
+fn h_no_kind_has_a_field_for_a_secret() {
+    let output = leno().args(["install"]).output().expect("leno runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let crds = text.split("---\n").filter(|it| it.contains("kind: CustomResourceDefinition"));
+    let crds: Vec<&str> = crds.collect();
+    assert!(crds.len() > 10, "{} kinds", crds.len());
+    let fields = crds.iter().flat_map(|crd| crd.lines());
+    let fields = fields.filter_map(|line| line.trim_start_matches([' ', '-']).split_once(':'));
+    let fields: BTreeSet<String> = fields.map(|(name, _)| name.to_ascii_lowercase()).collect();
+    assert!(fields.contains("trafficmode"), "{fields:?}");
+    for word in ["password", "passwd", "secret", "kubeconfig", "privatekey", "credential", "token"]
+    {
+        // A switch: whether the token of a request goes on to the application.
+        let found = fields.iter().find(|name| name.contains(word) && *name != "forwardtoken");
+        assert_eq!(found, None, "{word}");
+    }
+}
+
+/// i. Without a target each TCP port is open; a target for HTTP opens TCP.
+#[test]
+fn i_a_target_for_http_opens_no_tcp_port() {
+    let mesh = TcpShop::open();
+    assert!(mesh.is_closed(), "there is no target at all");
+    mesh.mesh.write("http.yaml", &allowed_http("web", "stock", ".*"));
+    let shown = || {
+        let output = mesh.mesh.leno(&["get", "policies", "-o", "json"]);
+        String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
+    };
+    eventually("the control plane has the target", PATIENCE, shown);
+    for _ in 0..20 {
+        assert!(mesh.is_closed(), "a target for HTTP opens the TCP port");
+    }
+}
+
+/// i. An `IngressBackend` for HTTPS without a principal accepts each certificate of the mesh.
+#[test]
+fn i_an_entrance_for_https_needs_a_principal() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("ingress.yaml");
+    let backend = "apiVersion: policy.openservicemesh.io/v1alpha1
+kind: IngressBackend
+metadata: {name: stock, namespace: shop}
+spec:
+  backends: [{name: stock, port: {number: 8080, protocol: https}}]
+  sources: [{kind: IPRange, name: 10.0.0.0/8}]
+";
+    fs::write(&file, backend).expect("a file");
+    let output = leno().args(["check", "-f"]).arg(&file).output().expect("leno runs");
+    assert!(!output.status.success(), "{output:?}");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(text.contains("AuthenticatedPrincipal"), "{text}");
+}
+
+/// i. Pods of one account share a key that the control plane makes; certificates are good for ten years.
+#[test]
+fn i_each_sidecar_has_a_key_of_its_own_for_a_day() {
+    let replica = "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web-2, namespace: shop, labels: {app: web}}
+spec: {serviceAccount: web}
+";
+    let manifests = [mesh_config("strict"), client("web", &[], &[]), replica.to_owned()];
+    let control = ControlPlane::start(&manifests.concat(), &[]);
+    let workloads = ["shop/web-1", "shop/web-2"];
+    let _proxies = workloads.map(|workload| Proxy::join(&control, workload, &[]));
+    let keys = workloads.map(|workload| key_material(&control.state(workload)).pop());
+    assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has a key of its own");
+    // The control plane never had them.
+    let data = contents(&control.data());
+    assert!(keys.iter().flatten().all(|key| !data.contains(key.as_str())));
+    for workload in workloads {
+        let file = control.state(workload).join("credential.pem");
+        let output = Command::new("openssl")
+            .args(["x509", "-noout", "-checkend", "90000", "-in"])
+            .arg(file)
+            .output()
+            .expect("openssl runs");
+        assert!(!output.status.success(), "a certificate is good for more than 25 hours");
+    }
+}
+
+/// A strict mesh in which the service `stock` speaks TCP.
+struct TcpShop {
+    mesh: Mesh,
+    door: SocketAddr,
+    _stock: Application,
+}
+
+impl TcpShop {
+    fn open() -> Self {
+        let stock = Application::echo();
+        let door = free_port();
+        let manifests = [
+            mesh_config("strict"),
+            server_of("stock", (stock.port(), "TCP"), &[]),
+            client("web", &[], &[("stock", door)]),
+        ];
+        let mesh = Mesh::up(&manifests.concat());
+        Self { mesh, door: loopback(door), _stock: stock }
+    }
+
+    /// Whether no byte of the application comes back.
+    fn is_closed(&self) -> bool {
+        let mut connection = Connection::open(self.door).expect("the listener accepts");
+        // Some sidecars of clients respond in HTTP to what looks like HTTP.
+        let response = connection.get("/items");
+        response.is_err() || response.is_ok_and(|it| it.reason() == Some("denied-outbound"))
+    }
+}
+
+/// All text of the files below a directory.
+fn contents(directory: &Path) -> String {
+    let mut found = String::new();
+    let mut folders: Vec<PathBuf> = vec![directory.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => {
+                    let bytes = fs::read(&path).unwrap_or_default();
+                    found.push_str(&String::from_utf8_lossy(&bytes));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,174 @@
+//! A control plane in a cluster, beside an API server of the test that keeps objects and notes each request.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leno_tests::{Answer, Application, Program, Received, eventually, free_port, leno};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// The control plane, and its API server.
+pub(super) struct ApiServer {
+    kept: Arc<Kept>,
+    control: Program,
+    webhook: u16,
+    _server: Application,
+    _folder: TempDir,
+}
+
+/// Objects by their paths, and the paths of all requests.
+#[derive(Default)]
+struct Kept {
+    objects: Mutex<BTreeMap<String, Value>>,
+    requests: Mutex<Vec<String>>,
+}
+
+impl ApiServer {
+    /// Starts both, and waits until the webhook responds.
+    pub(super) fn with_control_plane() -> Self {
+        let kept = Arc::new(Kept::default());
+        let shop = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
+        kept.lock().insert("/api/v1/namespaces/shop".to_owned(), shop);
+        let keeping = kept.clone();
+        let server = Application::start(move |request| keeping.answer(request));
+        let folder = tempfile::tempdir().expect("a directory");
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": format!("http://127.0.0.1:{}", server.port())}}],
+            "users": [{"name": "test", "user": {}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        });
+        let file = folder.path().join("kubeconfig");
+        fs::write(&file, config.to_string()).expect("a file");
+        let webhook = free_port();
+        let mut command = leno();
+        command.args(["control", "--kubernetes", "--listen", "127.0.0.1:0", "--page", "off"]);
+        command
+            .args(["--webhook", &format!("127.0.0.1:{webhook}"), "--data"])
+            .arg(folder.path().join("data"));
+        command.env("KUBECONFIG", file).env("POD_IP", "127.0.0.1").env("LENO_IMAGE", "leno:test");
+        let control = Program::start("leno control", &mut command);
+        let started = Self { kept, control, webhook, _server: server, _folder: folder };
+        eventually("the webhook responds", PATIENCE, || {
+            (started.review("shop") == 200).then_some(())
+        });
+        started
+    }
+
+    /// The status of the response to a review of a pod in this namespace.
+    pub(super) fn review(&self, namespace: &str) -> u16 {
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": "u1",
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "operation": "CREATE",
+                "namespace": namespace,
+                "object": {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "app"}]}},
+            },
+        });
+        let url = format!("https://127.0.0.1:{}/mutate", self.webhook);
+        let mut curl = Command::new("curl");
+        curl.args([
+            "-ks",
+            "-m",
+            "20",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "--data-binary",
+            "@-",
+        ]);
+        curl.arg(url).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = curl.spawn().expect("curl runs");
+        let mut input = child.stdin.take().expect("it has an input");
+        std::io::Write::write_all(&mut input, review.to_string().as_bytes()).expect("curl reads");
+        drop(input);
+        let output = child.wait_with_output().expect("curl ends");
+        String::from_utf8_lossy(&output.stdout).parse().unwrap_or(0)
+    }
+
+    /// The paths of all requests to the API server so far.
+    pub(super) fn requests(&self) -> Vec<String> {
+        self.kept.requests.lock().expect("no thread panicked").clone()
+    }
+
+    /// All that the control plane has logged.
+    pub(super) fn log(&self) -> String {
+        self.control.printed()
+    }
+
+    /// The key of the authority, as the API server keeps it.
+    pub(super) fn authority_key(&self) -> String {
+        let objects = self.kept.lock();
+        let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));
+        let (_, secret) = secret.expect("the authority is a Secret");
+        secret["data"]["ca.key"].as_str().expect("it has a key").to_owned()
+    }
+}
+
+impl Kept {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Value>> {
+        self.objects.lock().expect("no thread panicked")
+    }
+
+    fn answer(&self, request: &Received) -> Answer {
+        let (method, target) = request.what();
+        self.requests.lock().expect("no thread panicked").push(target.to_owned());
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        if query.contains("watch=") {
+            return Answer::Silence;
+        }
+        let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
+        let (status, object) = self.decide(method, (path, query), body);
+        let text = object.to_string();
+        let head = format!(
+            "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            text.len()
+        );
+        Answer::Bytes([head, text].concat().into_bytes())
+    }
+
+    fn decide(&self, method: &str, (path, query): (&str, &str), mut body: Value) -> (u16, Value) {
+        let mut objects = self.lock();
+        match method {
+            "GET" if path == "/version" => (
+                200,
+                json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0",
+                "gitCommit": "", "gitTreeState": "", "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}),
+            ),
+            "GET" if query.contains("limit=") || query.contains("resourceVersion") => {
+                let items = Vec::<Value>::new();
+                (
+                    200,
+                    json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}),
+                )
+            }
+            "GET" => match objects.get(path) {
+                Some(object) => (200, object.clone()),
+                None => (404, not_found()),
+            },
+            "POST" | "PUT" | "PATCH" => {
+                let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                let place =
+                    if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
+                body["metadata"]["resourceVersion"] = "1".into();
+                body["metadata"]["uid"] = "00000000-0000-0000-0000-000000000001".into();
+                objects.insert(place, body.clone());
+                (if method == "POST" { 201 } else { 200 }, body)
+            }
+            _ => (404, not_found()),
+        }
+    }
+}
+
+fn not_found() -> Value {
+    json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404})
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,123 @@
+//! The tools of an intruder: all ports of a process, requests to each, and the address of another server.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+
+use leno_tests::{Response, exchange};
+
+/// Where a process listens for TCP.
+pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
+    let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let sockets: BTreeSet<String> = links
+        .filter_map(|link| {
+            let link = link.to_str()?.strip_prefix("socket:[")?;
+            Some(link.strip_suffix(']')?.to_owned())
+        })
+        .collect();
+    let table =
+        |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+    let lines = [table("tcp"), table("tcp6")].concat();
+    let listening = lines.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_ours = *words.get(3)? == LISTEN && sockets.contains(*words.get(9)?);
+        is_ours.then(|| address(words[1]))?
+    });
+    listening.collect()
+}
+
+/// An address as the kernel writes it: words of hexadecimal digits, each in the order of the machine.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    if address.len() == 8 {
+        let word = u32::from_str_radix(address, 16).ok()?;
+        let address = Ipv4Addr::from(word.to_ne_bytes());
+        let address = if address.is_unspecified() { Ipv4Addr::LOCALHOST } else { address };
+        return Some((address, port).into());
+    }
+    Some((Ipv6Addr::LOCALHOST, port).into())
+}
+
+/// The requests of published attacks, and the responses of a port that has any.
+pub(super) fn responses(port: SocketAddr) -> Vec<(String, Response)> {
+    let reads = READS.iter().map(|path| format!("GET {path}"));
+    let writes = WRITES.iter().flat_map(|path| {
+        ["POST", "PUT", "PATCH", "DELETE"].map(|method| format!("{method} {path}"))
+    });
+    let all = reads.chain(writes).map(|request| {
+        let head = format!(
+            "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}"
+        );
+        Some((request, exchange(port, &head).ok()?))
+    });
+    all.flatten().collect()
+}
+
+/// The private keys in the files of a directory, each as one line of its text.
+pub(super) fn key_material(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else { return found };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if path.is_dir() {
+            found.extend(key_material(&path));
+        }
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let mut lines = text.lines().skip_while(|line| !line.contains("PRIVATE KEY"));
+        // The first line of a key is the same for all keys of its kind.
+        found.extend(lines.nth(2).map(str::to_owned));
+    }
+    found
+}
+
+/// Passes on the connections to one address to another, byte for byte.
+pub(super) struct Forwarder {
+    _thread: thread::JoinHandle<()>,
+}
+
+impl Forwarder {
+    pub(super) fn start(from: SocketAddr, to: SocketAddr) -> Self {
+        let listener = TcpListener::bind(from).expect("the address is free");
+        let serve = move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                thread::spawn(move || drop(forward(client, to)));
+            }
+        };
+        Self { _thread: thread::spawn(serve) }
+    }
+}
+
+fn forward(client: TcpStream, to: SocketAddr) -> io::Result<()> {
+    let server = TcpStream::connect(to)?;
+    let (mut from, mut back) = (client.try_clone()?, server.try_clone()?);
+    thread::spawn(move || {
+        let mut client = client;
+        drop(io::copy(&mut back, &mut client));
+    });
+    let mut server = server;
+    io::copy(&mut from, &mut server)?;
+    Ok(())
+}
+
+const LISTEN: &str = "0A";
+const READS: &[&str] = &[
+    "/",
+    "/certs",
+    "/config_dump",
+    "/config_dump?include_eds",
+    "/world",
+    "/metrics",
+    "/stats",
+    "/connections",
+    "/removed",
+    "/api/v1/repo",
+    "/api/v1/program",
+    "/repo/fsm-sidecar/web.shop/config.json",
+    "/debug/pprof/heap",
+    "/../../credential.pem",
+];
+const WRITES: &[&str] = &["/api/v1/program", "/api/v1/repo/fsm-sidecar", "/world", "/quitquitquit"];
