@@ -1,7 +1,7 @@
 //! The share of the owner's time that a listener may take, however many clients ask there.
 //!
-//! Questions are asked one at a time, in the order in which they came, and after each one there is a pause
-//! in proportion to what it took. A connection has one question at a time, so that clients take turns.
+//! The owner gets one question at a time, in the order of their arrival, and a pause in proportion to the
+//! duration of each. A connection has one question at a time, so that clients take turns.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// After a question there is a pause of so many times what it took: with 1 the listener takes half
-    /// of the time at most, with 4 a fifth.
+    /// A question is followed by a pause of so many times its duration: with 1 the listener takes half of
+    /// the time at most, with 4 a fifth.
     pub(crate) fn new(pause: u32) -> Self {
         Self { next: Mutex::new(Instant::now()), pause }
     }
@@ -30,7 +30,7 @@ impl Share {
     }
 }
 
-/// The time in which one question is asked and answered.
+/// The time of one question and its answer.
 #[derive(Debug)]
 pub(crate) struct ShareTurn<'a> {
     next: MutexGuard<'a, Instant>,

@@ -1,10 +1,10 @@
 //! Budgets: how much work one client may cause, in units of what the work costs.
 //!
-//! A budget has two buckets: what is read of the client, and what the owner of the mesh does for it.
+//! A budget has two buckets: for reading messages of the client, and for the work of the owner of the mesh.
 //! Each piece of work adds its cost to a bucket, and the level falls at a fixed rate. While the first
-//! bucket is full the client is not read, and what it sends waits in its own socket. While the second
-//! one is full it is read, and what it wants is put together until the owner takes it. A budget belongs
-//! to an identity, so that a new connection does not renew it.
+//! bucket is full the client is not read, and its messages wait in its own socket. While the second one is
+//! full it is read, and its desired state is put together until the owner takes it. A budget belongs to an
+//! identity, so that a new connection does not renew it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What one client may cost. One unit is about a microsecond of one core.
+/// The budget of one client. One unit is about a microsecond of one core.
 #[derive(Debug)]
 pub struct Budget(Mutex<Buckets>);
 
@@ -65,7 +65,7 @@ impl Budget {
         self.lock(now).work.ready_at(now)
     }
 
-    /// Whether the client has sent too much for so long that it is no burst.
+    /// True if the client has sent too much for so long that it is no burst.
     #[must_use]
     pub fn is_abused(&self, now: Instant) -> bool {
         let since = self.lock(now).exceeded_since;
@@ -136,20 +136,20 @@ impl Budgets {
     }
 }
 
-/// What a client may spend of each bucket in the long run: a twentieth of a core.
+/// The rate of each bucket: a client may spend a twentieth of a core in the long run.
 const UNITS_PER_SECOND: u64 = 50_000;
 
-/// What it may spend at once: more than a sidecar needs that starts with thousands of services.
+/// The size of each bucket: more than a sidecar needs that starts with thousands of services.
 const BURST_UNITS: u64 = 1_000_000;
 
-/// How far a client can exceed its budget: five seconds of waiting, less than the silence after which
-/// an end of a stream is taken for dead.
+/// The most by which a bucket overflows: five seconds of waiting, less than the silence after which an
+/// end of a stream is taken for dead.
 const DEBT_UNITS_MAX: u64 = 5 * UNITS_PER_SECOND;
 
 /// A client that has sent too much for so long is disconnected.
 const ABUSE_AFTER: Duration = Duration::from_secs(120);
 
-/// Identities whose budgets are remembered. More of them than a control plane has clients.
+/// The identities with a remembered budget. A control plane has fewer clients.
 const BUDGETS_MAX: usize = 32_768;
 
 #[cfg(test)]

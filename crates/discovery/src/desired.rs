@@ -1,5 +1,5 @@
-//! The desired state of one proxy: what it wants to know, and what of that changed since the owner of
-//! the mesh last took it.
+//! The desired state of one proxy: the services, addresses and names that it wants to know, and the
+//! changes that the owner of the mesh has not taken yet.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,27 +21,27 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// How many they are.
+    /// The number of all of them.
     #[must_use]
     pub fn len(&self) -> usize {
         self.services.len() + self.addresses.len() + self.names.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// How the desired state of a proxy differs from the one before.
+/// A change of the desired state of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WantedChange {
-    /// What it wants in addition.
+    /// New ones.
     pub added: Wanted,
-    /// What it wants no more.
+    /// Those that it wants no more.
     pub removed: Wanted,
-    /// How often it wanted more than it may.
+    /// The number of those that were ignored: the proxy has reached a limit.
     pub over_limit: u64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
-    /// What a Hello says, of which the owner learns by that.
+    /// The desired state of a Hello, which the owner takes with the Hello itself.
     pub(crate) fn of(hello: &Hello) -> Self {
         Self {
             services: Tracked::new(hello.services.iter().cloned(), SUBSCRIPTIONS_MAX),
@@ -81,7 +81,7 @@ impl Desired {
         lists.names.iter().for_each(|one| self.names.remove(one));
     }
 
-    /// Whether the owner has something to learn.
+    /// True if there are changes that the owner has not taken.
     pub(crate) fn has_changed(&self) -> bool {
         self.over_limit > 0
             || self.services.has_changed()
@@ -102,7 +102,7 @@ impl Desired {
     }
 }
 
-/// What one message asks for, or lets go of.
+/// The services, addresses and names of one message.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(crate) services: Vec<ServiceName>,
@@ -110,7 +110,7 @@ pub(crate) struct Lists {
     pub(crate) names: Vec<ServiceName>,
 }
 
-/// A set, and how it differs from what it was.
+/// A set, and its changes since they were last taken.
 #[derive(Debug)]
 struct Tracked<T> {
     wanted: BTreeSet<T>,

@@ -142,6 +142,10 @@ pub(crate) fn listeners_from_wire(
         }
         Ok(InboundListener { port: port("listener.port", wire.port)?, address })
     };
+    if wire.len() > LISTENERS_MAX {
+        let reason = format!("has {} elements, of which {LISTENERS_MAX} are allowed", wire.len());
+        return Err(Invalid::new("listeners", reason));
+    }
     wire.iter().map(listener).collect()
 }
 
@@ -246,6 +250,9 @@ pub(crate) const REFUSALS_MAX: usize = 256;
 
 /// The longest reason that travels: it is for a status page, not for a log.
 pub(crate) const REASON_BYTES_MAX: usize = 512;
+
+/// The most listeners of one proxy: one for each port of its application.
+pub(crate) const LISTENERS_MAX: usize = 4096;
 
 /// The longest software version that a proxy may claim.
 const SOFTWARE_VERSION_BYTES_MAX: usize = 64;

@@ -19,18 +19,18 @@ pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<Queued
     (EventQueue(sender), receiver)
 }
 
-/// Where connections enter the queue.
+/// The entrance of the queue.
 #[derive(Debug, Clone)]
 pub struct EventQueue(mpsc::Sender<Queued>);
 
 impl EventQueue {
-    /// The sending end of one connection, whose work is charged to a budget.
+    /// The sending end of one connection. Its work is charged to a budget.
     #[must_use]
     pub fn connect(&self, budget: Arc<Budget>) -> EventSender {
         EventSender { queue: self.0.clone(), turns: Arc::new(Semaphore::new(1)), budget }
     }
 
-    /// Whether the owner of the mesh is gone.
+    /// True if the owner of the mesh is gone.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
@@ -40,7 +40,7 @@ impl EventQueue {
 /// An event, and the turn of the connection that sent it.
 #[derive(Debug)]
 pub struct Queued {
-    /// What happened.
+    /// The event.
     pub event: Event,
     /// To be held until all work for the event is done.
     pub turn: Turn,

@@ -136,7 +136,7 @@ impl From<prost::DecodeError> for ServeError {
     }
 }
 
-/// What a proxy says first, what it holds, and a message that came after that and was read already.
+/// The Hello of a proxy, the resources that it holds, and a later message that was read already.
 type Introduction = (Hello, Publisher, Option<proto::FromProxy>);
 
 /// Reads the first message; `None` when the proxy closed the stream instead.
@@ -195,7 +195,7 @@ async fn read<R: AsyncRead + Unpin>(
     Ok(Some(proto::FromProxy::decode(frame)?))
 }
 
-/// A proxy whose Hello is full of services has usually sent the others at once.
+/// A proxy with a full Hello has usually sent its other services at once.
 const FURTHER_WAIT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

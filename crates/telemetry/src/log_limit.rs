@@ -26,7 +26,8 @@ pub struct LogLimit {
 /// A line may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PermittedLine {
-    /// How many lines of the peer were suppressed since the last one, if any were: a field of the line.
+    /// The number of lines of the peer that were suppressed since the last one, if any were: a field of the
+    /// line.
     pub suppressed: Option<u64>,
 }
 
@@ -37,7 +38,7 @@ impl LogLimit {
         Self { from: None, suppressed: 0 }
     }
 
-    /// Whether a line may be written now. One that may not is counted.
+    /// Permits a line, or counts it as suppressed.
     pub fn permit(&mut self, now: Instant) -> Option<PermittedLine> {
         let saved_up = now.checked_sub(LINE_EVERY * (LINES_AT_ONCE - 1)).unwrap_or(now);
         let from = self.from.unwrap_or(saved_up);
@@ -50,7 +51,7 @@ impl LogLimit {
         Some(PermittedLine { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// Whether it permits as much as a new one.
+    /// True if it permits as much as a new one.
     fn is_idle(&self, now: Instant) -> bool {
         self.from
             .is_none_or(|from| now.saturating_duration_since(from) >= LINE_EVERY * LINES_AT_ONCE)
@@ -64,7 +65,7 @@ impl<K> Default for LogLimits<K> {
 }
 
 impl<K: Ord> LogLimits<K> {
-    /// Whether a line that this peer caused may be written now.
+    /// Permits a line that this peer caused, or counts it as suppressed.
     pub fn permit(&self, peer: K, now: Instant) -> Option<PermittedLine> {
         // A thread that died while it held the lock left nothing half done.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,13 +86,13 @@ impl<K: Ord> LogLimits<K> {
     }
 }
 
-/// Lines that a peer may cause at once: an operator sees what is wrong.
+/// Lines that a peer may cause at once: enough to see the fault.
 const LINES_AT_ONCE: u32 = 16;
 
 /// Between two lines of one peer in the long run.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Peers that are told apart at a time.
+/// Peers with a limit of their own at a time.
 const PEERS_MAX: usize = 1024;
 
 #[cfg(test)]

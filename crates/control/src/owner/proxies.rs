@@ -1,4 +1,4 @@
-//! Connected proxies: how they come, where they listen, what they refuse, how they go.
+//! Proxies connect, listen, reject resources, renew certificates and disconnect.
 
 use leno_discovery::{CertificateAnswer, Connected, ConnectionId, InboundListener, Refusal};
 use tokio::time::Instant;

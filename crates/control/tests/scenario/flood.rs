@@ -1,4 +1,4 @@
-//! Members that send more than their share: what others notice of it, and what it makes of the log.
+//! Members that send more than their share, the others that are served meanwhile, and the log.
 
 mod figures;
 
@@ -12,7 +12,7 @@ use tracing::{Level, Metadata, Subscriber};
 
 use super::*;
 
-/// A mesh of so many services beside those of the shop.
+/// A mesh with so many services in addition to those of the shop.
 fn large(services: usize) -> String {
     let mut yaml = MESH.to_owned();
     for number in 0..services {
@@ -37,7 +37,7 @@ async fn open(yaml: &str) -> Shop {
     Shop { directory, control }
 }
 
-/// What a counter of the control plane says.
+/// The value of a counter of the control plane.
 async fn counted(shop: &Shop, name: &str) -> u64 {
     let (_, page) = admin::ask(shop.control.socket(), "GET", "/metrics").await.unwrap();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -110,7 +110,7 @@ fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
             server.say(Proxy::listeners(&[(8080, door())])).await;
         }
         server.say(Proxy::listeners(&[(8080, other)])).await;
-        // It ends with what was said last.
+        // The last listeners win.
         client.update(|update| addresses(update) == Some(vec![other])).await;
         let changes = counted(&shop, "leno_control_changes_total").await - before;
         assert!(changes < TIMES as u64, "{changes} changes for {TIMES} times");
@@ -145,7 +145,7 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
     });
 }
 
-/// Counts lines of the log that are shown by default.
+/// Counts log lines of the default level.
 struct Lines(Arc<AtomicUsize>);
 
 impl Subscriber for Lines {
@@ -188,7 +188,7 @@ fn no_member_fills_the_log() {
             // Until it has been heard.
             let _: Status = shop.ask("/status").await;
         }
-        // As somebody that it is not, and as itself, on connections without number.
+        // Under a false name, and under its own, on many connections.
         for _ in 0..TIMES {
             Proxy::claim(&shop.control, &client, &workload("stock-1")).await.ended().await;
             let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;

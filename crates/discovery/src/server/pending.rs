@@ -1,4 +1,4 @@
-//! What one connection has to tell the owner of the mesh: the newest state of each kind, not a queue.
+//! Events of one connection for the owner of the mesh: the newest state of each kind, not a queue.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ struct Applied {
     bytes: u64,
 }
 
-/// Which events a connection may send now.
+/// The events that a connection may send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Permitted {
     /// All of them.
@@ -88,7 +88,7 @@ impl Pending {
         self.certificate = Some((csr, answer));
     }
 
-    /// Whether there is something to send.
+    /// True if there is an event to send.
     pub(super) fn has_next(&self, permitted: Permitted) -> bool {
         let costly = self.listeners.is_some() || self.desired.has_changed();
         self.certificate.is_some()
@@ -98,7 +98,7 @@ impl Pending {
             || permitted == Permitted::All && costly
     }
 
-    /// The next event. Refusals come before what was applied in spite of them.
+    /// The next event. Refusals come before the change that was applied in spite of them.
     pub(super) fn next(&mut self, permitted: Permitted) -> Option<Event> {
         let connection = self.connection;
         if let Some((csr, answer)) = self.certificate.take() {
@@ -131,8 +131,7 @@ impl Pending {
         Some(Event::Traffic { connection, traffic })
     }
 
-    /// What the owner is to know although the stream has ended. The desired state and requests ended
-    /// with it.
+    /// The next event after the end of the stream. The desired state and requests ended with it.
     pub(super) fn next_after_end(&mut self) -> Option<Event> {
         drop(self.desired.take());
         self.certificate = None;

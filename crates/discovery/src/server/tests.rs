@@ -385,6 +385,9 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     };
     let crowd = vec!["a/b".to_owned(); crate::NAMES_MAX + 1];
     let crowd = proto::Services { looked_up: crowd, ..Default::default() };
+    let address = crate::resource::socket_address_to_wire(([127, 0, 0, 1], 1).into());
+    let listener = proto::Listener { port: 1, address: Some(address) };
+    let everywhere = proto::Listeners { listeners: vec![listener; 4097] };
     let cases = [
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
@@ -396,6 +399,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
         (greeting(), framed(from_proxy::Message::Ack(proto::Ack { nonce: 42 })), "delta 42"),
         (greeting(), framed(from_proxy::Message::Subscribe(nobody)), "services"),
         (greeting(), framed(from_proxy::Message::Unsubscribe(crowd)), "more than a proxy"),
+        (greeting(), framed(from_proxy::Message::Listeners(everywhere)), "4096 are allowed"),
     ];
     for (before, bytes, reason) in cases {
         let (served, events) = against(&[&before[..], &bytes].concat()).await;

@@ -199,7 +199,7 @@ async fn reach(
         return Ok(());
     }
     let link = LinkHandle::new(Role::Opener);
-    let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::clone(worker));
+    let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
@@ -218,8 +218,8 @@ async fn reach(
                 driving.await
             }
         };
-        if let Err(error) = ended {
-            owner.log_misuse(address, error);
+        if let (Err(error), Some(worker)) = (ended, owner.upgrade()) {
+            worker.log_misuse(address, error);
         }
     });
     // In TLS 1.3 the peer judges our certificate after we have judged its; its first word tells.

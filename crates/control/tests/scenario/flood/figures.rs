@@ -57,7 +57,17 @@ impl Program {
         Duration::from_millis(ticks * 10)
     }
 
-    /// How long an operator waits for all services: the median of some questions, and the longest.
+    /// The worlds that were compiled so far.
+    async fn compiled(&self) -> u64 {
+        const NAME: &str = "leno_control_compiled_total ";
+        let socket = self.directory.path().join("data/control.sock");
+        loop {
+            let Ok((200, page)) = admin::ask(&socket, "GET", "/metrics").await else { continue };
+            return page.lines().find_map(|line| line.strip_prefix(NAME)?.parse().ok()).unwrap();
+        }
+    }
+
+    /// The wait of an operator for all services: the median of some questions, and the longest.
     async fn waits(&self, questions: usize) -> (Duration, Duration) {
         let socket = self.directory.path().join("data/control.sock");
         let mut waits = Vec::new();
@@ -116,6 +126,7 @@ fn figures_of_a_flood_of_pairs() {
         proxy.update(|update| update.snapshot.services.len() == SERVICES).await;
         println!("3000 services in a Hello: {:?}", began.elapsed());
         println!("calm: median and longest of `/services` {:?}", program.waits(20).await);
+        let compiled = program.compiled().await;
         let (before, began, mut sent) = (program.cpu(), Instant::now(), 0_u64);
         let flood = async {
             while began.elapsed() < FLOOD {
@@ -132,9 +143,11 @@ fn figures_of_a_flood_of_pairs() {
         let ((), waits) = tokio::join!(flood, others);
         let took = began.elapsed();
         println!("flooded: median and longest of `/services` {waits:?}");
-        println!("{sent} messages in {took:?}, CPU {:?}", program.cpu() - before);
+        let compiled = program.compiled().await - compiled;
+        let cpu = program.cpu() - before;
+        println!("{sent} messages in {took:?}, {compiled} worlds compiled, CPU {cpu:?}");
     }));
 }
 
-/// Where the files of a control plane are that is measured.
+/// The variable with the directory of the measured control plane.
 const DIRECTORY: &str = "LENO_FIGURES_DIRECTORY";

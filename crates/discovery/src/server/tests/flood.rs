@@ -38,7 +38,7 @@ async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
     let script = async {
         let connected = owner.event().await;
         let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
-        // Busy with another connection: what comes meanwhile waits, and is put together.
+        // Busy with another connection: messages wait meanwhile, and are put together.
         sleep(Duration::from_millis(1)).await;
         let handled = count_events(&mut owner).await;
         drop(connected);
