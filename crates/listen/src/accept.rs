@@ -47,9 +47,9 @@ impl From<SocketAddr> for Source {
     }
 }
 
-/// A listener whose [`Listener::accept`] does not fail.
+/// A listener with an [`Listener::accept`] that does not fail.
 ///
-/// Errors of a single connection, such as one whose client has left, are skipped. When the system has no
+/// Errors of a single connection, such as one that its client has closed, are skipped. When the system has no
 /// file descriptor or no memory for a connection, the next attempt comes after a pause: the connection stays
 /// in the queue of the kernel and would make the listener ready again at once.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Pauses {
     }
 }
 
-/// Whether a failure is that of the connection that was to be accepted, and says nothing about the next:
+/// True for a failure of the one connection that was to be accepted, which says nothing about the next:
 /// `accept(2)` reports network errors of the new connection as its own.
 fn is_of_connection(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);

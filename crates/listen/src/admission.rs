@@ -110,7 +110,7 @@ impl HalfOpen {
     }
 
     /// Does the work of a handshake in turns. A turn lasts as long as `work` computes, and ends when it
-    /// waits for the peer, who is awaited as by [`HalfOpen::peer`].
+    /// waits for the peer, which is awaited as by [`HalfOpen::peer`].
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
@@ -119,7 +119,7 @@ impl HalfOpen {
         loop {
             self.serve(Phase::GoesOn)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
-            // What else there is to do on this thread comes first, between one batch of turns and the next.
+            // Other work of this thread comes first, between one batch of turns and the next.
             yield_now().await;
             let polled = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
             self.serve(Phase::GoesOn)?;
@@ -180,7 +180,7 @@ impl HalfOpen {
         inner.evict(evicted);
     }
 
-    /// The peer has sent what was awaited: the connection is not evicted until the next
+    /// The peer has sent its part: the connection is not evicted until the next
     /// [`HalfOpen::wait`].
     pub fn busy(&self) {
         self.serve(Phase::Over).ok();

@@ -33,7 +33,7 @@ impl Bounds {
 pub(crate) type Id = u64;
 
 /// The half-open connections of a listener. No method waits; `Id`s that are returned are those of
-/// connections whose state changed and whose tasks have to be woken.
+/// connections with a new state: their tasks have to be woken.
 #[derive(Debug)]
 pub(crate) struct Table {
     bounds: Bounds,
@@ -280,7 +280,7 @@ impl Table {
     }
 }
 
-/// Whether a peer has sent all that was awaited in this phase of its connection.
+/// The phase of a connection after its peer has sent something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     GoesOn,

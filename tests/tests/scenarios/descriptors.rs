@@ -10,7 +10,7 @@ use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{Application, Mesh, eventually, free_port, get};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-/// A process whose descriptors are all taken until this is dropped.
+/// A process without a free descriptor until this is dropped.
 struct Exhausted {
     pid: u32,
     former: Rlimit,
@@ -49,7 +49,7 @@ pub(super) fn ticks(pid: u32) -> u64 {
     [fields[11], fields[12]].iter().filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// The share of one core that a process takes while nobody answers this connection, at least in one of
+/// The share of one core that a process takes while this connection gets no answer, at least in one of
 /// three periods of a second.
 fn share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
     let periods = (0..3).map(|_| {

@@ -19,7 +19,7 @@ use socket2::SockRef;
 
 use super::descriptors::ticks;
 
-/// A client of a server under attack, and what it sends once its handshake is done.
+/// A client of a server under attack, and its request after the handshake.
 #[derive(Clone)]
 pub(super) struct Honest {
     pub(super) address: SocketAddr,

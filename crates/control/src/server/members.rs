@@ -37,7 +37,7 @@ impl Visitors {
         self.lock().here.get(&connection).map(|here| here.peer.clone())
     }
 
-    /// The connection is no longer half-open: its peer has said truly who it is.
+    /// The connection is no longer half-open: the identity of its peer is proven.
     pub(crate) fn vouch(&self, connection: ConnectionId) {
         if let Some(here) = self.lock().here.get(&connection) {
             here.half_open.leave();

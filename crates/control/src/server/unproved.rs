@@ -1,4 +1,4 @@
-//! A stream whose peer has yet to prove who it is: its first message is awaited among half-open connections.
+//! A stream without a proven identity: its first message is awaited among half-open connections.
 
 use std::io;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ impl<S> Unproved<S> {
     }
 }
 
-/// How much of the first message has come: 4 bytes of length, big-endian, and as many as these say.
+/// The part of the first message that has come: 4 bytes of length, big-endian, and as many as these say.
 #[derive(Debug, Default)]
 struct FirstMessage {
     head: u32,

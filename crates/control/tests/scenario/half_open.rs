@@ -1,4 +1,4 @@
-//! Connections whose peer does not prove who it is, and members that open many.
+//! Connections without a proven identity, and members that open many.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn narrow(config: &mut Config) {
 }
 
 #[test]
-fn newcomers_and_members_come_in_past_ten_times_as_many_silent_clients() {
+fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
     run(async {
         let shop = Shop::open_with(narrow).await;
         let stock_1 = shop.join("stock-1").await;

@@ -26,7 +26,7 @@ fn the_oldest_of_a_source_makes_room_for_its_next() {
     let (_, evicted) = waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
     assert_eq!(table.state(first[0]), Some(State::Evicted));
-    // One whose peer goes on is not evicted, and is a new one in its next phase.
+    // A connection that goes on is not evicted, and is a new one in its next phase.
     table.serve(first[1], Phase::Over);
     table.wait(first[1]);
     assert_eq!(waiting(&mut table, 1).1, Some(first[2]));
@@ -106,7 +106,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl Table {
-    /// What must hold after each step.
+    /// The invariants after each step.
     fn check(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
         assert_eq!(self.waiting, in_state(State::Waiting));

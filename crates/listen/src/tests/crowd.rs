@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
-/// What a client sends before it goes silent.
+/// The bytes that a client sends before it goes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// Nothing at all.
@@ -37,7 +37,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// So many clients, who offer this protocol (ALPN).
+    /// So many clients, which offer this protocol (ALPN).
     pub(crate) async fn at(
         address: SocketAddr,
         number: usize,
