@@ -1,5 +1,6 @@
 //! Processes that have no file descriptor for another connection: they wait, take no CPU time, and go on.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -17,15 +18,17 @@ struct Exhausted {
 }
 
 impl Exhausted {
-    /// Leaves the process no descriptor beyond those that it has now.
+    /// Leaves the process no descriptor beyond those that it has now: a new one would get the lowest free
+    /// number, which is the limit.
     fn new(pid: u32) -> Self {
         let numbers = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
         let numbers = numbers.filter_map(|fd| fd.ok()?.file_name().to_str()?.parse::<u64>().ok());
-        let most = numbers.max().expect("it has descriptors") + 1;
+        let taken: BTreeSet<u64> = numbers.collect();
+        let lowest = (0..).find(|number| !taken.contains(number)).expect("numbers do not end");
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it has limits");
         let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
-        let limit = Rlimit { current: Some(most), maximum: upper };
+        let limit = Rlimit { current: Some(lowest), maximum: upper };
         let former = prlimit(named(pid), Resource::Nofile, limit).expect("its limit can be set");
         Self { pid, former }
     }
