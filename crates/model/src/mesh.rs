@@ -20,7 +20,7 @@ pub struct MeshConfig {
     /// What namespaces have of their own; workloads may differ again.
     pub namespaces: BTreeMap<Name, Admission>,
     /// What operators see of single requests.
-    pub sight: Sight,
+    pub sight: Box<Sight>,
     /// What becomes of connections of applications to what is not of the mesh.
     pub egress: Egress,
     /// What becomes of connections to them that come without mutual TLS, where nothing more
@@ -102,7 +102,7 @@ impl Default for MeshConfig {
             mode: TrafficMode::Permissive,
             revoked: BTreeSet::new(),
             namespaces: BTreeMap::new(),
-            sight: Sight::default(),
+            sight: Box::default(),
             egress: Egress::default(),
             plaintext: Plaintext::default(),
             floor: Box::default(),

@@ -30,7 +30,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         lanes: lanes(mesh, workload),
         inbound: inbound(mesh, workload),
         limits: limits(mesh, workload),
-        sight: mesh.config().sight.clone(),
+        sight: (*mesh.config().sight).clone(),
         egress: mesh.config().egress,
         plaintext: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),

@@ -52,7 +52,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = namespaces(field, &config.floor)?;
     }
-    config.sight = sight::read(&fields)?;
+    config.sight = Box::new(sight::read(&fields)?);
     Some(config)
 }
 
