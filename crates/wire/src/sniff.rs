@@ -16,7 +16,8 @@ pub enum Sniffed {
 }
 
 /// Tells what protocol a client speaks that opens with `first_bytes`. Protocols in which the
-/// server speaks first stay at [`Sniffed::More`]: bound the wait.
+/// server speaks first stay at [`Sniffed::More`]: bound the wait. Empty lines before a request line do not count, as
+/// servers skip them (RFC 9112 §2.2); some take a bare CR or LF for one.
 #[must_use]
 pub fn sniff(first_bytes: &[u8]) -> Sniffed {
     let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
@@ -25,7 +26,11 @@ pub fn sniff(first_bytes: &[u8]) -> Sniffed {
         [TLS_HANDSHAKE, ..] => sniff_tls(first_bytes),
         _ if first_bytes.starts_with(HTTP2_PREFACE) => Sniffed::Http2,
         _ if HTTP2_PREFACE.starts_with(first_bytes) => Sniffed::More,
-        _ => sniff_http1(first_bytes),
+        _ => {
+            let blank = first_bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            let request = first_bytes.get(blank..).unwrap_or_default();
+            sniff_http1(request, first_bytes.len() < SNIFF_BYTES_MAX)
+        }
     }
 }
 
@@ -54,15 +59,15 @@ fn sniff_tls(bytes: &[u8]) -> Sniffed {
 }
 
 /// `METHOD SP` and a slash or a scheme for registered methods; otherwise a whole request line,
-/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`).
-fn sniff_http1(bytes: &[u8]) -> Sniffed {
+/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may come.
+fn sniff_http1(bytes: &[u8], may_wait: bool) -> Sniffed {
     let length = bytes.iter().take_while(|byte| is_method(**byte)).count();
     let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
     if method.len() > METHOD_BYTES_MAX {
         return Sniffed::Opaque;
     }
     let target = match rest {
-        [] => return Sniffed::More,
+        [] if may_wait => return Sniffed::More,
         [b' ', target @ ..] if !method.is_empty() => target,
         _ => return Sniffed::Opaque,
     };
@@ -73,7 +78,7 @@ fn sniff_http1(bytes: &[u8]) -> Sniffed {
     let (target, version) = target.split_at_checked(length).unwrap_or((target, b""));
     if version.starts_with(VERSION) && !target.is_empty() {
         Sniffed::Http1
-    } else if VERSION.starts_with(version) && bytes.len() < SNIFF_BYTES_MAX {
+    } else if VERSION.starts_with(version) && may_wait {
         Sniffed::More
     } else {
         Sniffed::Opaque

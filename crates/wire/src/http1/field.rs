@@ -262,11 +262,21 @@ pub(super) fn find<'b>(
     bytes: &'b [u8],
     name: &str,
 ) -> impl Iterator<Item = &'b [u8]> {
+    find_by(fields, bytes, move |known| known.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+/// The same by a test of names.
+#[inline]
+pub(super) fn find_by<'b>(
+    fields: &[Field],
+    bytes: &'b [u8],
+    fits: impl Fn(&[u8]) -> bool,
+) -> impl Iterator<Item = &'b [u8]> {
     fields
         .iter()
         .filter(move |field| {
             let is_named = field.hop_by_hop && field.kind == FieldName::Other;
-            !is_named && field.name.of(bytes).eq_ignore_ascii_case(name.as_bytes())
+            !is_named && fits(field.name.of(bytes))
         })
         .map(move |field| field.value.of(bytes))
 }

@@ -54,6 +54,15 @@ impl RequestHead {
         field::find(&self.fields, bytes, name)
     }
 
+    /// The same by a test of names.
+    pub fn find_by<'b>(
+        &self,
+        bytes: &'b [u8],
+        fits: impl Fn(&[u8]) -> bool,
+    ) -> impl Iterator<Item = &'b [u8]> {
+        field::find_by(&self.fields, bytes, fits)
+    }
+
     /// The target, taken apart; `bytes` are those that the head was parsed from.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn decides_from_the_fewest_bytes() {
     // The bytes that decide, and the decision; every shorter prefix asks for more.
-    let cases: [(&[u8], Sniffed); 23] = [
+    let cases: [(&[u8], Sniffed); 27] = [
         (b"GET /", Sniffed::Http1),
         (b"POST /", Sniffed::Http1),
         (b"OPTIONS * HTTP/1.", Sniffed::Http1),
@@ -30,6 +30,10 @@ fn decides_from_the_fewest_bytes() {
         (b"GET key\r", Sniffed::Opaque),
         (b"EHLO a.b\r", Sniffed::Opaque),
         (b"a b c", Sniffed::Opaque),
+        (b"\r\nGET /", Sniffed::Http1),
+        (b"\r\n\n\r\nPROPFIND /x HTTP/1.", Sniffed::Http1),
+        (b"\r\n\0", Sniffed::Opaque),
+        (b"\r\n\x16", Sniffed::Opaque),
         (b"\0", Sniffed::Opaque),
         (b" ", Sniffed::Opaque),
         (b"SSH-2.0-OpenSSH_9.2p1\r", Sniffed::Opaque),
@@ -50,6 +54,10 @@ fn never_asks_for_more_than_its_bound() {
     assert_eq!(sniff(&endless[..SNIFF_BYTES_MAX]), Sniffed::Opaque);
     assert_eq!(sniff(&[&endless[..], b" HTTP/1.1\r\n"].concat()), Sniffed::Opaque);
     assert_eq!(sniff(&[b'A'; 33]), Sniffed::Opaque);
+    assert_eq!(sniff(&[b'\n'; SNIFF_BYTES_MAX - 1]), Sniffed::More);
+    assert_eq!(sniff(&[b'\n'; SNIFF_BYTES_MAX]), Sniffed::Opaque);
+    let late = [[b'\n'; SNIFF_BYTES_MAX - 3].as_slice(), b"GET / HTTP/1.1"].concat();
+    assert_eq!(sniff(&late), Sniffed::Opaque);
 }
 
 proptest! {
