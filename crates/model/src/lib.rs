@@ -32,6 +32,7 @@ pub mod persistence;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
+pub mod request_need;
 pub mod retry_policy;
 pub mod rivals;
 pub mod route;
@@ -103,6 +104,7 @@ pub use rate_limit::{
     AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule,
 };
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
+pub use request_need::RequestNeed;
 pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,

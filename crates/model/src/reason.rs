@@ -210,9 +210,10 @@ reasons! {
     /// As much is under way to the service as its circuit breaker lets.
     CircuitFull "E3014" "circuit-full" 503 Ours Never
         "Send less at a time, or raise the limits of the service's CircuitBreaker.";
-    /// A rule of an access policy denies it.
+    /// A rule of an access policy denies it, or a policy decides by request and sees none in these bytes.
     DeniedByPolicy "E3015" "denied-by-policy" 403 Ours Never
-        "Change the deny rule of the AccessPolicy that `leno explain request` names.";
+        "Change the deny rule of the AccessPolicy that `leno explain request` names. For bytes, declare the protocol of \
+         the port, or detach the policy from it.";
     /// More came in than a rate limit lets.
     RateLimited "E3016" "rate-limited" 429 Ours Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` says \

@@ -12,7 +12,7 @@ use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{Carrier, Origin};
 use leno_wire::link::{Role, StreamKind};
-use leno_wire::sniff::Sniffed;
+use leno_wire::sniff::{Sniffed, sniff};
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
@@ -199,7 +199,15 @@ async fn plain_inbound(
     let Some(spoken) = spoken else {
         return;
     };
-    let session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
+    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
+    let is_hidden = spoken == Spoken::Opaque && sniff(&early) == Sniffed::Http2;
+    let spoken = match is_hidden && tcp::may_see_http2(&session, port) {
+        true => {
+            session.found_http2 = true;
+            Spoken::Http2
+        }
+        false => spoken,
+    };
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match spoken {
         Spoken::Http1 => {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -35,6 +35,8 @@ pub(crate) enum Stream {
     Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
     /// TLS that this sidecar began.
     Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+    /// Bytes that another task of this thread carries on.
+    Memory(DuplexStream),
 }
 
 impl Io {
@@ -62,7 +64,7 @@ impl Io {
                 }
                 if self.0.filled.get() { Size::Batch } else { Size::Message }
             }
-            Stream::Server(_) | Stream::Client(_) => Size::Batch,
+            Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Size::Batch,
         };
         buffers::furnish(buffer, size);
         if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
@@ -146,7 +148,7 @@ impl Io {
         match &*self.0.stream.borrow() {
             Stream::Plain(tcp) => tcp.poll_read_ready(cx),
             // Decrypted bytes may wait inside the session; reading is the only way to know.
-            Stream::Server(_) | Stream::Client(_) => Poll::Ready(Ok(())),
+            Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Poll::Ready(Ok(())),
         }
     }
 
@@ -168,20 +170,25 @@ impl Io {
         // A peek tells end and data apart from silence and consumes neither; while the event
         // loop has seen nothing it costs no system call.
         let mut cx = Context::from_waker(Waker::noop());
-        self.tcp().poll_peek(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
+        let Some(tcp) = self.tcp() else { return false };
+        tcp.poll_peek(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
     }
 
     /// Closes with a reset instead of an orderly end, when the last clone is dropped: the peer
     /// must not mistake it for success.
     pub(crate) fn reset(&self) {
         // Failing means that the socket is gone already, which is what we want.
-        drop(socket2::SockRef::from(&*self.tcp()).set_linger(Some(Duration::ZERO)));
+        if let Some(tcp) = self.tcp() {
+            drop(socket2::SockRef::from(&*tcp).set_linger(Some(Duration::ZERO)));
+        }
     }
 
     /// Ends the connection both ways at once: whoever reads or writes it finds that out.
     pub(crate) fn cut(&self) {
         self.reset();
-        drop(socket2::SockRef::from(&*self.tcp()).shutdown(std::net::Shutdown::Both));
+        if let Some(tcp) = self.tcp() {
+            drop(socket2::SockRef::from(&*tcp).shutdown(std::net::Shutdown::Both));
+        }
     }
 
     /// Lends the stream to a codec that reads and writes by itself.
@@ -189,12 +196,15 @@ impl Io {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
 
-    fn tcp(&self) -> Ref<'_, TcpStream> {
-        Ref::map(self.0.stream.borrow(), |stream| match stream {
-            Stream::Plain(tcp) => tcp,
-            Stream::Server(tls) => tls.get_ref().0,
-            Stream::Client(tls) => tls.get_ref().0,
-        })
+    /// The connection below, where there is one.
+    fn tcp(&self) -> Option<Ref<'_, TcpStream>> {
+        let tcp = Ref::filter_map(self.0.stream.borrow(), |stream| match stream {
+            Stream::Plain(tcp) => Some(tcp),
+            Stream::Server(tls) => Some(tls.get_ref().0),
+            Stream::Client(tls) => Some(tls.get_ref().0),
+            Stream::Memory(_) => None,
+        });
+        tcp.ok()
     }
 }
 
@@ -208,6 +218,7 @@ impl AsyncRead for Stream {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
             Self::Server(stream) => Pin::new(stream).poll_read(cx, buffer),
             Self::Client(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Memory(stream) => Pin::new(stream).poll_read(cx, buffer),
         }
     }
 }
@@ -222,6 +233,7 @@ impl AsyncWrite for Stream {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Server(stream) => Pin::new(stream).poll_write(cx, bytes),
             Self::Client(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Memory(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -230,6 +242,7 @@ impl AsyncWrite for Stream {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Self::Server(stream) => Pin::new(stream).poll_flush(cx),
             Self::Client(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -238,6 +251,7 @@ impl AsyncWrite for Stream {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Server(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Client(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

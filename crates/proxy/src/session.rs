@@ -53,6 +53,8 @@ pub(crate) struct Session {
     pub(crate) peer: SocketAddr,
     /// What it is carried in, where peers come in.
     pub(crate) carrier: Carrier,
+    /// HTTP/2 was detected in it, at a port without a declared protocol: the application gets HTTP/2.
+    pub(crate) found_http2: bool,
     /// The `Host` of the service behind a door: its client knows the door's address only.
     pub(crate) host: Option<Rc<str>>,
     /// What is known of it where strangers come in.
@@ -97,6 +99,7 @@ impl Session {
             expires,
             peer,
             carrier,
+            found_http2: false,
             host,
             edge,
             series,
@@ -109,6 +112,14 @@ impl Session {
     pub(crate) fn at_the_edge(worker: Rc<Worker>, edge: Edge, peer: SocketAddr) -> Self {
         let entrance = Entrance::Gateway { port: edge.port };
         Self { edge: Some(Box::new(edge)), ..Self::new(worker, entrance, None, peer) }
+    }
+
+    /// The same peer, in a part of its connection in which HTTP/2 was found.
+    pub(crate) fn with_http2(&self) -> Self {
+        let (worker, entrance) = (self.worker.clone(), self.entrance.clone());
+        let (expires, carrier) = (self.expires, self.carrier.clone());
+        let session = Self::new(worker, entrance, self.identity.clone(), self.peer);
+        Self { expires, carrier, found_http2: true, ..session }
     }
 
     /// How long its next request is waited for.

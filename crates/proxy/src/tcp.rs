@@ -1,5 +1,8 @@
 //! Opaque TCP: the same corridor without the HTTP stations.
 
+mod inbound;
+
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -7,36 +10,36 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
-use leno_model::{EndpointId, Reach, Reason, ServiceName, WeightedBackend};
+use leno_model::{EndpointId, Faults, Reach, Reason, ServiceName, WeightedBackend};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
-use leno_wire::link::{ResetCode, StreamKind};
-use leno_wire::sniff::Sniffed;
+use leno_wire::link::StreamKind;
+use leno_wire::sniff::{Sniffed, sniff};
 use tokio::time::timeout;
 
-use crate::error::{Failure, downstream_reason, lost_reason, upstream_reason};
+use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
 use crate::handshake;
 use crate::hits;
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::edge;
 use crate::http::message::{Reader, Writer};
-use crate::http::route::{self, Destination};
+use crate::http::route;
 use crate::io::Io;
-use crate::link::{LinkStream, Opened};
+use crate::link::LinkStream;
 use crate::patience::silence;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 use crate::splice::splice;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
-use crate::upstream::{
-    Application, Destined, Http1Upstream, InFlight, Lease, Upstream, pick::pick,
-};
+use crate::upstream::{Destined, Http1Upstream, InFlight, Lease, Upstream, pick::pick};
 use crate::worker::Worker;
 use crate::world::Scene;
+
+pub(crate) use inbound::{may_see_http2, plainly, to_application};
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
 pub(crate) async fn to_service(
@@ -110,142 +113,11 @@ enum Passage {
     Plain(Box<Http1Upstream>),
 }
 
-/// Carries a stream of a link to the application.
-pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
-    let mut record = Record::open(session, "tcp");
-    match attempt(session, port, &opened.stream, &mut record).await {
-        Ok(()) => record.succeed(),
-        Err(failure) => {
-            record.fail(&failure);
-            // The other sidecar resets its client.
-            opened.stream.reset(code_of(failure.reason));
-        }
-    }
-}
-
-async fn attempt(
-    session: &Session,
-    port: u16,
-    stream: &LinkStream,
-    record: &mut Record<'_>,
-) -> Result<(), Failure> {
-    let application = admitted(session, port, record)?;
-    let connection = application.connect(&session.worker).await?;
-    // The other sidecar waits for this before it gives its client's bytes away.
-    stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
-    let patience = session.worker.config.limits.idle_connection;
-    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
-    let carried = tokio::select! {
-        carried = carry(&mut plain, stream, Towards::Application, patience, record) => {
-            carried.map_err(Failure::from)
-        }
-        denied = denied(session, port) => Err(denied),
-    };
-    if carried.is_err() {
-        plain.1.io.reset();
-    }
-    carried
-}
-
-/// Carries a connection that came without mutual TLS to the application.
-pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
-    let mut record = Record::open(session, "tcp");
-    match attempt_plainly(session, port, (&io, early), &mut record).await {
-        Ok(()) => record.succeed(),
-        Err(failure) => {
-            record.fail(&failure);
-            io.reset();
-        }
-    }
-}
-
-async fn attempt_plainly(
-    session: &Session,
-    port: u16,
-    (io, early): (&Io, BytesMut),
-    record: &mut Record<'_>,
-) -> Result<(), Failure> {
-    let application = admitted(session, port, record)?;
-    let connection = application.connect(&session.worker).await?;
-    let patience = session.worker.config.limits.idle_connection;
-    let mut reader = Reader::new(io.clone());
-    reader.buffer = early;
-    let client = (reader, Writer::new(io.clone(), patience));
-    let server = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
-    let cut = server.1.io.clone();
-    tokio::select! {
-        spliced = splice((client, server), patience, record) => Ok(spliced?),
-        denied = denied(session, port) => {
-            cut.reset();
-            Err(denied)
-        }
-    }
-}
-
-/// The application, if the rules let this peer's bytes in.
-fn admitted(
-    session: &Session,
-    port: u16,
-    record: &mut Record<'_>,
-) -> Result<Rc<Application>, Failure> {
-    let bound = route::application(session, port, record)?;
-    let permit = session.permit(&bound.scene, record.started)?;
-    let access = &bound.scene.plans.access;
-    record.permit(access, access.tcp(&permit)?);
-    unguarded(&bound.scene, port)?;
-    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
-    match bound.destination {
-        Destination::Application(application) => Ok(application),
-        Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
-    }
-}
-
-/// Bytes that nobody sees a request in would get around whoever decides about requests.
-fn unguarded(scene: &Scene, port: u16) -> Result<(), Failure> {
-    let guards = scene.plans.guards.as_ref().and_then(|guards| guards.at(port));
-    match guards.is_some_and(|guards| guards.sees_requests()) {
-        true => Err(Reason::DeniedByPolicy.into()),
-        false => Ok(()),
-    }
-}
-
-/// Resolves when the rules of the day do not let the peer's bytes in any more.
-async fn denied(session: &Session, port: u16) -> Failure {
-    let world = &session.worker.world;
-    let mut changes = world.access_changes();
-    loop {
-        // Also at the beginning: the rules may have changed since the stream was let in.
-        if let Some(scene) = world.scene() {
-            let access = &scene.plans.access;
-            let peer = (session.identity.as_deref(), port);
-            let permit = access.visit(peer, Some(session.origin()));
-            if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
-                return denial.into();
-            }
-            if let Err(denial) = unguarded(&scene, port) {
-                return denial;
-            }
-        }
-        if changes.changed().await.is_err() {
-            // The world ends with the sidecar.
-            std::future::pending::<()>().await;
-        }
-    }
-}
+/// The payload of OPEN for a client that begins in HTTP/2. A sidecar that needs to see requests serves them.
+const FACT_HTTP2: &[u8] = b"h2";
 
 /// The kind of routes of sessions that applications encrypt.
 const TLS_ROUTE: &str = "TLSRoute";
-
-/// What the other sidecar is told about a stream that was given up.
-fn code_of(reason: Reason) -> ResetCode {
-    match reason.status() {
-        // Another endpoint counts for itself.
-        429 => ResetCode::Refused,
-        403 => ResetCode::Denied,
-        503 | 504 => ResetCode::Unreachable,
-        _ => ResetCode::Failed,
-    }
-}
 
 async fn open(
     session: &Session,
@@ -255,7 +127,8 @@ async fn open(
 ) -> Result<Opening, Reason> {
     let worker = &session.worker;
     if let Entrance::Pinned { at, id } = &session.entrance {
-        let (stream, under_way) = open_pinned(session, (*at, id), record).await?;
+        let begins = sniff(client.1);
+        let (stream, under_way) = open_pinned(session, (*at, id), begins, record).await?;
         return Ok((Passage::Link(stream), under_way));
     }
     let patience = worker.config.limits.discovery_timeout;
@@ -267,9 +140,9 @@ async fn open(
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let port = match port.tls_routes.is_trivial() {
         true => by_share(worker, (&scene, port), record)?,
-        false => by_server_name(worker, (&scene, port), client, record).await?,
+        false => by_server_name(worker, (&scene, port), (client.0, &mut *client.1), record).await?,
     };
-    open_among(worker, (&scene, port), record).await
+    open_among(worker, (&scene, port), sniff(client.1), record).await
 }
 
 /// Where a port of a gateway leads that serves no HTTP.
@@ -316,15 +189,20 @@ async fn open_from_edge(
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, (&scene, port), record).await
+    open_among(worker, (&scene, port), sniff(early), record).await
 }
 
 /// Opens a passage to one of the endpoints of a port.
 async fn open_among(
     worker: &Rc<Worker>,
     (scene, port): (&Scene, &PortPlan),
+    begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<Opening, Reason> {
+    let has_faults = port.treatment.as_ref().is_some_and(|it| it.faults.is_some());
+    if has_faults && Faults::REQUEST_NEED.rejects_bytes(port.protocol) {
+        return Err(Reason::DeniedByPolicy);
+    }
     let ward = worker.ward(port, scene.version);
     let priorities = route::tagged(worker, port, None)?;
     let mut held = match &ward {
@@ -342,7 +220,7 @@ async fn open_among(
             None => None,
             Some(ward) => Some(ward.begin(&upstream, None)?),
         };
-        let opened = open_at(&upstream, worker).await;
+        let opened = open_at(&upstream, worker, begins).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|reason| Ending::Broken(*reason));
             trial.end(worker, broken.unwrap_or(Ending::Opened));
@@ -367,6 +245,7 @@ async fn open_among(
 async fn open_pinned(
     session: &Session,
     (at, id): (SocketAddr, &EndpointId),
+    begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
     let worker = &session.worker;
@@ -375,11 +254,11 @@ async fn open_pinned(
     worker.sweep(&scene);
     let upstream = worker.upstream(&endpoint);
     let in_flight = upstream.enter();
-    let mut opened = open_stream(&upstream, worker).await;
+    let mut opened = open_stream(&upstream, worker, begins).await;
     // A link may have ended in the moment in which it was chosen.
     if opened.as_ref().is_err_and(|reason| *reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_stream(&upstream, worker).await;
+        opened = open_stream(&upstream, worker, begins).await;
     }
     Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
     opened.map(|stream| (stream, (in_flight, None)))
@@ -448,21 +327,34 @@ fn behind<'a>(
 
 /// Opens a stream to the application behind one endpoint, which has taken it when this returns:
 /// before that nothing of the client is given away, and another endpoint may be tried.
-async fn open_at(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Passage, Reason> {
+async fn open_at(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+    begins: Sniffed,
+) -> Result<Passage, Reason> {
     if upstream.is_plain() {
         let connected = Box::pin(plain_bytes(upstream, worker)).await?;
         return Ok(Passage::Plain(Box::new(connected)));
     }
-    open_stream(upstream, worker).await.map(Passage::Link)
+    open_stream(upstream, worker, begins).await.map(Passage::Link)
 }
 
-async fn open_stream(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<LinkStream, Reason> {
+async fn open_stream(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+    begins: Sniffed,
+) -> Result<LinkStream, Reason> {
     let link = match upstream.lease(worker, None).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
         Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported),
     };
-    let stream = link.open(StreamKind::Tcp, false, |_| {}).map_err(|_| Reason::UpstreamRefused)?;
+    let facts = |out: &mut BytesMut| {
+        if begins == Sniffed::Http2 {
+            out.extend_from_slice(FACT_HTTP2);
+        }
+    };
+    let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
     let answered = timeout(worker.config.limits.connect_timeout, stream.answered()).await;
     answered.map_err(|_| Reason::ConnectTimeout)?.map_err(lost_reason)?;
     Ok(stream)
@@ -477,16 +369,27 @@ enum Towards {
 
 /// Both directions at once, each ending on its own (half-close) until both have ended.
 async fn carry(
-    (reader, writer): &mut (Reader, Writer),
+    ends: &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards,
     patience: Duration,
     record: &mut Record<'_>,
 ) -> Result<(), Reason> {
-    let (to_stream, to_plain) = match towards {
+    let counted = match towards {
         Towards::Link => (&record.bytes_in, &record.bytes_out),
         Towards::Application => (&record.bytes_out, &record.bytes_in),
     };
+    relay(ends, stream, towards, patience, counted).await
+}
+
+/// The same, with counters for the bytes to and from the stream.
+async fn relay(
+    (reader, writer): &mut (Reader, Writer),
+    stream: &LinkStream,
+    towards: Towards,
+    patience: Duration,
+    (to_stream, to_plain): (&Cell<u64>, &Cell<u64>),
+) -> Result<(), Reason> {
     let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
     let mut into_stream = Sink::Link { stream, patience };
     let mut from_stream = Source::link(stream, BodyLength::UntilClose);

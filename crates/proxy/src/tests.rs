@@ -36,6 +36,7 @@ mod jwt;
 mod latency;
 mod limits;
 mod memory;
+mod opaque;
 mod openings;
 mod outlets;
 mod policy;

@@ -204,7 +204,11 @@ impl World {
                 (Some(before), Some(now)) => Arc::ptr_eq(before, now),
                 _ => false,
             };
-            same_guards && Arc::ptr_eq(&before.plans.access, &plans.access)
+            // Limits and ports decide as well about bytes in which no request is seen.
+            same_guards
+                && Arc::ptr_eq(&before.plans.access, &plans.access)
+                && Arc::ptr_eq(&before.plans.limits, &plans.limits)
+                && before.plans.snapshot.plan.ports == plans.snapshot.plan.ports
         });
         self.scene.store(Some(Arc::new(Scene { plans, known, addresses, names, edge, version })));
         self.sights.say(&update.snapshot.plan.sight);

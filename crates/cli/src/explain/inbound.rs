@@ -1,8 +1,10 @@
 //! What an endpoint's own sidecar does with a request: who may come in, how much, and with what marks.
 
+use std::sync::Arc;
+
 use leno_model::{Entry, IpRange, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
 use leno_traffic::guard::Asking;
-use leno_traffic::{Guards, InboundAccess, Lanes, Limits};
+use leno_traffic::{Guards, InboundAccess, Lanes, Limits, Ruling};
 
 use super::decide::{EndpointAccess, Question};
 use super::treatment::{
@@ -20,11 +22,12 @@ pub(super) fn access(
     let plan = &snapshot.plan;
     let access = InboundAccess::of(plan)?;
     let permit = access.connection(Some(peer), port);
-    let guards = Guards::build(plan)?;
-    let sees =
-        guards.as_ref().and_then(|guards| guards.at(port)).is_some_and(|it| it.sees_requests());
-    if opaque && sees && permit.is_ok() {
-        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, None));
+    if opaque
+        && permit.is_ok()
+        && let Some(policy) = plan.rejects_bytes(port)
+    {
+        let policy = Ruling::whole_policy(policy, &Arc::default());
+        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
     let fields = question.fields();
     let decided = permit.and_then(|permit| match opaque {

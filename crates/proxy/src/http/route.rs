@@ -126,6 +126,7 @@ pub(crate) fn application(
     // The connection may be older than the plan.
     let known = plan.ports.iter().find(|known| known.port == port);
     let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
+        Protocol::Detect if session.found_http2 => Protocol::Http2,
         // Nobody but whoever opened the port says it.
         Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
             scene.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)

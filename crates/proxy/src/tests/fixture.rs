@@ -209,6 +209,13 @@ impl Mesh {
         self.server.know(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
     }
 
+    /// Changes the plan of the server to what `change` makes of one without any policy.
+    pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadPlan) -> WorkloadPlan) {
+        let access = self.setup.access.clone();
+        let plan = serving_plan(&self.server, self.setup.protocol, access);
+        self.server.know(change(plan), Vec::new());
+    }
+
     /// The server as clients know it.
     pub(crate) fn endpoint(&self) -> Endpoint {
         endpoint("ratings-1", self.inbound, "ratings")

@@ -1,0 +1,115 @@
+//! Policies that decide by request: where one of them applies, bytes in which no request is seen are rejected.
+
+use crate::access_policy::{PolicyAction, PolicyRule};
+use crate::decider::Guard;
+use crate::fault::Faults;
+use crate::jwt::Required;
+use crate::rate_limit::RateLimits;
+use crate::service::Protocol;
+use crate::service_policy::{ServicePolicyName, ServiceRule};
+use crate::snapshot::WorkloadPlan;
+
+/// What a policy has to see of all that comes in at a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RequestNeed {
+    /// Connections are enough.
+    None,
+    /// Requests, on ports where some may be hidden in opaque bytes. A port that is declared `TCP` carries none.
+    WhereSpoken,
+    /// Requests, and nothing else comes in at any port: each has to prove something.
+    Always,
+}
+
+impl RequestNeed {
+    /// Whether opaque bytes get past the policy at a port of this protocol, and are rejected there.
+    #[must_use]
+    pub const fn rejects_bytes(self, declared: Protocol) -> bool {
+        match self {
+            Self::None => false,
+            Self::WhereSpoken => !matches!(declared, Protocol::Tcp),
+            Self::Always => true,
+        }
+    }
+}
+
+impl ServiceRule {
+    /// What it has to see. Every kind of policy about a service says it here.
+    #[must_use]
+    pub fn request_need(&self) -> RequestNeed {
+        match self {
+            Self::RateLimit(limits) => limits.request_need(),
+            Self::UpstreamTrafficSetting(both) => both.1.request_need(),
+            Self::FaultInjection(_) => Faults::REQUEST_NEED,
+            Self::Guard(guard) => guard.request_need(),
+            // These protect the client: they bound, spread and repeat what it sends itself.
+            Self::OutlierRemoval(_)
+            | Self::SermantRemoval(_)
+            | Self::CircuitBreaker(_)
+            | Self::LoadBalancing(_)
+            | Self::Hedging(_) => RequestNeed::None,
+        }
+    }
+}
+
+impl Faults {
+    /// What they have to see, at the sidecar of the client.
+    pub const REQUEST_NEED: RequestNeed = RequestNeed::WhereSpoken;
+}
+
+impl RateLimits {
+    /// What they have to see: requests, but for a limit of connections.
+    #[must_use]
+    pub fn request_need(&self) -> RequestNeed {
+        let Self { connections: _, rules, concurrency, global } = self;
+        match rules.is_empty() && concurrency.is_none() && global.is_none() {
+            true => RequestNeed::None,
+            false => RequestNeed::WhereSpoken,
+        }
+    }
+}
+
+impl Guard {
+    /// What it has to see. A token that need not be shown is verified, and the headers that are made of it are taken
+    /// from clients, only where requests are seen.
+    #[must_use]
+    pub fn request_need(&self) -> RequestNeed {
+        match self {
+            Self::Authorization(_) => RequestNeed::Always,
+            Self::Tokens(tokens) if tokens.required == Required::Never => RequestNeed::WhereSpoken,
+            Self::Tokens(_) => RequestNeed::Always,
+        }
+    }
+}
+
+impl PolicyRule {
+    /// What it has to see: a rule that allows some requests allows no bytes, and needs to see none.
+    #[must_use]
+    pub fn request_need(&self) -> RequestNeed {
+        match self.action == PolicyAction::Deny && self.is_about_requests() {
+            true => RequestNeed::WhereSpoken,
+            false => RequestNeed::None,
+        }
+    }
+}
+
+impl WorkloadPlan {
+    /// What the application speaks at a port, as it is declared.
+    #[must_use]
+    pub fn declared(&self, port: u16) -> Protocol {
+        let known = self.ports.iter().find(|known| known.port == port);
+        known.map_or(Protocol::Detect, |known| known.protocol)
+    }
+
+    /// The policy because of which opaque bytes are rejected at a port, whoever sends them. Rules of access policies
+    /// are about some peers: what these say is decided with the rest of them.
+    #[must_use]
+    pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
+        let declared = self.declared(port);
+        let guards = self.guards.get(&port).into_iter().flatten();
+        let guards = guards.map(|guard| (guard.guard.request_need(), &guard.policy));
+        let limits = self.limits.get(&port).into_iter().flatten();
+        let limits = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
+        let mut all = guards.chain(limits);
+        all.find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
+    }
+}

@@ -1,0 +1,213 @@
+//! Opaque bytes at the port of an application: who may send them, and where requests have to be seen in them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use leno_model::{Protocol, Reason};
+use leno_traffic::{Denial, Ruling};
+use leno_wire::link::ResetCode;
+use leno_wire::sniff::Sniffed;
+use tokio::time::timeout;
+
+use super::{FACT_HTTP2, Towards, carry, relay};
+use crate::connection::list;
+use crate::error::Failure;
+use crate::first_bytes::detect;
+use crate::http::message::{Reader, Writer};
+use crate::http::route::{self, Destination};
+use crate::http2;
+use crate::io::{Io, Stream};
+use crate::link::{LinkStream, Opened};
+use crate::record::Record;
+use crate::session::Session;
+use crate::splice::splice;
+use crate::upstream::Application;
+use crate::world::Scene;
+
+/// Carries a stream of a link to the application.
+pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
+    if opened.head == FACT_HTTP2 && may_see_http2(session, port) {
+        return Box::pin(serve_http2(session, port, &opened.stream)).await;
+    }
+    let mut record = Record::open(session, "tcp");
+    match attempt(session, port, &opened.stream, &mut record).await {
+        Ok(()) => record.succeed(),
+        Err(failure) => {
+            record.fail(&failure);
+            // The other sidecar resets its client.
+            opened.stream.reset(code_of(failure.reason));
+        }
+    }
+}
+
+async fn attempt(
+    session: &Session,
+    port: u16,
+    stream: &LinkStream,
+    record: &mut Record<'_>,
+) -> Result<(), Failure> {
+    let application = admitted(session, port, record)?;
+    let connection = application.connect(&session.worker).await?;
+    // The other sidecar waits for this before it gives its client's bytes away.
+    stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
+    let patience = session.worker.config.limits.idle_connection;
+    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let carried = tokio::select! {
+        carried = carry(&mut plain, stream, Towards::Application, patience, record) => {
+            carried.map_err(Failure::from)
+        }
+        denied = denied(session, port) => Err(denied),
+    };
+    if carried.is_err() {
+        plain.1.io.reset();
+    }
+    carried
+}
+
+/// True where HTTP/2 in opaque bytes is served as requests: at a port without a declared protocol that rejects bytes in
+/// which no request is seen.
+pub(crate) fn may_see_http2(session: &Session, port: u16) -> bool {
+    let Some(scene) = session.worker.world.scene() else { return false };
+    scene.plans.snapshot.plan.declared(port) == Protocol::Detect
+        && session.permit(&scene, Instant::now()).is_ok_and(|permit| {
+            scene.plans.access.tcp(&permit).is_err() || sees_requests(&scene, port).is_err()
+        })
+}
+
+/// Serves the requests of a stream that claims to begin in HTTP/2.
+async fn serve_http2(session: &Session, port: u16, stream: &LinkStream) {
+    let limits = &session.worker.config.limits;
+    // The other sidecar waits for this before it gives its client's bytes away.
+    if stream.send_head(false, false, |_| {}).is_err() {
+        return;
+    }
+    let (near, far) = tokio::io::duplex(MEMORY_BYTES);
+    let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
+    let mut plain = (Reader::new(near.clone()), Writer::new(near, limits.idle_connection));
+    let inner = Rc::new(session.with_http2());
+    let served = async move {
+        let mut early = BytesMut::new();
+        // The claim of the other sidecar proves nothing.
+        match timeout(limits.head_timeout, detect(&far, &mut early)).await {
+            Ok(Sniffed::Http2) => {}
+            Ok(_) | Err(_) => return Err(Reason::DeniedByPolicy),
+        }
+        let _listed = list(&inner, "http2", format!("application port {port}"));
+        http2::server::serve(inner, &far, early).await;
+        far.close().await;
+        Ok(())
+    };
+    let (sent, received) = (Cell::new(0), Cell::new(0));
+    let carried =
+        relay(&mut plain, stream, Towards::Application, limits.idle_connection, (&sent, &received));
+    if let Err(reason) = tokio::try_join!(carried, served) {
+        if reason == Reason::DeniedByPolicy {
+            session.worker.shard.refuse(reason.label());
+        }
+        stream.reset(code_of(reason));
+    }
+}
+
+/// Carries a connection that came without mutual TLS to the application.
+pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
+    let mut record = Record::open(session, "tcp");
+    match attempt_plainly(session, port, (&io, early), &mut record).await {
+        Ok(()) => record.succeed(),
+        Err(failure) => {
+            record.fail(&failure);
+            io.reset();
+        }
+    }
+}
+
+async fn attempt_plainly(
+    session: &Session,
+    port: u16,
+    (io, early): (&Io, BytesMut),
+    record: &mut Record<'_>,
+) -> Result<(), Failure> {
+    let application = admitted(session, port, record)?;
+    let connection = application.connect(&session.worker).await?;
+    let patience = session.worker.config.limits.idle_connection;
+    let mut reader = Reader::new(io.clone());
+    reader.buffer = early;
+    let client = (reader, Writer::new(io.clone(), patience));
+    let server = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let cut = server.1.io.clone();
+    tokio::select! {
+        spliced = splice((client, server), patience, record) => Ok(spliced?),
+        denied = denied(session, port) => {
+            cut.reset();
+            Err(denied)
+        }
+    }
+}
+
+/// The application, if the rules let this peer's bytes in.
+fn admitted(
+    session: &Session,
+    port: u16,
+    record: &mut Record<'_>,
+) -> Result<Rc<Application>, Failure> {
+    let bound = route::application(session, port, record)?;
+    let permit = session.permit(&bound.scene, record.started)?;
+    let access = &bound.scene.plans.access;
+    record.permit(access, access.tcp(&permit)?);
+    sees_requests(&bound.scene, port)?;
+    bound.scene.plans.limits.admit_connection(port, session.worker.world.age())?;
+    match bound.destination {
+        Destination::Application(application) => Ok(application),
+        Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
+    }
+}
+
+/// Bytes in which no request is seen would get past policies that decide by request.
+///
+/// # Errors
+/// `denied-by-policy`, where one of them applies.
+fn sees_requests(scene: &Scene, port: u16) -> Result<(), Failure> {
+    let Some(policy) = scene.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
+    let policy = Some(Ruling::whole_policy(policy, &Arc::default()));
+    Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into())
+}
+
+/// Resolves when the rules of the day do not let the peer's bytes in any more.
+async fn denied(session: &Session, port: u16) -> Failure {
+    let world = &session.worker.world;
+    let mut changes = world.access_changes();
+    loop {
+        // Also at the beginning: the rules may have changed since the stream was let in.
+        if let Some(scene) = world.scene() {
+            let access = &scene.plans.access;
+            let peer = (session.identity.as_deref(), port);
+            let permit = access.visit(peer, Some(session.origin()));
+            if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
+                return denial.into();
+            }
+            if let Err(denial) = sees_requests(&scene, port) {
+                return denial;
+            }
+        }
+        if changes.changed().await.is_err() {
+            // The world ends with the sidecar.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What waits between a stream and the codec that reads it.
+const MEMORY_BYTES: usize = 16 * 1024;
+
+/// What the other sidecar is told about a stream that was given up.
+fn code_of(reason: Reason) -> ResetCode {
+    match reason.status() {
+        // Another endpoint counts for itself.
+        429 => ResetCode::Refused,
+        403 => ResetCode::Denied,
+        503 | 504 => ResetCode::Unreachable,
+        _ => ResetCode::Failed,
+    }
+}

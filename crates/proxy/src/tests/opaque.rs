@@ -1,0 +1,321 @@
+//! Bytes in which no request is seen, at ports where policies decide by request.
+
+use std::time::Duration;
+
+use http::Response;
+use leno_model::{
+    Abort, Authorization, Concurrency, Decider, DeciderAddress, Descriptor, DescriptorEntry,
+    DescriptorValue, Each, FaultRule, Faults, FixedAnswer, GlobalLimit, Guard, InboundPolicy,
+    JwtValidation, PathMatch, Plaintext, PolicyAction, PolicyName, PolicyRule, PortGuard,
+    PortLimits, PortSet, Protocol, Rate, RateLimits, RateRule, RequestMatch, Required, Server,
+    ServicePolicyKind, ServicePolicyName, Treatment, Unanswered, WorkloadPlan,
+};
+use leno_wire::link::{Event, ResetCode, StreamKind};
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, until, view,
+};
+use super::http2;
+
+async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
+    let mut setup = Setup { protocol, ..Setup::default() };
+    setup.limits.detect_timeout = Duration::from_millis(50);
+    Mesh::new(application, setup).await
+}
+
+fn name(kind: ServicePolicyKind) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "bookinfo", "guard").unwrap()
+}
+
+fn limit(limits: RateLimits) -> PortLimits {
+    PortLimits { policy: name(ServicePolicyKind::RateLimit), limits }
+}
+
+/// So many at once, and one more each hour.
+fn rate(size: u32) -> Rate {
+    Rate { count: 1, time: Duration::from_secs(3600), size }
+}
+
+fn rule(size: u32) -> RateRule {
+    RateRule {
+        name: "rule".to_owned(),
+        requests: Vec::new(),
+        peers: Vec::new(),
+        each: Each::Nothing,
+        rate: rate(size),
+        is_last: false,
+        answer: FixedAnswer::default(),
+    }
+}
+
+fn decider() -> Decider {
+    let at = DeciderAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
+    Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+}
+
+fn denies_some() -> InboundPolicy {
+    let request =
+        RequestMatch { path: PathMatch::Prefix("/admin".to_owned()), ..RequestMatch::default() };
+    let rule = PolicyRule {
+        policy: PolicyName::new("bookinfo", "guard").unwrap(),
+        name: "closed".to_owned(),
+        action: PolicyAction::Deny,
+        peers: Vec::new(),
+        requests: vec![request],
+        claims: Vec::new(),
+        ports: PortSet::All,
+    };
+    InboundPolicy { rules: vec![rule], ..InboundPolicy::default() }
+}
+
+type Change = Box<dyn Fn(WorkloadPlan) -> WorkloadPlan>;
+
+/// All that may decide by request at a port, and whether it lets bytes in at a port that is declared `TCP`.
+fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
+    let limited = |limits: RateLimits| {
+        move |plan| WorkloadPlan { limits: [(port, vec![limit(limits.clone())])].into(), ..plan }
+    };
+    let guarded = |kind, guard: Guard| {
+        let guard = PortGuard { policy: name(kind), guard };
+        move |plan| WorkloadPlan { guards: [(port, vec![guard.clone()])].into(), ..plan }
+    };
+    let tokens =
+        |required| Guard::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
+    let authorization = Guard::Authorization(Box::new(Authorization {
+        decider: decider(),
+        requests: Vec::new(),
+        headers: None,
+        context: Vec::new(),
+        body: None,
+    }));
+    let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
+    let global = GlobalLimit {
+        decider: decider(),
+        domain: "shop".to_owned(),
+        descriptors: vec![Descriptor { requests: Vec::new(), entries: vec![entry], hits: 1 }],
+        answer: FixedAnswer::default(),
+        tells: false,
+    };
+    let all = RateLimits::default;
+    let connections = Some(rate(1000));
+    let at_once = Some(Concurrency { requests: 1, ..Concurrency::default() });
+    let (jwt, external) =
+        (ServicePolicyKind::JwtValidation, ServicePolicyKind::ExternalAuthorization);
+    vec![
+        (
+            "rules",
+            true,
+            Box::new(limited(RateLimits { rules: vec![rule(2)], connections, ..all() })),
+        ),
+        ("concurrency", true, Box::new(limited(RateLimits { concurrency: at_once, ..all() }))),
+        ("global", true, Box::new(limited(RateLimits { global: Some(Box::new(global)), ..all() }))),
+        ("optional tokens", true, Box::new(guarded(jwt, tokens(Required::Never)))),
+        ("required tokens", false, Box::new(guarded(jwt, tokens(Required::Always)))),
+        ("authorization", false, Box::new(guarded(external, authorization))),
+        ("denial", true, Box::new(|plan| WorkloadPlan { inbound: denies_some(), ..plan })),
+    ]
+}
+
+#[test]
+fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares() {
+    run(async {
+        let all =
+            [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Detect, Protocol::Tcp];
+        for protocol in all {
+            let app = Application::canned(OK).await;
+            let mesh = mesh(app.address, protocol).await;
+            let identity = credential(&mesh.authority, "productpage");
+            for (policy, passes_tcp, enforced) in policies(app.address.port()) {
+                let before = mesh.server.failures().get("denied-by-policy").copied().unwrap_or(0);
+                mesh.enforce_with(&enforced);
+                // Not the sidecar of the client, but what a member has put in its place.
+                let mut peer = Peer::opener(mesh.inbound, &identity).await;
+                let stream = peer.open(StreamKind::Tcp, "", false);
+                let answer = peer.next().await.unwrap();
+                if protocol == Protocol::Tcp && passes_tcp {
+                    assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
+                    continue;
+                }
+                let expected = Event::Reset { stream, code: ResetCode::Denied };
+                assert_eq!(answer, expected, "{policy} {protocol:?}");
+                let denied = || mesh.server.failures().get("denied-by-policy").copied();
+                // What was let in at a port `TCP` before may be cut at the same time.
+                until(|| denied() > Some(before)).await;
+            }
+            assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.send("hello").await;
+            drop(client.last().await);
+        })
+        .await;
+        for (policy, _, enforced) in policies(app.address.port()) {
+            let mesh = mesh(app.address, Protocol::Detect).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send("\0").await;
+            assert_eq!(client.bytes(5).await, b"hello", "{policy}");
+            mesh.enforce_with(&enforced);
+            assert_eq!(client.end().await, End::Reset, "{policy}");
+        }
+    });
+}
+
+#[test]
+fn connections_are_counted_where_nothing_else_is_bounded() {
+    run(async {
+        let app = Application::start(|mut client| async move {
+            client.send("hello").await;
+        })
+        .await;
+        for protocol in [Protocol::Tcp, Protocol::Detect] {
+            let mesh = mesh(app.address, protocol).await;
+            let limits = RateLimits { connections: Some(rate(2)), ..RateLimits::default() };
+            mesh.guard(Vec::new(), vec![limit(limits)]);
+            for let_in in [true, true, false] {
+                let mut client = Client::connect(mesh.door).await;
+                client.send("\0").await;
+                let expected = if let_in { b"hello".to_vec() } else { Vec::new() };
+                assert_eq!(client.last().await.0, expected, "{protocol:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn empty_lines_before_a_request_hide_it_from_no_limit() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = mesh(app.address, Protocol::Detect).await;
+        mesh.guard(
+            Vec::new(),
+            vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
+        );
+        for status in [200, 200, 429] {
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(&format!("\r\n\r\n{GET}")).await.status, status);
+        }
+        // Some servers take a bare line feed for an empty line: nothing of it reaches one.
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.ask(&format!("\n{GET}")).await.status, 400);
+        assert_eq!(app.seen.borrow().len(), 2);
+    });
+}
+
+/// The status of a call, and what the application said.
+async fn ask(door: std::net::SocketAddr, path: &str) -> Option<u16> {
+    let mut client = http2::connect(door).await;
+    let uri = format!("http://ratings.bookinfo:9080{path}");
+    let request = http::Request::get(uri).body(()).unwrap();
+    let (response, _) = client.send_request(request, true).ok()?;
+    Some(response.await.ok()?.status().as_u16())
+}
+
+async fn application_of_http2() -> Application {
+    http2::application(|_, mut respond| async move {
+        drop(respond.send_response(Response::new(()), true).unwrap());
+    })
+    .await
+}
+
+#[test]
+fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declared() {
+    run(async {
+        let app = application_of_http2().await;
+        let mesh = mesh(app.address, Protocol::Detect).await;
+        // Without such a policy the application gets the bytes as they are.
+        assert_eq!(ask(mesh.door, "/admin").await, Some(200));
+        mesh.guard(
+            Vec::new(),
+            vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
+        );
+        for status in [200, 200, 429] {
+            assert_eq!(ask(mesh.door, "/ratings").await, Some(status));
+        }
+        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        for (path, status) in [("/ratings", 200), ("/admin", 403)] {
+            assert_eq!(ask(mesh.door, path).await, Some(status), "{path}");
+        }
+        // With the first connection, which was open as bytes when the limit came.
+        until(|| mesh.server.failures().get("denied-by-policy") == Some(&2)).await;
+    });
+}
+
+#[test]
+fn what_only_says_that_it_is_http2_passes_no_policy() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = mesh(app.address, Protocol::Detect).await;
+        let limits = RateLimits { rules: vec![rule(2)], ..RateLimits::default() };
+        mesh.guard(Vec::new(), vec![limit(limits)]);
+        let identity = credential(&mesh.authority, "productpage");
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let stream = peer.open(StreamKind::Tcp, "h2", false);
+        assert!(matches!(peer.next().await, Some(Event::Head { .. })));
+        peer.data(stream, GET.as_bytes(), false);
+        loop {
+            match peer.next().await.unwrap() {
+                Event::Reset { code, .. } => break assert_eq!(code, ResetCode::Denied),
+                Event::Credit { .. } => {}
+                event => panic!("{event:?}"),
+            }
+        }
+        assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+#[test]
+fn http2_in_clear_text_is_judged_as_well() {
+    run(async {
+        let app = application_of_http2().await;
+        let mesh = mesh(app.address, Protocol::Detect).await;
+        let in_clear = |plan| WorkloadPlan { plaintext: Plaintext::Accept, ..plan };
+        mesh.enforce_with(&in_clear);
+        assert_eq!(ask(mesh.inbound, "/admin").await, Some(200));
+        mesh.enforce_with(&|plan| in_clear(WorkloadPlan { inbound: denies_some(), ..plan }));
+        for (path, status) in [("/ratings", 200), ("/admin", 403)] {
+            assert_eq!(ask(mesh.inbound, path).await, Some(status), "{path}");
+        }
+    });
+}
+
+#[test]
+fn faults_are_injected_into_requests_and_nothing_else_passes() {
+    run(async {
+        for (protocol, passes) in [(Protocol::Detect, false), (Protocol::Tcp, true)] {
+            let app = Application::start(|mut client| async move {
+                client.send("hello").await;
+            })
+            .await;
+            let mesh = mesh(app.address, protocol).await;
+            let mut service = view(protocol, &[mesh.endpoint()]);
+            let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };
+            let rule = FaultRule {
+                name: "rule".to_owned(),
+                requests: Vec::new(),
+                peers: Vec::new(),
+                delay: None,
+                abort: Some(abort),
+            };
+            let policy = name(ServicePolicyKind::FaultInjection);
+            let faults = Some(Faults { policy, rules: vec![rule] });
+            for port in service.ports.values_mut() {
+                port.treatment = Treatment { faults: faults.clone(), ..Treatment::default() };
+            }
+            mesh.client_knows(vec![service]);
+            let mut client = Client::connect(mesh.door).await;
+            client.send("\0").await;
+            let expected = if passes { b"hello".to_vec() } else { Vec::new() };
+            assert_eq!(client.last().await.0, expected, "{protocol:?}");
+            drop(client);
+            until(|| mesh.client.ended() == 1).await;
+            let denied = mesh.client.failures().get("denied-by-policy").copied();
+            assert_eq!(denied, (!passes).then_some(1));
+        }
+    });
+}
