@@ -3,6 +3,7 @@
 mod access;
 mod anchoring;
 mod border;
+mod exact;
 mod guard;
 mod repeated;
 mod retry;
@@ -53,6 +54,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
                 world.lint_service_policy(policy, &mut notes);
                 repeated::lint_policy(policy, &mut notes);
                 anchoring::lint_policy(policy, &mut notes);
+                exact::lint_policy(policy, &mut notes);
             }
             Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
             Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
@@ -64,6 +66,7 @@ pub fn lint(objects: &[Object]) -> Vec<Warning> {
             Object::AccessPolicy(policy) => {
                 world.lint_access_policy(policy, &mut notes);
                 anchoring::lint_access(policy, &mut notes);
+                exact::lint_access(policy, &mut notes);
             }
             Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
             Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),

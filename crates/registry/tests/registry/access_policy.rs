@@ -130,3 +130,16 @@ fn rules_that_can_never_decide_are_remarked() {
     );
     check("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
 }
+
+#[test]
+fn a_rule_that_protects_one_exact_path_is_remarked() {
+    check(
+        "{serviceAccounts: [stock], deny: [{requests: [{path: {value: /ops}}]}, \
+         {requests: [{methods: [PUT]}, {path: {type: Exact, value: /admin}}]}], \
+         allow: [{requests: [{path: {type: Exact, value: /items}}]}]}",
+        "strict",
+        &expect![[r#"
+            AccessPolicy shop/guard: spec.deny[1].requests[1].path.type: denies /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
+        "#]],
+    );
+}

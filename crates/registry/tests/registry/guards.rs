@@ -116,3 +116,28 @@ fn a_rule_about_claims_leaves_the_next_one_something_to_decide() {
     );
     check(&[("JwtValidation", &tokens), ("AccessPolicy", spec)], &expect![[""]]);
 }
+
+#[test]
+fn a_guard_of_one_exact_path_is_remarked() {
+    let refs = "targetRefs: [{name: stock}]";
+    let exact = "[{path: {type: Exact, value: /admin}}]";
+    check(
+        &[
+            (
+                "ExternalAuthorization",
+                &format!("{{{refs}, service: {{name: authz, port: 9000}}, matches: {exact}}}"),
+            ),
+            (
+                "JwtValidation",
+                &format!(
+                    "{{{refs}, issuers: [{{issuer: me, audiences: [a], \
+                     jwks: {{url: \"https://a/b\"}}}}], requiredFor: {exact}}}"
+                ),
+            ),
+        ],
+        &expect![[r#"
+            ExternalAuthorization default/guard: spec.matches[0].path.type: is asked about /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
+            JwtValidation default/guard: spec.requiredFor[0].path.type: requires a token for /admin and nothing below it, where an application may serve the same; PathPrefix is safer; leave Exact where only this path is meant
+        "#]],
+    );
+}

@@ -1,0 +1,39 @@
+//! Looks at rules that protect one exact path: what is below it, or another way to it, is not protected.
+
+use leno_model::{
+    AccessPolicy, Guard, PathMatch, PolicyAction, RequestMatch, Required, ServicePolicy,
+};
+
+use super::Lint;
+
+pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
+    let denying = policy.rules.iter().filter(|rule| rule.action == PolicyAction::Deny);
+    for (rule, place) in denying.zip(0..) {
+        lint_requests(&rule.requests, &format!("spec.deny[{place}].requests"), "denies", lint);
+    }
+}
+
+pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    match policy.rule.guard() {
+        Some(Guard::Authorization(rule)) => {
+            lint_requests(&rule.requests, "spec.matches", "is asked about", lint);
+        }
+        Some(Guard::Tokens(tokens)) => {
+            if let Required::Of(requests) = &tokens.required {
+                lint_requests(requests, "spec.requiredFor", "requires a token for", lint);
+            }
+        }
+        None => {}
+    }
+}
+
+fn lint_requests(requests: &[RequestMatch], field: &str, verb: &str, lint: &mut Lint<'_>) {
+    for (request, index) in requests.iter().zip(0..) {
+        let PathMatch::Exact(path) = &request.path else { continue };
+        lint.warn(
+            format!("{field}[{index}].path.type"),
+            format!("{verb} {path} and nothing below it, where an application may serve the same"),
+            "PathPrefix is safer; leave Exact where only this path is meant",
+        );
+    }
+}
