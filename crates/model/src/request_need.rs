@@ -9,7 +9,7 @@ use crate::service::Protocol;
 use crate::service_policy::{ServicePolicyName, ServiceRule};
 use crate::snapshot::WorkloadPlan;
 
-/// What a policy has to see of all that comes in at a port.
+/// The part of the traffic of a port that a policy needs to see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestNeed {
     /// Connections are enough.
@@ -21,7 +21,7 @@ pub enum RequestNeed {
 }
 
 impl RequestNeed {
-    /// Whether opaque bytes get past the policy at a port of this protocol, and are rejected there.
+    /// True when opaque bytes would get past the policy at a port of this protocol. They are rejected there.
     #[must_use]
     pub const fn rejects_bytes(self, declared: Protocol) -> bool {
         match self {
@@ -33,7 +33,7 @@ impl RequestNeed {
 }
 
 impl ServiceRule {
-    /// What it has to see. Every kind of policy about a service says it here.
+    /// The need of the policy. Every kind of policy about a service has its line here.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -41,7 +41,7 @@ impl ServiceRule {
             Self::UpstreamTrafficSetting(both) => both.1.request_need(),
             Self::FaultInjection(_) => Faults::REQUEST_NEED,
             Self::Guard(guard) => guard.request_need(),
-            // These protect the client: they bound, spread and repeat what it sends itself.
+            // These bound, spread and repeat the requests of the client itself.
             Self::OutlierRemoval(_)
             | Self::SermantRemoval(_)
             | Self::CircuitBreaker(_)
@@ -52,12 +52,12 @@ impl ServiceRule {
 }
 
 impl Faults {
-    /// What they have to see, at the sidecar of the client.
+    /// The need of faults, at the sidecar of the client.
     pub const REQUEST_NEED: RequestNeed = RequestNeed::WhereSpoken;
 }
 
 impl RateLimits {
-    /// What they have to see: requests, but for a limit of connections.
+    /// The need of limits: requests, but for a limit of connections.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         let Self { connections: _, rules, concurrency, global } = self;
@@ -69,8 +69,7 @@ impl RateLimits {
 }
 
 impl Guard {
-    /// What it has to see. A token that need not be shown is verified, and the headers that are made of it are taken
-    /// from clients, only where requests are seen.
+    /// The need of a guard. Optional tokens are verified, and forged claim headers removed, only in requests.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -82,7 +81,7 @@ impl Guard {
 }
 
 impl PolicyRule {
-    /// What it has to see: a rule that allows some requests allows no bytes, and needs to see none.
+    /// The need of a rule: one that allows some requests allows no bytes, and needs to see none.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self.action == PolicyAction::Deny && self.is_about_requests() {
@@ -93,15 +92,15 @@ impl PolicyRule {
 }
 
 impl WorkloadPlan {
-    /// What the application speaks at a port, as it is declared.
+    /// The declared protocol of a port.
     #[must_use]
     pub fn declared(&self, port: u16) -> Protocol {
         let known = self.ports.iter().find(|known| known.port == port);
         known.map_or(Protocol::Detect, |known| known.protocol)
     }
 
-    /// The policy because of which opaque bytes are rejected at a port, whoever sends them. Rules of access policies
-    /// are about some peers: what these say is decided with the rest of them.
+    /// The policy that makes a port reject opaque bytes of every peer. Rules of access policies are about some peers, and
+    /// are evaluated with these.
     #[must_use]
     pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
         let declared = self.declared(port);

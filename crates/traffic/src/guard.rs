@@ -14,7 +14,7 @@ use leno_model::{
 
 use crate::authorize::Ruling;
 use crate::hits::HitSlot;
-use crate::matcher::RequestMatcher;
+use crate::matcher::DenialMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
@@ -129,13 +129,6 @@ impl Guards {
 }
 
 impl PortGuards {
-    /// Whether opaque bytes would get around somebody who is to see every request.
-    #[must_use]
-    pub fn sees_requests(&self) -> bool {
-        let required = |it: &CompiledJwtValidation| it.rule.required != Required::Never;
-        !self.authorizations.is_empty() || self.tokens.iter().any(required)
-    }
-
     /// Which tokens requests may, or must, show, before anything else is decided.
     #[must_use]
     pub fn tokens(&self) -> &[CompiledJwtValidation] {
@@ -248,11 +241,11 @@ fn described(
 
 /// Requests, any of which a rule is about; all when there are none.
 #[derive(Debug)]
-struct Requests(Box<[RequestMatcher]>);
+struct Requests(Box<[DenialMatcher]>);
 
 impl Requests {
     fn compile(requests: &[RequestMatch], policy: &ServicePolicyName) -> Result<Self, BadPattern> {
-        let compiled = requests.iter().map(RequestMatcher::compile).collect::<Result<_, _>>();
+        let compiled = requests.iter().map(DenialMatcher::compile).collect::<Result<_, _>>();
         compiled.map(Self).map_err(|bad| bad.within(ObjectKey::ServicePolicy(policy.clone())))
     }
 

@@ -53,7 +53,7 @@ pub use matcher::{Mismatch, RequestMatcher, percent_decoded};
 pub use outlet::{Outlets, Way};
 pub use pattern::{BadPattern, PatternField, check_pattern};
 pub use plan::{Plans, PortPlan, ServicePlan};
-pub use request::{Fields, RequestView};
+pub use request::{Fields, RequestView, is_similar_name};
 pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
 pub use stay::Stay;

@@ -17,7 +17,7 @@ use leno_model::{
 use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::{Many, Rules};
-use crate::matcher::RequestMatcher;
+use crate::matcher::{DenialMatcher, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
@@ -56,7 +56,9 @@ struct Bounded {
 #[derive(Debug)]
 struct CompiledRule {
     rule: RateRule,
-    requests: Box<[RequestMatcher]>,
+    requests: Box<[DenialMatcher]>,
+    /// The same requests where these alone keep later rules from one.
+    plain: Box<[RequestMatcher]>,
     pace: Pace,
     tokens: Tokens,
     answer: Option<Arc<FixedAnswer>>,
@@ -401,7 +403,8 @@ impl PolicyLimits {
 
 impl CompiledRule {
     fn compile(rule: &RateRule) -> Result<Self, BadPattern> {
-        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        let requests = rule.requests.iter().map(DenialMatcher::compile);
+        let plain = rule.requests.iter().filter(|_| rule.is_last).map(RequestMatcher::compile);
         let tokens = match &rule.each {
             Each::Nothing => Tokens::Together(Bucket::default()),
             Each::Client { buckets } | Each::Header { buckets, .. } => {
@@ -411,6 +414,7 @@ impl CompiledRule {
         let answer = (rule.answer != FixedAnswer::default()).then(|| rule.answer.clone());
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
+            plain: plain.collect::<Result<_, _>>()?,
             pace: Pace::of(rule.rate),
             tokens,
             answer: answer.map(Arc::new),
@@ -419,14 +423,14 @@ impl CompiledRule {
         })
     }
 
-    /// Whether the request plainly fits.
+    /// True when the request plainly fits. For rules that are `last`.
     fn counts(&self, request: &RequestView<'_>) -> bool {
-        self.requests.is_empty() || self.requests.iter().any(|it| it.matches(request))
+        self.requests.is_empty() || self.plain.iter().any(|it| it.matches(request))
     }
 
     /// Whether an application may take the request for one that fits.
     fn may_count(&self, request: &RequestView<'_>, spelling: &Spelling) -> bool {
-        let may_mean = |it: &RequestMatcher| it.may_mean(request, spelling);
+        let may_mean = |it: &DenialMatcher| it.may_mean(request, spelling);
         self.requests.is_empty() || self.requests.iter().any(may_mean)
     }
 

@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use leno_model::{Repeated, ServiceAccount};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::query::{decoded_text, parameter};
+use crate::query::{all_parameters, decoded_text, may_be_named, may_be_values, parameter};
 use crate::request::{RequestView, header};
-use crate::spelling::{Spelling, hosts, values};
+use crate::spelling::{Spelling, folded_case, hosts, values};
 
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
@@ -248,9 +248,8 @@ impl Lookup {
                     column.each_meant((sought, spelling), &mut take);
                 }
                 if let Some(beginnings) = &self.beginnings {
-                    for path in spelling.paths(sought.request.path) {
-                        beginnings.each(path, |held| take(held));
-                    }
+                    let path = spelling.folded(sought.request.path);
+                    beginnings.each_meant(path, |held| take(held));
                 }
             }
         }
@@ -314,8 +313,7 @@ impl Column {
         rules.map_or(&[], Vec::as_slice)
     }
 
-    /// Each list by what the request may mean. Only what asks for the values of a header joined,
-    /// and in their case, is asked so.
+    /// Each list by what the request may mean; the texts of rules are folded.
     #[inline(never)]
     fn each_meant<'a>(
         &'a self,
@@ -324,28 +322,46 @@ impl Column {
     ) {
         let request = sought.request;
         match &self.key {
-            Key::Path => spelling.paths(request.path).for_each(|path| take(self.of(path))),
+            Key::Path => {
+                take(self.of(spelling.folded(request.path)));
+                for stem in spelling.stems(request.path) {
+                    take(self.of(stem));
+                }
+            }
             Key::Header { name, .. } if **name == *":authority" => {
-                hosts(request.authority).for_each(|host| take(self.of(&host)));
+                hosts(request.authority).for_each(|host| take(self.of(&folded_case(&host))));
             }
             Key::Header { name, repeated, folded } => {
-                debug_assert!(*repeated == Repeated::Joined && !folded, "{name} is compared so");
-                let joined = request.fields.find(name);
+                debug_assert!(*repeated == Repeated::Joined && *folded, "{name} is compared so");
+                let joined = request.fields.find_similar(name);
                 let values = joined.iter().flat_map(|joined| values(joined));
-                let held = values.map(|value| self.of(value)).filter(|held| !held.is_empty());
-                // A client may say the same thousands of times: it is asked once.
-                let mut taken = FxHashSet::default();
-                held.filter(|held| taken.insert(held.as_ptr())).for_each(take);
+                self.take_each(values.map(|value| self.of(&folded_case(value))), take);
             }
-            Key::Method => {
-                let meant = |text: &str| text.eq_ignore_ascii_case(request.method);
-                let held = self.rules.iter().filter(|(text, _)| meant(text));
-                held.for_each(|(_, places)| take(places));
+            Key::Query(name) => {
+                let named = all_parameters(request.query.unwrap_or_default())
+                    .filter(|(encoded, _)| may_be_named(encoded, name));
+                for (_, value) in named {
+                    for value in may_be_values(value) {
+                        let values = values(&value).map(|value| self.of(&folded_case(value)));
+                        self.take_each(values, take);
+                    }
+                }
             }
-            Key::Query(_) => take(self.held(request)),
-            Key::Beginning => debug_assert!(false, "beginnings are no column"),
+            // Methods may be overridden.
+            Key::Beginning | Key::Method => debug_assert!(false, "these are no columns here"),
             Key::Namespace | Key::Account => take(self.held_by_caller(sought.caller)),
         }
+    }
+
+    /// Each of these lists once: a client may say the same thousands of times.
+    fn take_each<'a>(
+        &'a self,
+        lists: impl Iterator<Item = &'a [usize]>,
+        take: &mut dyn FnMut(&'a [usize]),
+    ) {
+        let mut taken = FxHashSet::default();
+        let lists = lists.filter(|held| !held.is_empty());
+        lists.filter(|held| taken.insert(held.as_ptr())).for_each(take);
     }
 
     /// Apart, so that what is looked up most costs no call.

@@ -3,7 +3,13 @@
 use leno_model::{NamePattern, PeerMatch};
 
 use crate::lookup::{Demand, Key, Lookup, Places, Sought, are_many};
-use crate::matcher::RequestMatcher;
+
+/// A compiled match with its demands of requests.
+pub(crate) trait Demanding {
+    /// Texts, one of which every request has that fits. Those of a [`DenialMatcher`](crate::matcher::DenialMatcher) are
+    /// folded.
+    fn demands(&self) -> Vec<Demand>;
+}
 
 /// The matches of rules, in the order of the rules.
 #[derive(Debug)]
@@ -73,23 +79,23 @@ impl Iterator for Rules<'_> {
 impl Many {
     /// Of these rules, in order; `None` where they are few. A rule without matches has one that
     /// demands nothing, in the first place.
-    pub(crate) fn of<'a>(
-        rules: impl Iterator<Item = (usize, &'a [RequestMatcher])> + Clone,
+    pub(crate) fn of<'a, M: Demanding + 'a>(
+        rules: impl Iterator<Item = (usize, &'a [M])> + Clone,
     ) -> Option<Self> {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
     /// The same of rules that name callers as well, all of a policy: of each its matches and callers.
-    pub(crate) fn naming<'a>(
-        rules: impl Iterator<Item = (&'a [RequestMatcher], &'a [PeerMatch])> + Clone,
+    pub(crate) fn naming<'a, M: Demanding + 'a>(
+        rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
         Self::compile(
             rules.enumerate().map(|(rule, (matchers, callers))| (rule, matchers, callers)),
         )
     }
 
-    fn compile<'a>(
-        rules: impl Iterator<Item = (usize, &'a [RequestMatcher], &'a [PeerMatch])> + Clone,
+    fn compile<'a, M: Demanding + 'a>(
+        rules: impl Iterator<Item = (usize, &'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
         let all = || {
             rules.clone().flat_map(|(rule, matchers, callers)| {
@@ -97,8 +103,8 @@ impl Many {
                 places.map(move |place| (rule, place, matchers.get(place), callers))
             })
         };
-        let demands = |matcher: Option<&RequestMatcher>, callers: &[PeerMatch]| {
-            let mut demands = matcher.map(RequestMatcher::demands).unwrap_or_default();
+        let demands = |matcher: Option<&M>, callers: &[PeerMatch]| {
+            let mut demands = matcher.map(M::demands).unwrap_or_default();
             demands.extend(demands_of_callers(callers));
             demands
         };

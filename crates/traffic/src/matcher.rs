@@ -5,9 +5,12 @@ mod denial;
 use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 
 use crate::lookup::{Demand, Key, whole_elements};
+use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, PatternField};
 use crate::query::{decoded_text, parameter};
 use crate::request::RequestView;
+
+pub(crate) use denial::DenialMatcher;
 
 pub use crate::query::percent_decoded;
 
@@ -96,15 +99,6 @@ impl RequestMatcher {
         parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
-    /// What it demands of every request exactly.
-    pub(crate) fn demands(&self) -> Vec<Demand> {
-        let path = self.path.demand();
-        let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
-        let query = self.query.iter().filter_map(QueryMatcher::demand);
-        let methods = (!self.methods.is_empty()).then(|| (Key::Method, self.methods.to_vec()));
-        path.into_iter().chain(headers).chain(query).chain(methods).collect()
-    }
-
     /// Whether some paths do not match.
     #[must_use]
     pub fn constrains_path(&self) -> bool {
@@ -113,6 +107,17 @@ impl RequestMatcher {
             PathMatcher::Pattern(Pattern::Beginning(literal)) => !literal.is_empty(),
             PathMatcher::Exact(_) | PathMatcher::Prefix(_) | PathMatcher::Pattern(_) => true,
         }
+    }
+}
+
+impl Demanding for RequestMatcher {
+    /// Exact texts of a request.
+    fn demands(&self) -> Vec<Demand> {
+        let path = self.path.demand();
+        let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
+        let query = self.query.iter().filter_map(QueryMatcher::demand);
+        let methods = (!self.methods.is_empty()).then(|| (Key::Method, self.methods.to_vec()));
+        path.into_iter().chain(headers).chain(query).chain(methods).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use leno_model::ObjectKey;
 use regex::{Regex, RegexBuilder};
-use regex_syntax::hir::HirKind;
+use regex_syntax::hir::{Class, Hir, HirKind};
 
 /// A compiled pattern. The common shapes of the rules people write need no regular expression.
 #[derive(Debug, Clone)]
@@ -60,6 +60,40 @@ fn beginning(pattern: &str) -> Option<Box<str>> {
     match first.kind() {
         HirKind::Literal(literal) => std::str::from_utf8(&literal.0).ok().map(Box::from),
         _ => None,
+    }
+}
+
+/// A regular expression without regard to case, anchored at both ends. That is larger than the same with regard to it:
+/// where it is too large it is that.
+pub(crate) fn regardless_of_case(pattern: &str) -> Result<Regex, regex::Error> {
+    let anchored = format!("^(?:{pattern})$");
+    let mut builder = RegexBuilder::new(&anchored);
+    let builder = builder.case_insensitive(true).dfa_size_limit(REGEX_CACHE_BYTES_MAX);
+    builder.size_limit(REGEX_FOLDED_BYTES_MAX).build().or_else(|_| build(&anchored))
+}
+
+/// True when letters that a pattern excludes are more of them without regard to case, so that it fits less.
+pub(crate) fn may_exclude(pattern: &str) -> bool {
+    ["[^", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
+}
+
+/// True when a text that ends in a slash may fit a pattern.
+pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
+    regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
+}
+
+fn ends_in_slash(part: &Hir) -> bool {
+    match part.kind() {
+        HirKind::Literal(literal) => literal.0.last() == Some(&b'/'),
+        HirKind::Class(Class::Unicode(class)) => {
+            class.iter().any(|range| (range.start()..=range.end()).contains(&'/'))
+        }
+        HirKind::Capture(capture) => ends_in_slash(&capture.sub),
+        HirKind::Repetition(repeated) => repeated.min == 0 || ends_in_slash(&repeated.sub),
+        HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
+        HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
+        // The part before it decides.
+        HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }
 }
 
@@ -156,6 +190,9 @@ const METACHARACTERS: &[char] =
 /// The compiled size of one expression: far above what people write, far below what hurts a
 /// sidecar.
 const REGEX_BYTES_MAX: usize = 1024 * 1024;
+
+/// The same without regard to case, where letters are several: what fits above has to fit here.
+const REGEX_FOLDED_BYTES_MAX: usize = 8 * REGEX_BYTES_MAX;
 
 /// What one expression may remember of its own matching, for each thread.
 const REGEX_CACHE_BYTES_MAX: usize = 256 * 1024;

@@ -2,12 +2,79 @@
 
 use std::borrow::Cow;
 
+use crate::spelling::{decoded_throughout, folded_case, is_blank};
+
 /// The first value of a query parameter, still encoded; empty for a parameter without `=`.
 pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
         percent_decoded(encoded).eq(name.bytes()).then_some(value)
     })
+}
+
+/// All parameters that a query may have to an application, encoded: some take `;` for `&`.
+pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let others = query.contains(';').then(|| query.split(['&', ';']));
+    let pairs = query.split('&').chain(others.into_iter().flatten());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// True when applications may take the encoded name of a parameter for this one, which is [folded](folded_name): without
+/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks before it, and with `.` or a blank for `_`.
+pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
+    if encoded.len() < folded.len() {
+        return false;
+    }
+    if encoded == folded {
+        return true;
+    }
+    let name = folded_name(encoded);
+    name == folded || name.split_once('[').is_some_and(|(name, _)| name == folded)
+}
+
+/// The name of a parameter as the most forgiving application reads it.
+pub(crate) fn folded_name(encoded: &str) -> String {
+    let decoded = decoded(encoded, Plus::Space);
+    let name = decoded.split('\0').next().unwrap_or_default().trim_start_matches(is_blank);
+    let mut name = folded_case(name).replace([' ', '.'], "_");
+    // An element of a list has the name of the list.
+    while let Some((list, place)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
+        if list.is_empty() || !place.bytes().all(|byte| byte.is_ascii_digit()) {
+            break;
+        }
+        let length = list.len();
+        name.truncate(length);
+    }
+    name
+}
+
+/// All that the encoded value of a parameter may be to an application.
+pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let is_encoded = encoded.contains(['%', '+']);
+    let readings = is_encoded.then(|| {
+        let once = String::from_utf8_lossy(&percent_decoded(encoded).collect::<Vec<u8>>()).into();
+        [once, decoded(encoded, Plus::Literal), decoded(encoded, Plus::Space)].map(Cow::Owned)
+    });
+    std::iter::once(Cow::Borrowed(encoded)).chain(readings.into_iter().flatten())
+}
+
+/// The meaning of a plus sign.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plus {
+    Literal,
+    Space,
+}
+
+/// Decoded until no escape is left.
+fn decoded(encoded: &str, plus: Plus) -> String {
+    let encoded = match plus {
+        Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
+        Plus::Space | Plus::Literal => Cow::Borrowed(encoded),
+    };
+    match decoded_throughout(&encoded) {
+        Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        None => encoded.into_owned(),
+    }
 }
 
 /// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.

@@ -24,6 +24,9 @@ pub trait Fields {
     /// All values of this lower-case header name joined by `", "`; `None` when it is absent.
     fn find(&self, name: &str) -> Option<Cow<'_, str>>;
 
+    /// The same for all headers with [similar names](is_similar_name).
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
+
     /// The first value of this lower-case header name; `None` when it is absent.
     fn first(&self, name: &str) -> Option<Cow<'_, str>>;
 
@@ -46,27 +49,44 @@ pub(crate) fn header<'a>(
     }
 }
 
+/// True when two header names differ in case and in their separators at most: `X_Role` and `x-role` are one variable to
+/// applications that get headers as such (RFC 3875 §4.1.18), and PHP makes `_` of `.` as well.
+#[must_use]
+pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
+    let is_similar = |(one, other): (&u8, &u8)| {
+        one.eq_ignore_ascii_case(other)
+            || !one.is_ascii_alphanumeric() && !other.is_ascii_alphanumeric()
+    };
+    one.len() == other.len() && one.iter().zip(other).all(is_similar)
+}
+
 /// Headers in a list, for tools and tests.
 impl Fields for Vec<(String, String)> {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut values = self
-            .iter()
-            .filter(|(n, _)| n.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str());
-        let first = values.next()?;
-        let mut joined = Cow::Borrowed(first);
-        for value in values {
-            let text = joined.to_mut();
-            text.push_str(", ");
-            text.push_str(value);
-        }
-        Some(joined)
+        let named = self.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
+        joined(named.map(|(_, value)| value.as_str()))
+    }
+
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
+        let is_similar = |known: &str| is_similar_name(known.as_bytes(), name.as_bytes());
+        let named = self.iter().filter(|(known, _)| is_similar(known));
+        joined(named.map(|(_, value)| value.as_str()))
     }
 
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
         let named = self.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         named.map(|(_, value)| Cow::Borrowed(value.as_str()))
     }
+}
+
+fn joined<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> {
+    let mut joined = Cow::Borrowed(values.next()?);
+    for value in values {
+        let text = joined.to_mut();
+        text.push_str(", ");
+        text.push_str(value);
+    }
+    Some(joined)
 }
 
 #[cfg(test)]
@@ -85,5 +105,24 @@ mod tests {
         assert_eq!(fields.find("y"), None);
         assert_eq!(fields.first("accept").as_deref(), Some("a"));
         assert_eq!(fields.first("y"), None);
+    }
+
+    #[test]
+    fn names_are_similar_that_are_one_variable() {
+        for (name, is_similar) in [
+            ("x-role", true),
+            ("X_Role", true),
+            ("X.ROLE", true),
+            ("x-roles", false),
+            ("xrole", false),
+            ("x1role", false),
+        ] {
+            assert_eq!(is_similar_name(name.as_bytes(), b"x-role"), is_similar, "{name}");
+        }
+        let fields =
+            vec![("X-Role".to_owned(), "a".to_owned()), ("x_role".to_owned(), "b".to_owned())];
+        assert_eq!(fields.find_similar("x-role").as_deref(), Some("a, b"));
+        assert_eq!(fields.find_similar("x_role").as_deref(), Some("a, b"));
+        assert_eq!(fields.find_similar("role"), None);
     }
 }

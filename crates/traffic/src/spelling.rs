@@ -1,8 +1,15 @@
 //! What an application may understand otherwise than it is written: paths, hosts, lists of values.
 
+mod folded;
+
 use std::borrow::Cow;
 
 use crate::query::percent_decoded;
+
+pub(crate) use folded::{
+    Parameters, decoded_throughout, folded_case, folded_path, folded_rule, is_blank,
+    is_equal_folded,
+};
 
 /// Whether a path means what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,20 +32,30 @@ impl PathKind {
             before = byte;
             starts_with_dot || byte == b'%' || byte == b'\\'
         });
-        if !could_climb {
-            return Self::Plain;
+        if could_climb && (climbs(percent_decoded(path)) || climbs_deeper(path)) {
+            return Self::Climbing;
         }
-        let mut element = Element::default();
-        for byte in percent_decoded(path) {
-            if element.ends_with(byte) {
-                return Self::Climbing;
-            }
-        }
-        match element.climbs() {
-            true => Self::Climbing,
-            false => Self::Plain,
+        Self::Plain
+    }
+}
+
+/// True when a decoded path has an element that climbs.
+fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
+    let mut element = Element::default();
+    for byte in decoded {
+        if element.ends_with(byte) {
+            return true;
         }
     }
+    element.climbs()
+}
+
+/// The same for a path with escaped escapes, or with those of IIS.
+fn climbs_deeper(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    let is_deep = |pair: &[u8]| matches!(pair, [b'%', b'2' | b'c' | b'C' | b'u' | b'U']);
+    bytes.windows(2).any(is_deep)
+        && decoded_throughout(path).is_none_or(|decoded| climbs(decoded.into_iter()))
 }
 
 /// Whether a byte is in all that could climb.
@@ -50,39 +67,134 @@ const IN_CLIMBS: [bool; 256] = {
     are
 };
 
-/// A path as it was sent, and as an application may read it.
+/// A path as it was sent, and as applications may read it.
 pub(crate) struct Spelling {
-    kind: PathKind,
-    /// Decoded, with `\\` as `/`, without parameters and empty elements; absent when that is how
-    /// it was sent.
-    decoded: Option<String>,
+    /// It may be any path at all.
+    climbs: bool,
+    /// It has a dot: applications may read it without what follows.
+    is_dotted: bool,
+    /// Absent when the most forgiving application reads it as it was sent.
+    odd: Option<Box<Odd>>,
+}
+
+/// The readings of a path that is not written plainly.
+struct Odd {
+    decoded: String,
+    folded: String,
+    /// Folded as well, where that differs.
+    with_parameters: Option<String>,
 }
 
 impl Spelling {
     pub(crate) fn of(path: &str, kind: PathKind) -> Self {
-        let mut before = 0;
-        let is_odd = path.bytes().any(|byte| {
-            let is_second_slash = byte == b'/' && before == b'/';
+        let (mut found, mut before) = (0, 0);
+        for byte in path.bytes() {
+            found |= IN_SPELLINGS[usize::from(byte)];
+            found |= u8::from(byte == b'/' && before == b'/');
             before = byte;
-            is_second_slash || matches!(byte, b'%' | b'\\' | b';')
-        });
-        let decoded = is_odd.then(|| decoded(path));
-        Self { kind, decoded }
+        }
+        let is_dotted = found & DOTTED != 0;
+        let ends_oddly = path.len() > 1 && matches!(before, b'/' | b'.');
+        let is_odd = found & ODD != 0 || ends_oddly || (is_dotted && path.contains("./"));
+        let mut spelling = Self { climbs: kind == PathKind::Climbing, is_dotted, odd: None };
+        if is_odd && !spelling.climbs {
+            spelling.read(path);
+        }
+        let dots = |text: &str| text.bytes().filter(|byte| *byte == b'.').count();
+        let read = spelling.folded(path);
+        if read.len() > STEMS_MAX && dots(read) > STEMS_MAX {
+            spelling.climbs = true;
+        }
+        spelling
+    }
+
+    fn read(&mut self, path: &str) {
+        let Some(bytes) = decoded_throughout(path) else {
+            self.climbs = true;
+            return;
+        };
+        let decoded = String::from_utf8_lossy(&bytes);
+        let folded = folded_path(&decoded, Parameters::Dropped);
+        self.climbs |= folded.climbs;
+        self.is_dotted = folded.text.contains('.');
+        let with_parameters =
+            decoded.contains(';').then(|| folded_path(&decoded, Parameters::Kept).text);
+        let decoded = String::from_utf8_lossy(&percent_decoded(path).collect::<Vec<u8>>()).into();
+        self.odd = Some(Box::new(Odd { decoded, folded: folded.text, with_parameters }));
     }
 
     /// Whether it may be any path at all.
     pub(crate) fn climbs(&self) -> bool {
-        self.kind == PathKind::Climbing
+        self.climbs
     }
 
-    /// The path as it was sent, and decoded where that differs.
-    pub(crate) fn paths<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
-        std::iter::once(sent).chain(self.decoded())
+    /// True when the most forgiving application reads it otherwise than it is written.
+    pub(crate) fn is_odd(&self) -> bool {
+        self.odd.is_some()
     }
 
-    /// The path decoded, where that differs.
-    pub(crate) fn decoded(&self) -> Option<&str> {
-        self.decoded.as_deref()
+    /// The path as the most forgiving application reads it.
+    #[inline]
+    pub(crate) fn folded<'a>(&'a self, sent: &'a str) -> &'a str {
+        self.odd.as_ref().map_or(sent, |odd| &odd.folded)
+    }
+
+    /// The same with the parameters of its elements.
+    pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
+        let kept = self.odd.as_ref().and_then(|odd| odd.with_parameters.as_deref());
+        kept.unwrap_or_else(|| self.folded(sent))
+    }
+
+    /// The folded path without what an application may take for the format of the answer, or for what a script is to
+    /// work on: each beginning that ends before a dot of the last element, or after an element with a dot.
+    #[inline]
+    pub(crate) fn stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
+        let (folded, last) = match self.is_dotted {
+            true => (self.folded(sent), self.folded(sent).rfind('/').unwrap_or(0)),
+            false => ("", 0),
+        };
+        Stems { folded, at: 0, is_dotted: false, last }
+    }
+
+    /// True when one of the other readings fits. Only regular expressions tell these from the folded path.
+    pub(crate) fn any_other(&self, sent: &str, fits: impl Fn(&str) -> bool) -> bool {
+        let odd = self.odd.as_ref();
+        let others = odd.into_iter().flat_map(|odd| {
+            [Some(sent), Some(&*odd.decoded), odd.with_parameters.as_deref()].into_iter().flatten()
+        });
+        others.chain(self.stems(sent)).any(fits)
+    }
+}
+
+/// The beginnings of a path that applications may take for all of it.
+struct Stems<'a> {
+    folded: &'a str,
+    at: usize,
+    is_dotted: bool,
+    /// The place of the last slash.
+    last: usize,
+}
+
+impl<'a> Iterator for Stems<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        while let Some(byte) = self.folded.as_bytes().get(self.at) {
+            let at = self.at;
+            self.at += 1;
+            let ends = match byte {
+                b'/' => std::mem::take(&mut self.is_dotted),
+                b'.' => {
+                    self.is_dotted = true;
+                    at > self.last
+                }
+                _ => false,
+            };
+            if ends {
+                return self.folded.get(..at);
+            }
+        }
+        None
     }
 }
 
@@ -92,9 +204,17 @@ pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority))))
 }
 
-/// All that the values of a header, joined, may be to an application: these together, and each of them.
+/// All that the values of a header, joined, may be to an application: these together, each of them, and each without
+/// its parameters.
 pub(crate) fn values(joined: &str) -> impl Iterator<Item = &str> {
-    std::iter::once(joined).chain(joined.split(',').map(str::trim))
+    let listed = joined.split(',').map(bare_value);
+    let parts = joined.contains(';').then(|| joined.split([',', ';']).map(bare_value));
+    [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
+}
+
+/// A value without blanks around it and without quotes.
+pub(crate) fn bare_value(value: &str) -> &str {
+    value.trim_matches(is_blank).trim_matches('"').trim_matches(is_blank)
 }
 
 /// A host as most applications understand it.
@@ -104,25 +224,6 @@ fn bare(authority: &str) -> String {
         _ => authority,
     };
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
-}
-
-fn decoded(path: &str) -> String {
-    let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
-    let mut in_parameters = false;
-    for byte in percent_decoded(path) {
-        match byte {
-            b'/' | b'\\' => {
-                in_parameters = false;
-                if bytes.last() != Some(&b'/') {
-                    bytes.push(b'/');
-                }
-            }
-            b';' => in_parameters = true,
-            _ if in_parameters => {}
-            _ => bytes.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// One element of a path, read byte by byte. What follows a `;` are parameters, which some
@@ -156,9 +257,31 @@ impl Element {
     }
 }
 
+/// A byte that the most forgiving application reads otherwise.
+const ODD: u8 = 1;
+/// A dot.
+const DOTTED: u8 = 2;
+
+const IN_SPELLINGS: [u8; 256] = {
+    let mut found = [0; 256];
+    let mut byte: usize = 0;
+    while byte < 256 {
+        let c = byte as u8;
+        if !c.is_ascii_graphic() || c.is_ascii_uppercase() || matches!(c, b'%' | b'\\' | b';') {
+            found[byte] = ODD;
+        }
+        byte += 1;
+    }
+    found[b'.' as usize] = DOTTED;
+    found
+};
+
+/// A path with more dots may be any: no rule is compared with so many beginnings of one path.
+const STEMS_MAX: usize = 64;
+
 #[cfg(test)]
 mod tests {
-    use super::bare;
+    use super::*;
 
     #[test]
     fn a_host_is_the_same_in_every_spelling() {
@@ -171,6 +294,55 @@ mod tests {
             [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
         {
             assert_eq!(bare(spelling), host, "{spelling}");
+        }
+    }
+
+    #[test]
+    fn a_plain_path_is_not_read_again() {
+        for (path, is_odd) in [
+            ("/", false),
+            ("/a/b", false),
+            ("/a.b/c.d", false),
+            ("*", false),
+            ("", false),
+            ("/a/", true),
+            ("/a//b", true),
+            ("/A", true),
+            ("/a%62", true),
+            (r"/a\b", true),
+            ("/a;b", true),
+            ("/a.", true),
+            ("/a./b", true),
+        ] {
+            assert_eq!(Spelling::of(path, PathKind::of(path)).is_odd(), is_odd, "{path}");
+        }
+    }
+
+    #[test]
+    fn stems_are_what_is_before_formats_and_below_scripts() {
+        let stems = |path: &str| {
+            let spelling = Spelling::of(path, PathKind::of(path));
+            spelling.stems(path).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(stems("/a/b"), Vec::<String>::new());
+        assert_eq!(stems("/a/b.json"), ["/a/b"]);
+        assert_eq!(stems("/a/b.tar.gz"), ["/a/b", "/a/b.tar"]);
+        assert_eq!(stems("/A.PHP/b/c.d"), ["/a.php", "/a.php/b/c"]);
+    }
+
+    #[test]
+    fn a_path_of_very_many_dots_may_be_any() {
+        let dotted = "/".to_owned() + &"a.".repeat(STEMS_MAX + 1) + "b";
+        assert!(Spelling::of(&dotted, PathKind::of(&dotted)).climbs());
+    }
+
+    #[test]
+    fn escaped_escapes_climb_too() {
+        for path in ["/a/%252e%252e/b", "/a/%25252e/b", "/%u002e%u002e/b", "/%2525252525252e"] {
+            assert_eq!(PathKind::of(path), PathKind::Climbing, "{path}");
+        }
+        for path in ["/a/100%25", "/a/%2520", "/a%2fb"] {
+            assert_eq!(PathKind::of(path), PathKind::Plain, "{path}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use leno_model::Reason;
-use leno_traffic::{Fields, RequestView};
+use leno_traffic::{Fields, RequestView, is_similar_name};
 use leno_wire::http1::{Answers, RequestHead, Target};
 
 /// A request's head, as received.
@@ -93,19 +93,27 @@ impl Request<'_> {
 
 impl Fields for Request<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        let mut values = self.head.find(&self.bytes, name).map(String::from_utf8_lossy);
-        let mut joined = values.next()?;
-        for value in values {
-            let text = joined.to_mut();
-            text.push_str(", ");
-            text.push_str(&value);
-        }
-        Some(joined)
+        joined(self.head.find(&self.bytes, name))
+    }
+
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
+        joined(self.head.find_by(&self.bytes, |known| is_similar_name(known, name.as_bytes())))
     }
 
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
         self.head.find(&self.bytes, name).next().map(String::from_utf8_lossy)
     }
+}
+
+fn joined<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
+    let mut values = values.map(String::from_utf8_lossy);
+    let mut joined = values.next()?;
+    for value in values {
+        let text = joined.to_mut();
+        text.push_str(", ");
+        text.push_str(&value);
+    }
+    Some(joined)
 }
 
 /// Which rules say how the response to `method` is delimited (RFC 9112 §6.3).

@@ -1,4 +1,4 @@
-//! Opaque bytes at the port of an application: who may send them, and where requests have to be seen in them.
+//! Opaque bytes at the port of an application: which peers may send them, and policies that need to see requests.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -179,7 +179,7 @@ async fn denied(session: &Session, port: u16) -> Failure {
     let world = &session.worker.world;
     let mut changes = world.access_changes();
     loop {
-        // Also at the beginning: the rules may have changed since the stream was let in.
+        // Also at the beginning: the rules may have changed since the stream was accepted.
         if let Some(scene) = world.scene() {
             let access = &scene.plans.access;
             let peer = (session.identity.as_deref(), port);
@@ -198,10 +198,10 @@ async fn denied(session: &Session, port: u16) -> Failure {
     }
 }
 
-/// What waits between a stream and the codec that reads it.
+/// Bytes between a stream and the codec that reads them.
 const MEMORY_BYTES: usize = 16 * 1024;
 
-/// What the other sidecar is told about a stream that was given up.
+/// The code for resetting a stream.
 fn code_of(reason: Reason) -> ResetCode {
     match reason.status() {
         // Another endpoint counts for itself.

@@ -48,7 +48,7 @@ fn rule(size: u32) -> RateRule {
     }
 }
 
-fn decider() -> Decider {
+fn server() -> Decider {
     let at = DeciderAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
     Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
@@ -82,7 +82,7 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let tokens =
         |required| Guard::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
     let authorization = Guard::Authorization(Box::new(Authorization {
-        decider: decider(),
+        decider: server(),
         requests: Vec::new(),
         headers: None,
         context: Vec::new(),
@@ -90,7 +90,7 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     }));
     let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
     let global = GlobalLimit {
-        decider: decider(),
+        decider: server(),
         domain: "shop".to_owned(),
         descriptors: vec![Descriptor { requests: Vec::new(), entries: vec![entry], hits: 1 }],
         answer: FixedAnswer::default(),
@@ -139,7 +139,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 let expected = Event::Reset { stream, code: ResetCode::Denied };
                 assert_eq!(answer, expected, "{policy} {protocol:?}");
                 let denied = || mesh.server.failures().get("denied-by-policy").copied();
-                // What was let in at a port `TCP` before may be cut at the same time.
+                // An open connection of a port `TCP` may be cut at the same time.
                 until(|| denied() > Some(before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
@@ -238,11 +238,11 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
             assert_eq!(ask(mesh.door, "/ratings").await, Some(status));
         }
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
-        for (path, status) in [("/ratings", 200), ("/admin", 403)] {
+        for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
             assert_eq!(ask(mesh.door, path).await, Some(status), "{path}");
         }
         // With the first connection, which was open as bytes when the limit came.
-        until(|| mesh.server.failures().get("denied-by-policy") == Some(&2)).await;
+        until(|| mesh.server.failures().get("denied-by-policy") == Some(&3)).await;
     });
 }
 

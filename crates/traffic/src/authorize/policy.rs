@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    ClaimMatch, ObjectKey, PolicyAction, PolicyRule, Protocol, Reason, ServiceAccount, WorkloadPort,
+    ClaimMatch, ObjectKey, PolicyAction, PolicyRule, Reason, RequestNeed, ServiceAccount,
+    WorkloadPort,
 };
 
 use super::ruling::Ruling;
 use super::{By, Judgement, fits};
 use crate::lookup::{Lookup, Places, Sought};
 use crate::many::{Many, Part, demands_of_callers};
-use crate::matcher::RequestMatcher;
+use crate::matcher::{DenialMatcher, RequestMatcher};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
@@ -25,7 +26,7 @@ pub(super) struct PolicyRules {
     denying: Option<Many>,
     /// The requests that rules allow, where these are many.
     allowing: Option<Many>,
-    /// The ports where nobody speaks HTTP: rules about requests have no say there.
+    /// The ports where no request can be hidden in bytes: rules about requests have no say there.
     opaque: BTreeSet<u16>,
 }
 
@@ -33,7 +34,10 @@ pub(super) struct PolicyRules {
 struct CompiledRule {
     ruling: Ruling,
     rule: PolicyRule,
-    requests: Box<[RequestMatcher]>,
+    /// The requests of a rule that allows; empty for others.
+    allowed: Box<[RequestMatcher]>,
+    /// The requests of a rule that denies; empty for others.
+    denied: Box<[DenialMatcher]>,
 }
 
 /// The rules that concern one peer at one port: looked up once for a connection, so that requests
@@ -61,22 +65,22 @@ impl PolicyRules {
         if rules.is_empty() {
             return Ok(None);
         }
-        let opaque = ports.iter().filter(|port| port.protocol == Protocol::Tcp);
+        let may_hide = |port: &WorkloadPort| RequestNeed::WhereSpoken.rejects_bytes(port.protocol);
+        let opaque = ports.iter().filter(|port| !may_hide(port));
         let rules: Box<[CompiledRule]> =
             rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?;
-        let many = |action| {
-            let about_requests = move |(_, it): &(usize, &CompiledRule)| {
-                it.rule.action == action && it.rule.is_about_requests()
-            };
-            let all = rules.iter().enumerate().filter(about_requests);
-            Many::of(all.map(|(index, it)| (index, &*it.requests)))
+        let about_requests = |action| {
+            let all = rules.iter().enumerate();
+            all.filter(move |(_, it)| it.rule.action == action && it.rule.is_about_requests())
         };
+        let denying = about_requests(PolicyAction::Deny).map(|(index, it)| (index, &*it.denied));
+        let allowing = about_requests(PolicyAction::Allow).map(|(index, it)| (index, &*it.allowed));
         Ok(Some(Self {
             peers: Lookup::of_many(rules.len(), || {
                 rules.iter().map(|it| demands_of_callers(&it.rule.peers)).collect()
             }),
-            denying: many(PolicyAction::Deny),
-            allowing: many(PolicyAction::Allow),
+            denying: Many::of(denying),
+            allowing: Many::of(allowing),
             rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
@@ -96,6 +100,7 @@ impl PolicyRules {
                 continue;
             }
             match (rule.action, rule.is_about_requests()) {
+                // These are the rules that need to see requests.
                 (PolicyAction::Deny, true) => deny.push(index),
                 (PolicyAction::Allow, true) => allow.push(index),
                 (PolicyAction::Deny, false) => denied = denied.or(Some(index)),
@@ -123,15 +128,17 @@ impl PolicyRules {
         }
         if !peer.deny.is_empty() {
             let spelling = Spelling::of(request.path, path);
-            let denies = |m: &RequestMatcher| m.may_mean(request, &spelling);
+            let denies = |m: &DenialMatcher| m.may_mean(request, &spelling);
             let rules = (&peer.deny, self.denying.as_ref());
-            if let Some(index) = self.first_in(rules, Sought::meant(request, &spelling), denies) {
+            let sought = Sought::meant(request, &spelling);
+            if let Some(index) = self.first_in(rules, sought, (|it| &*it.denied, denies)) {
                 return Some(denied(index));
             }
         }
         let allowed = peer.allowed.or_else(|| {
             let allows = |m: &RequestMatcher| fits(m, request, path);
-            self.first_in((&peer.allow, self.allowing.as_ref()), Sought::sent(request), allows)
+            let rules = (&peer.allow, self.allowing.as_ref());
+            self.first_in(rules, Sought::sent(request), (|it| &*it.allowed, allows))
         });
         allowed.map(|index| Ok(By::Policy(index)))
     }
@@ -152,34 +159,35 @@ impl PolicyRules {
     }
 
     /// The first rule of a part that fits a request.
-    fn first_in(
+    fn first_in<M>(
         &self,
         (part, many): (&Part, Option<&Many>),
         sought: Sought<'_>,
-        fits: impl Fn(&RequestMatcher) -> bool,
+        (matchers, fits): (impl Fn(&CompiledRule) -> &[M], impl Fn(&M) -> bool),
     ) -> Option<usize> {
         let part = match part {
-            Part::Few(rules) => return self.first(rules, sought.request, fits),
+            Part::Few(rules) => return self.first(rules, sought.request, (matchers, fits)),
             Part::Many(part) => part,
         };
         many?.first_of(part.as_deref(), sought, |index, place| {
             self.rules.get(index).is_some_and(|rule| {
-                rule.requests.get(place).is_none_or(&fits)
+                matchers(rule).get(place).is_none_or(&fits)
                     && rule.rule.claims.iter().all(|claim| shows(sought.request, claim))
             })
         })
     }
 
-    fn first(
+    fn first<M>(
         &self,
         among: &[usize],
         request: &RequestView<'_>,
-        fits: impl Fn(&RequestMatcher) -> bool,
+        (matchers, fits): (impl Fn(&CompiledRule) -> &[M], impl Fn(&M) -> bool),
     ) -> Option<usize> {
         let fitting = |index: &&usize| {
             let rule = self.rules.get(**index);
             rule.is_some_and(|rule| {
-                (rule.requests.is_empty() || rule.requests.iter().any(&fits))
+                let matchers = matchers(rule);
+                (matchers.is_empty() || matchers.iter().any(&fits))
                     && rule.rule.claims.iter().all(|claim| shows(request, claim))
             })
         };
@@ -189,12 +197,14 @@ impl PolicyRules {
 
 impl CompiledRule {
     fn compile(rule: &PolicyRule) -> Result<Self, BadPattern> {
-        let requests = rule.requests.iter().map(RequestMatcher::compile);
+        let of = |action| rule.requests.iter().filter(move |_| rule.action == action);
+        let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile);
+        let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
+        let within = |bad: BadPattern| bad.within(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             ruling: Ruling::policy(rule.policy.clone(), &rule.name),
-            requests: requests
-                .collect::<Result<_, _>>()
-                .map_err(|bad| bad.within(ObjectKey::AccessPolicy(rule.policy.clone())))?,
+            allowed: allowed.collect::<Result<_, _>>().map_err(within)?,
+            denied: denied.collect::<Result<_, _>>().map_err(within)?,
             rule: rule.clone(),
         })
     }

@@ -68,11 +68,13 @@ fn no_odd_spelling_gets_around_a_question() {
     let guards = Guards::build(&plan(guards, Vec::new())).unwrap().unwrap();
     assert!(guards.at(81).is_none());
     let port = guards.at(80).unwrap();
-    assert!(port.sees_requests());
     for (path, asked) in [
         ("/admin/users", &["admin", "all"][..]),
         ("/%61dmin", &["admin", "all"]),
         ("//admin", &["admin", "all"]),
+        ("/Admin/", &["admin", "all"]),
+        ("/admin.json", &["admin", "all"]),
+        ("/%2561dmin", &["admin", "all"]),
         ("/x/../admin", &["admin", "all"]),
         ("/administrators", &["all"]),
         ("/", &["all"]),
@@ -87,11 +89,6 @@ fn no_odd_spelling_gets_around_a_question() {
 
 #[test]
 fn nobody_is_asked_where_nothing_is_said() {
-    assert!(
-        Guards::build(&plan(Vec::new(), Vec::new()))
-            .unwrap()
-            .is_none_or(|guards| { guards.at(80).is_none_or(|port| !port.sees_requests()) })
-    );
     let mut plan = plan(Vec::new(), Vec::new());
     plan.guards.clear();
     assert!(Guards::build(&plan).unwrap().is_none());
@@ -127,7 +124,6 @@ fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
     ]);
     let guards = Guards::build(&plan(Vec::new(), vec![limits])).unwrap().unwrap();
     let port = guards.at(80).unwrap();
-    assert!(!port.sees_requests());
     let account = ServiceAccount::new("shop", "web").unwrap();
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let told = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {

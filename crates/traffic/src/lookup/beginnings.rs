@@ -42,6 +42,20 @@ impl<T> Beginnings<T> {
         None
     }
 
+    /// All that is held by the beginnings of a folded path that end where an element does, or before a dot.
+    #[inline]
+    pub(crate) fn each_meant<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
+        let path = path.as_bytes();
+        for length in &self.lengths {
+            let Some((beginning, rest)) = path.split_at_checked(*length) else { continue };
+            if matches!(rest, [] | [b'/' | b'.', ..])
+                && let Some(held) = self.held.get(beginning)
+            {
+                take(held);
+            }
+        }
+    }
+
     /// All that is held by those.
     #[inline]
     pub(crate) fn each<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {

@@ -3,8 +3,11 @@
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 use proptest::prelude::*;
 use proptest::sample::select;
+use proptest::test_runner::TestCaseError;
 
 use super::*;
+use crate::matcher::{DenialMatcher, RequestMatcher};
+use crate::pattern::BadPattern;
 use crate::request::RequestView;
 use crate::spelling::{PathKind, Spelling};
 
@@ -49,15 +52,37 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
         "/a%2fb",
         "/a%ff",
         "/a%3bv/b",
+        "/A/B",
+        "/a/b.json",
+        "/a/b.c/b",
+        "/a.b/b",
+        "/a.",
+        "/a/%2562",
+        "/a;v=1",
+        "/b;x/a",
+        "/.b",
+        "/a%00/b",
+        "/a%2",
+        "*",
     ];
-    let users = vec!["ann", "bob", "ann, bob", "bob,ann", "ANN", " ann"];
-    let queries = vec![None, Some("user=ann"), Some("user=%61nn&user=bob"), Some("user")];
-    let users = prop::collection::vec(select(users), 0..3);
+    let users = vec!["ann", "bob", "ann, bob", "bob,ann", "ANN", " ann", "\"bob\"", "x;ann"];
+    let queries = vec![
+        None,
+        Some("user=ann"),
+        Some("user=%61nn&user=bob"),
+        Some("user"),
+        Some("User[]=x&user[0]=Bob"),
+        Some("x=1;user=ann,x"),
+        Some("user[x]=%2562ob"),
+        Some("_method=put"),
+    ];
+    let users = prop::collection::vec(select([users, vec!["PUT"]].concat()), 0..4);
     let authority = select(vec!["shop", "SHOP:80", "shop.", "else"]);
     (select(vec!["GET", "get", "PUT"]), select(paths), select(queries), authority, users).prop_map(
         |(method, path, query, authority, users)| {
-            let field = |user: &str| ("x-user".to_owned(), user.to_owned());
-            let fields = users.into_iter().map(field).collect();
+            let names = ["x-user", "X_User", "x-http-method-override"];
+            let field = |(at, user): (usize, &str)| (names[at].to_owned(), user.to_owned());
+            let fields = users.into_iter().enumerate().map(field).collect();
             Made { method, path, query, authority, fields }
         },
     )
@@ -67,16 +92,34 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
 pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(PathMatch::Any),
-        select(vec!["/a", "/a/b", "/b"]).prop_map(|it| PathMatch::Exact(it.into())),
-        select(vec!["/a", "/a/b/", "/"]).prop_map(|it| PathMatch::Prefix(it.into())),
+        select(vec!["/a", "/a/b", "/b", "/", "/a/b.json", "/A;v=1", "/a.b"])
+            .prop_map(|it| PathMatch::Exact(it.into())),
+        select(vec!["/a", "/a/b/", "/", "/a;v=1", "/a%2fb"])
+            .prop_map(|it| PathMatch::Prefix(it.into())),
         select(vec![
-            "/a/.*", "/a/b", "/[ab]", "/a/b.?", "/a.*", ".*", "(?i)/a/B", "/a/b|/b", "(/a)?/b",
+            "/a/.*",
+            "/a/b",
+            "/[ab]",
+            "/a/b.?",
+            "/a.*",
+            ".*",
+            "(?i)/a/B",
+            "/a/b|/b",
+            "(/a)?/b",
             "/a/b/?",
+            "/a/(b/)?",
+            "/[^A]",
+            "/a;v.*",
+            "/a%2.*",
+            r"/a/b\.(json|c)",
+            "(?i)/A/.+",
+            "/[a-b]+/B/",
         ])
         .prop_map(|it| PathMatch::Regex(it.into())),
     ];
     let value = prop_oneof![
-        select(vec!["ann", "bob", "ann, bob"]).prop_map(|it| ValueMatch::Exact(it.into())),
+        select(vec!["ann", "Bob", "ann, bob", "\"ann\""])
+            .prop_map(|it| ValueMatch::Exact(it.into())),
         Just(ValueMatch::Regex("b.*".to_owned())),
     ];
     let user = |name: &'static str| move |value| FieldMatch { name: name.to_owned(), value };
@@ -93,9 +136,44 @@ pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     })
 }
 
-fn compiled(rules: &[Vec<RequestMatch>]) -> Vec<Vec<RequestMatcher>> {
-    let matcher = |it| RequestMatcher::compile(it).unwrap();
+fn compiled<M>(
+    rules: &[Vec<RequestMatch>],
+    compile: fn(&RequestMatch) -> Result<M, BadPattern>,
+) -> Vec<Vec<M>> {
+    let matcher = |it| compile(it).unwrap();
     rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
+}
+
+/// Looking up finds the same as comparing in order, among all rules and among a part.
+fn check<M: Demanding>(
+    rules: &[Vec<M>],
+    part: &[usize],
+    sought: Sought<'_>,
+    fits: impl Fn(&M) -> bool,
+) -> Result<(), TestCaseError> {
+    let Some(many) = Many::of(rules.iter().enumerate().map(|(at, it)| (at, &**it))) else {
+        return Ok(());
+    };
+    let fit = |rule: &usize| rules[*rule].is_empty() || rules[*rule].iter().any(&fits);
+    let at = |rule: usize, place: usize| rules[rule].get(place).is_none_or(&fits);
+
+    prop_assert_eq!(many.first(sought, at), (0..rules.len()).find(fit));
+
+    let asked: Vec<usize> = many.all(sought).collect();
+    prop_assert!(asked.is_sorted_by(|a, b| a < b), "{asked:?}");
+    let found: Vec<usize> = asked.into_iter().filter(fit).collect();
+    prop_assert_eq!(found, (0..rules.len()).filter(fit).collect::<Vec<_>>());
+
+    let places = Part::of(Some(&many), part.into());
+    let mut listed: Vec<usize> = places.rules(Some(&many)).collect();
+    listed.dedup();
+    prop_assert_eq!(&listed, part);
+    prop_assert!(part.len() < rules.len() || matches!(places, Part::Many(None)));
+    if let Part::Many(places) = places {
+        let found = many.first_of(places.as_deref(), sought, at);
+        prop_assert_eq!(found, part.iter().copied().find(fit));
+    }
+    Ok(())
 }
 
 proptest! {
@@ -109,48 +187,13 @@ proptest! {
         request in any_request(),
     ) {
         let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
-        let rules = compiled(&rules);
         let part = (0..rules.len()).filter(|rule| are_all_chosen || chosen[*rule]);
         let part: Vec<usize> = part.collect();
         let (request, spelling) = (request.view(), request.spelling());
-        let sent = |it: &RequestMatcher| it.matches(&request);
-        let meant = |it: &RequestMatcher| it.may_mean(&request, &spelling);
-        let fits = |rule: usize, fits: &dyn Fn(&RequestMatcher) -> bool| {
-            rules[rule].is_empty() || rules[rule].iter().any(fits)
-        };
-        let at = |rule: usize, place: usize, fits: &dyn Fn(&RequestMatcher) -> bool| {
-            rules[rule].get(place).is_none_or(fits)
-        };
-        let Some(many) = Many::of(rules.iter().enumerate().map(|(at, it)| (at, &**it))) else {
-            return Ok(());
-        };
-
-        let first = (0..rules.len()).find(|rule| fits(*rule, &sent));
-        prop_assert_eq!(many.first(Sought::sent(&request), |rule, place| at(rule, place, &sent)), first);
-
-        let first = (0..rules.len()).find(|rule| fits(*rule, &meant));
+        let allowing = compiled(&rules, RequestMatcher::compile);
+        check(&allowing, &part, Sought::sent(&request), |it| it.matches(&request))?;
+        let denying = compiled(&rules, DenialMatcher::compile);
         let sought = Sought::meant(&request, &spelling);
-        prop_assert_eq!(many.first(sought, |rule, place| at(rule, place, &meant)), first);
-
-        let asked: Vec<usize> = many.all(Sought::meant(&request, &spelling)).collect();
-        prop_assert!(asked.is_sorted_by(|a, b| a < b), "{asked:?}");
-        let found: Vec<usize> = asked.into_iter().filter(|rule| fits(*rule, &meant)).collect();
-        let all: Vec<usize> = (0..rules.len()).filter(|rule| fits(*rule, &meant)).collect();
-        prop_assert_eq!(found, all);
-
-        let places = Part::of(Some(&many), part.clone().into());
-        let mut listed: Vec<usize> = places.rules(Some(&many)).collect();
-        listed.dedup();
-        prop_assert_eq!(&listed, &part);
-        prop_assert!(!are_all_chosen || matches!(places, Part::Many(None)));
-        if let Part::Many(places) = places {
-            let first = part.iter().copied().find(|rule| fits(*rule, &sent));
-            let places = places.as_deref();
-            let found = many.first_of(places, Sought::sent(&request), |rule, place| at(rule, place, &sent));
-            prop_assert_eq!(found, first);
-            let first = part.iter().copied().find(|rule| fits(*rule, &meant));
-            let found = many.first_of(places, sought, |rule, place| at(rule, place, &meant));
-            prop_assert_eq!(found, first);
-        }
+        check(&denying, &part, sought, |it| it.may_mean(&request, &spelling))?;
     }
 }

@@ -5,6 +5,7 @@ use rustc_hash::FxHashMap;
 
 use super::{CompiledMatch, PathRank, rank};
 use crate::lookup::{Beginnings, Lookup};
+use crate::many::Demanding;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 

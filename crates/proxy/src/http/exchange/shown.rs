@@ -8,7 +8,7 @@ use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
 use leno_model::{FixedAnswer, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtPlace, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::guard::CompiledJwtValidation;
-use leno_traffic::{Fields, RequestView, percent_decoded};
+use leno_traffic::{Fields, RequestView, is_similar_name, percent_decoded};
 use serde_json::{Map, Value};
 
 use super::Exchange;
@@ -37,6 +37,11 @@ impl Fields for Claimed<'_> {
         self.told(name).unwrap_or_else(|| self.request.find(name))
     }
 
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
+        let told = self.replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
+        told.unwrap_or_else(|| self.request.find_similar(name))
+    }
+
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
         self.told(name).unwrap_or_else(|| self.request.first(name))
     }
@@ -49,11 +54,15 @@ impl Fields for Claimed<'_> {
 impl Claimed<'_> {
     /// A header that is not the client's: what it says, if anything.
     fn told(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
+        self.replaced(|known| known == name)
+    }
+
+    fn replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
         let HeaderEdits { set, remove, .. } = &self.shown.edits;
-        if let Some(set) = set.iter().find(|set| set.name == name) {
+        if let Some(set) = set.iter().find(|set| is_named(&set.name)) {
             return Some(Some(Cow::Borrowed(&set.value)));
         }
-        remove.iter().any(|removed| removed == name).then_some(None)
+        remove.iter().any(|removed| is_named(removed)).then_some(None)
     }
 }
 

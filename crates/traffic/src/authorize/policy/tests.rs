@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use leno_model::{
     Access, AccessRule, FieldMatch, InboundPolicy, NamePattern, PathMatch, PeerMatch, PolicyName,
-    PortSet, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
+    PortSet, Protocol, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
 };
 use proptest::prelude::*;
 
@@ -336,6 +336,10 @@ impl crate::request::Fields for Claimed {
         None
     }
 
+    fn find_similar(&self, _: &str) -> Option<Cow<'_, str>> {
+        None
+    }
+
     fn first(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
@@ -396,6 +400,10 @@ impl crate::request::Fields for Counted {
     fn find(&self, name: &str) -> Option<Cow<'_, str>> {
         self.asked.set(self.asked.get() + 1);
         (name == "x-user").then_some(Cow::Borrowed(&self.user))
+    }
+
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.find(name)
     }
 
     fn first(&self, name: &str) -> Option<Cow<'_, str>> {
@@ -532,7 +540,7 @@ proptest! {
         peer in prop::sample::select(vec!["shop/web", "shop/api", "else/web", "away/web"]),
         port in prop::sample::select(vec![80, 90]),
         path in prop::sample::select(vec![
-            "/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "//b", "/%61/b", "/a/../b",
+            "/a", "/a/b", "/a/b/c", "/b", "/", "/a/%62", "//b", "/%61/b", "/a/../b", "/A", "/a/b.json",
         ]),
         method in prop::sample::select(vec!["GET", "PUT", "put"]),
         group in prop::sample::select(vec!["readers", "writers", "others"]),
@@ -547,10 +555,13 @@ proptest! {
         let spelling = Spelling::of(path, kind);
         let fits = |rule: &&PolicyRule| {
             let fits = |it: &RequestMatch| {
-                let it = RequestMatcher::compile(it).unwrap();
                 match rule.action {
-                    PolicyAction::Allow => fits(&it, &request, kind),
-                    PolicyAction::Deny => it.may_mean(&request, &spelling),
+                    PolicyAction::Allow => {
+                        fits(&RequestMatcher::compile(it).unwrap(), &request, kind)
+                    }
+                    PolicyAction::Deny => {
+                        DenialMatcher::compile(it).unwrap().may_mean(&request, &spelling)
+                    }
                 }
             };
             rule.ports.contains(port)

@@ -1,0 +1,518 @@
+//! No spelling of a denied request gets through: every kind of rule against what frameworks document as equal.
+
+use leno_model::{FieldMatch, RequestMatch};
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use super::*;
+use crate::spelling::PathKind;
+
+/// A request that a rule denies, and then one that a framework takes for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sent {
+    method: String,
+    path: String,
+    query: Vec<(String, String)>,
+    /// What stands between two parameters.
+    and: &'static str,
+    fields: Vec<(String, String)>,
+}
+
+impl Sent {
+    fn get(path: &str) -> Self {
+        let (method, path) = ("GET".to_owned(), path.to_owned());
+        Self { method, path, query: Vec::new(), and: "&", fields: Vec::new() }
+    }
+
+    fn is_denied_by(&self, matcher: &DenialMatcher) -> bool {
+        let pairs: Vec<String> =
+            self.query.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let query = (!pairs.is_empty()).then(|| pairs.join(self.and));
+        let (method, path, fields) = (self.method.as_str(), self.path.as_str(), &self.fields);
+        let request =
+            RequestView { method, path, query: query.as_deref(), authority: "shop", fields };
+        matcher.may_mean(&request, &Spelling::of(path, PathKind::of(path)))
+    }
+}
+
+/// Writes a request otherwise, somewhere in it.
+type Respell = fn(Sent, &Index) -> Sent;
+
+/// What the routing of a framework takes for equal, each with where that is documented.
+struct Framework {
+    name: &'static str,
+    spellings: &'static [(Respell, &'static str)],
+}
+
+const FRAMEWORKS: &[Framework] = &[
+    Framework {
+        name: "Express",
+        spellings: &[
+            (
+                upper_letter,
+                "expressjs.com/en/api.html#express.router: caseSensitive is off by default",
+            ),
+            (last_slash, "expressjs.com/en/api.html#express.router: strict is off by default"),
+            (
+                escaped_letter,
+                "express decodes parameters of paths; RFC 3986 §6.2.2.2 makes both equal",
+            ),
+            (listed_parameter, "github.com/ljharb/qs#parsing-arrays: a[]=b, a[0]=b"),
+            (repeated_parameter, "github.com/ljharb/qs#parsing-arrays: a=b&a=c"),
+            (plus_for_blank, "github.com/ljharb/qs: + is a space"),
+            (override_header, "expressjs.com/en/resources/middleware/method-override.html"),
+            (override_parameter, "the same: methodOverride('_method')"),
+            (upper_header_name, "nodejs.org/api/http.html#messageheaders: names are lower-cased"),
+        ],
+    },
+    Framework {
+        name: "Spring MVC, AntPathMatcher",
+        spellings: &[
+            (
+                last_slash,
+                "docs.spring.io, PathMatchConfigurer.setUseTrailingSlashMatch: on before 6.0",
+            ),
+            (suffix, "docs.spring.io, PathMatchConfigurer.setUseSuffixPatternMatch: on before 5.3"),
+            (element_parameter, "docs.spring.io, UrlPathHelper.setRemoveSemicolonContent"),
+            (escaped_letter, "docs.spring.io, UrlPathHelper.setUrlDecode: on by default"),
+            (doubled_slash, "docs.spring.io, UrlPathHelper.getSanitizedPath: // is /"),
+            (escaped_blank, "docs.spring.io, AntPathMatcher.setTrimTokens: on before 4.3"),
+            (upper_letter, "docs.spring.io, AntPathMatcher.setCaseSensitive(false)"),
+            (comma_in_parameter, "docs.spring.io, StringToCollectionConverter: a,b is a list"),
+            (override_parameter, "docs.spring.io, HiddenHttpMethodFilter: _method"),
+        ],
+    },
+    Framework {
+        name: "Spring, PathPattern",
+        spellings: &[
+            (
+                last_slash,
+                "docs.spring.io, PathPatternParser.setMatchOptionalTrailingSeparator: on before 6.0",
+            ),
+            (
+                element_parameter,
+                "docs.spring.io, PathContainer.PathSegment.valueToMatch: without parameters",
+            ),
+            (escaped_letter, "the same: decoded"),
+            (upper_letter, "docs.spring.io, PathPatternParser.setCaseSensitive(false)"),
+            (repeated_parameter, "docs.spring.io, @RequestParam List"),
+        ],
+    },
+    Framework {
+        name: "ASP.NET",
+        spellings: &[
+            (
+                upper_letter,
+                "learn.microsoft.com/aspnet/core/fundamentals/routing: matching is case-insensitive",
+            ),
+            (last_slash, "the same: trailing slashes are ignored"),
+            (escaped_letter, "the same: paths are decoded"),
+            (
+                backslash,
+                "learn.microsoft.com, http.sys: \\ is / (UrlSegment, RFC 3986 is not followed)",
+            ),
+            (escaped_slash, "learn.microsoft.com, HttpSysOptions: unescaped before it is routed"),
+            (escaped_escape, "learn.microsoft.com/iis, requestFiltering allowDoubleEscaping"),
+            (iis_escape, "learn.microsoft.com, Http.sys registry settings: PercentUAllowed is on"),
+            (
+                last_dot,
+                "learn.microsoft.com, Naming Files: a dot or a blank at the end does not count",
+            ),
+            (
+                upper_parameter_name,
+                "learn.microsoft.com, HttpRequest.Query: names are case-insensitive",
+            ),
+            (
+                comma_in_parameter,
+                "learn.microsoft.com, StringValues: several values are joined by commas",
+            ),
+            (override_header, "learn.microsoft.com, HttpMethodOverrideMiddleware"),
+            (
+                upper_value,
+                "learn.microsoft.com, roles and schemes are compared without regard to case",
+            ),
+        ],
+    },
+    Framework {
+        name: "PHP and WSGI",
+        spellings: &[
+            (underscored_header, "peps.python.org/pep-3333: HTTP_ variables; RFC 3875 §4.1.18"),
+            (dotted_header, "php.net/manual/language.variables.external: dots become underscores"),
+            (listed_parameter, "the same: a[]=b"),
+            (
+                blank_before_name,
+                "php.net/manual/function.parse-str: blanks before a name are dropped",
+            ),
+            (escaped_letter, "PEP 3333: PATH_INFO is decoded"),
+            (doubled_slash, "werkzeug.palletsprojects.com, Map(merge_slashes=True)"),
+            (
+                last_slash,
+                "werkzeug.palletsprojects.com, Map(strict_slashes=False); Django's APPEND_SLASH",
+            ),
+            (line_feed, "docs.djangoproject.com, re_path: $ matches before a last line feed"),
+            (plus_for_blank, "php.net/manual/function.urldecode: + is a space"),
+            (semicolon_for_and, "docs.python.org/3/library/urllib.parse: ; before 3.10"),
+            (list_of_values, "RFC 9110 §5.3: values of a field are joined by commas"),
+        ],
+    },
+    Framework {
+        name: "Rails",
+        spellings: &[
+            (suffix, "guides.rubyonrails.org/routing.html: (.:format)"),
+            (last_slash, "api.rubyonrails.org, Journey::Router::Utils.normalize_path"),
+            (doubled_slash, "the same"),
+            (escaped_letter, "the same"),
+            (underscored_header, "github.com/rack/rack, SPEC: HTTP_ variables"),
+            (listed_parameter, "guides.rubyonrails.org/action_controller_overview.html: ids[]=1"),
+            (semicolon_for_and, "github.com/rack/rack, QueryParser: & and ; before 3.0"),
+            (override_header, "github.com/rack/rack, MethodOverride: HTTP_X_HTTP_METHOD_OVERRIDE"),
+            (override_parameter, "the same: _method"),
+            (head, "github.com/rack/rack, Head: GET routes answer HEAD"),
+        ],
+    },
+];
+
+/// Replaces what is chosen of those bytes of a path that fit.
+fn in_path(mut sent: Sent, at: &Index, fits: fn(u8) -> bool, by: impl Fn(char) -> String) -> Sent {
+    let places: Vec<usize> =
+        sent.path.bytes().enumerate().filter(|(_, it)| fits(*it)).map(|(at, _)| at).collect();
+    if !places.is_empty() {
+        let place = *at.get(&places);
+        let found = char::from(sent.path.as_bytes()[place]);
+        sent.path.replace_range(place..=place, &by(found));
+    }
+    sent
+}
+
+fn upper_letter(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it.is_ascii_lowercase(), |it| it.to_ascii_uppercase().to_string())
+}
+
+fn escaped_letter(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%{:02x}", u32::from(it)))
+}
+
+fn escaped_escape(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%25{:02X}", u32::from(it)))
+}
+
+fn iis_escape(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it.is_ascii_alphabetic(), |it| format!("%u{:04x}", u32::from(it)))
+}
+
+fn doubled_slash(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it == b'/', |_| "//".to_owned())
+}
+
+fn backslash(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| it == b'/', |_| r"\".to_owned())
+}
+
+/// Not the first, without which there is no path.
+fn escaped_slash(mut sent: Sent, at: &Index) -> Sent {
+    let rest = Sent { path: sent.path.split_off(1), ..sent.clone() };
+    let rest = in_path(rest, at, |it| it == b'/', |_| "%2f".to_owned());
+    Sent { path: sent.path + &rest.path, ..rest }
+}
+
+fn element_parameter(mut sent: Sent, at: &Index) -> Sent {
+    sent.path.push('/');
+    let mut sent = in_path(sent, at, |it| it == b'/', |_| ";v=1/".to_owned());
+    if sent.path.starts_with(';') {
+        sent.path = format!("/{}", sent.path);
+    }
+    sent
+}
+
+fn last_slash(mut sent: Sent, _: &Index) -> Sent {
+    sent.path.push('/');
+    sent
+}
+
+fn last_dot(mut sent: Sent, _: &Index) -> Sent {
+    sent.path.push('.');
+    sent
+}
+
+fn escaped_blank(mut sent: Sent, _: &Index) -> Sent {
+    sent.path.push_str("%20");
+    sent
+}
+
+fn line_feed(mut sent: Sent, _: &Index) -> Sent {
+    sent.path.push_str("%0a");
+    sent
+}
+
+fn suffix(mut sent: Sent, _: &Index) -> Sent {
+    if !sent.path.ends_with(['/', '.']) && !sent.path.ends_with("%20") {
+        sent.path.push_str(".json");
+    }
+    sent
+}
+
+fn head(mut sent: Sent, _: &Index) -> Sent {
+    if sent.method == "GET" {
+        sent.method = "HEAD".to_owned();
+    }
+    sent
+}
+
+fn override_header(mut sent: Sent, _: &Index) -> Sent {
+    let method = std::mem::replace(&mut sent.method, "POST".to_owned());
+    sent.fields.push(("X-HTTP-Method-Override".to_owned(), method));
+    sent
+}
+
+fn override_parameter(mut sent: Sent, _: &Index) -> Sent {
+    let method = std::mem::replace(&mut sent.method, "POST".to_owned());
+    sent.query.push(("_method".to_owned(), method.to_lowercase()));
+    sent
+}
+
+fn each_parameter(mut sent: Sent, change: impl Fn(&mut (String, String))) -> Sent {
+    let named = |it: &&mut (String, String)| it.0 != "_method";
+    sent.query.iter_mut().filter(named).for_each(change);
+    sent
+}
+
+fn listed_parameter(sent: Sent, at: &Index) -> Sent {
+    let place = ["[]", "[0]", "%5B%5D"][at.index(3)];
+    each_parameter(sent, |(name, _)| name.push_str(place))
+}
+
+fn upper_parameter_name(sent: Sent, _: &Index) -> Sent {
+    each_parameter(sent, |(name, _)| *name = name.to_uppercase())
+}
+
+fn blank_before_name(sent: Sent, _: &Index) -> Sent {
+    each_parameter(sent, |(name, _)| name.insert(0, '+'))
+}
+
+fn plus_for_blank(sent: Sent, _: &Index) -> Sent {
+    each_parameter(sent, |(_, value)| *value = value.replace("%20", "+"))
+}
+
+fn comma_in_parameter(sent: Sent, _: &Index) -> Sent {
+    each_parameter(sent, |(_, value)| value.insert_str(0, "other,"))
+}
+
+fn repeated_parameter(mut sent: Sent, _: &Index) -> Sent {
+    if let Some((name, _)) = sent.query.first().cloned() {
+        sent.query.insert(0, (name, "other".to_owned()));
+    }
+    sent
+}
+
+fn semicolon_for_and(mut sent: Sent, _: &Index) -> Sent {
+    sent.query.insert(0, ("x".to_owned(), "y".to_owned()));
+    sent.and = ";";
+    sent
+}
+
+fn each_field(mut sent: Sent, change: impl Fn(&mut (String, String))) -> Sent {
+    sent.fields.iter_mut().for_each(change);
+    sent
+}
+
+fn upper_header_name(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(name, _)| *name = name.to_uppercase())
+}
+
+fn underscored_header(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(name, _)| *name = name.replace('-', "_"))
+}
+
+fn dotted_header(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(name, _)| *name = name.replace('-', "."))
+}
+
+fn list_of_values(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(_, value)| *value = format!("other, {value};q=1"))
+}
+
+fn upper_value(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(_, value)| *value = value.to_uppercase())
+}
+
+/// A path, and a rule about it alone.
+fn path_and_rule() -> impl Strategy<Value = (String, PathMatch)> {
+    let element = "[a-z][a-z0-9_-]{0,5}";
+    let path = prop::collection::vec(element, 1..4).prop_map(|it| format!("/{}", it.join("/")));
+    (path, 0..8_usize, any::<Index>()).prop_map(|(path, shape, at)| {
+        let above = path.rsplit_once('/').map_or("", |(above, _)| above).to_owned();
+        let beginning = path.get(..=at.index(path.len())).unwrap_or(&path).to_owned();
+        let rule = match shape {
+            0 => PathMatch::Exact(path.clone()),
+            1 => PathMatch::Exact(format!("{path}/")),
+            2 => PathMatch::Prefix(path.clone()),
+            3 => PathMatch::Prefix(format!("{above}/")),
+            4 => PathMatch::Regex(path.clone()),
+            5 => PathMatch::Regex(format!("{beginning}.*")),
+            6 => PathMatch::Regex(format!("{above}/[a-z0-9_-]+")),
+            _ => PathMatch::Regex(format!("{path}/(x)?")),
+        };
+        (path, rule)
+    })
+}
+
+/// A request and a rule that denies it.
+fn request_and_rule() -> impl Strategy<Value = (Sent, RequestMatch)> {
+    let field = |name: &str, value: &str, is_regex: bool| {
+        let value = if is_regex {
+            ValueMatch::Regex(format!("(?:{value})"))
+        } else {
+            ValueMatch::Exact(value.to_owned())
+        };
+        FieldMatch { name: name.to_owned(), value }
+    };
+    let method = select(vec![None, Some("GET"), Some("DELETE")]);
+    (path_and_rule(), method, any::<[bool; 4]>()).prop_map(move |((path, rule), method, has)| {
+        let [header, query, regex, any_path] = has;
+        let mut sent = Sent::get(&path);
+        sent.method = method.unwrap_or("GET").to_owned();
+        let mut request = RequestMatch {
+            path: if any_path { PathMatch::Any } else { rule },
+            methods: method.into_iter().map(str::to_owned).collect(),
+            ..RequestMatch::default()
+        };
+        if header {
+            sent.fields.push(("x-user-role".to_owned(), "root".to_owned()));
+            request.headers.push(field("X-User-Role", "root", regex));
+        }
+        if query {
+            sent.query.push(("user_role".to_owned(), "team%20lead".to_owned()));
+            request.query.push(field("user_role", "team lead", regex));
+        }
+        (sent, request)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn no_spelling_of_a_denied_request_gets_through(
+        (sent, rule) in request_and_rule(),
+        framework in 0..FRAMEWORKS.len(),
+        spellings in prop::collection::vec((any::<Index>(), any::<Index>()), 1..5),
+    ) {
+        let matcher = DenialMatcher::compile(&rule).unwrap();
+        prop_assert!(sent.is_denied_by(&matcher), "{sent:?}");
+        let framework = &FRAMEWORKS[framework];
+        let (mut respelled, mut used) = (sent, Vec::new());
+        for (which, at) in &spellings {
+            let (respell, documented) = which.get(framework.spellings);
+            respelled = respell(respelled, at);
+            used.push(documented);
+        }
+        prop_assert!(respelled.is_denied_by(&matcher), "{}: {used:?}: {respelled:?}", framework.name);
+    }
+
+    #[test]
+    fn what_plainly_fits_is_denied(
+        request in crate::many::tests::any_match(),
+        made in crate::many::tests::any_request(),
+    ) {
+        let view = made.view();
+        if super::super::RequestMatcher::compile(&request).unwrap().matches(&view) {
+            let denial = DenialMatcher::compile(&request).unwrap();
+            prop_assert!(denial.may_mean(&view, &made.spelling()), "{request:?}");
+        }
+    }
+}
+
+fn denies(rule: &RequestMatch, sent: &Sent) -> bool {
+    sent.is_denied_by(&DenialMatcher::compile(rule).unwrap())
+}
+
+#[test]
+fn paths_of_rules_fit_their_spellings_and_no_others() {
+    let exact = |path: &str| PathMatch::Exact(path.to_owned());
+    let prefix = |path: &str| PathMatch::Prefix(path.to_owned());
+    let regex = |path: &str| PathMatch::Regex(path.to_owned());
+    for (path, sent, expected) in [
+        (exact("/admin"), "/admin/", true),
+        (exact("/admin"), "/admin%2f", true),
+        (exact("/admin"), "/Admin", true),
+        (exact("/admin"), "/admin.json", true),
+        (exact("/admin"), "/admin%252f", true),
+        (exact("/admin"), "/admin%00x", true),
+        (exact("/admin"), "/adm\u{131}n", true),
+        (exact("/admin/"), "/admin", true),
+        (exact("/admin"), "/admin/x", false),
+        (exact("/admin"), "/administrator", false),
+        (exact("/admin"), "/admin.d/x", false),
+        (exact("/admin"), "/a", false),
+        (exact("/admin.php"), "/admin.php/x", true),
+        (exact("/admin.php"), "/ADMIN.PHP", true),
+        (exact("/admin.php"), "/admin", false),
+        (exact("/"), "/", true),
+        (exact("/"), "//", true),
+        (exact("/"), "/.well-known", false),
+        (exact("/"), "/x", false),
+        (exact("/a;b"), "/A;B", true),
+        (exact("/a;b"), "/a", false),
+        (exact("/Ä"), "/%c3%a4", true),
+        (prefix("/ops"), "/Ops/x", true),
+        (prefix("/ops"), "/ops.json", true),
+        (prefix("/ops"), "/opsx", false),
+        (prefix("/ops"), "/ops.x/y", false),
+        (regex("/admin/.*"), "/ADMIN", true),
+        (regex("/v[0-9]/admin"), "/V1/Admin/", true),
+        (regex("/v[0-9]/admin/"), "/v1/admin", true),
+        (regex("/v[0-9]/admin"), "/v1/admin.json", true),
+        (regex("/v[0-9]/admin"), "/v1/admins", false),
+        (regex("/v[0-9]/admin"), "/v1;a=b/admin", true),
+        (regex("/[^a]+"), "/A", true),
+    ] {
+        let rule = RequestMatch { path, ..RequestMatch::default() };
+        assert_eq!(denies(&rule, &Sent::get(sent)), expected, "{:?} {sent}", rule.path);
+    }
+}
+
+#[test]
+fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
+    let value = |text: &str| ValueMatch::Exact(text.to_owned());
+    let field = |name: &str, text: &str| FieldMatch { name: name.to_owned(), value: value(text) };
+    let rule = RequestMatch { headers: vec![field("x-role", "root")], ..RequestMatch::default() };
+    for (name, value, expected) in [
+        ("X_Role", "root", true),
+        ("x-role", "ROOT", true),
+        ("x.role", "a, \"Root\"", true),
+        ("x-role", "root; q=1", true),
+        ("x-role", "roots", false),
+        ("x-roles", "root", false),
+    ] {
+        let fields = vec![(name.to_owned(), value.to_owned())];
+        assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+    }
+    let rule = RequestMatch { headers: vec![field("x-role", "a, b")], ..RequestMatch::default() };
+    let fields = [("x-role", "a,b"), ("X_Role", "c")];
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    assert!(denies(&rule, &Sent { fields, ..Sent::get("/") }));
+    let rule = RequestMatch { query: vec![field("role", "root")], ..RequestMatch::default() };
+    for (name, value, expected) in [
+        ("Role", "ROOT", true),
+        ("role[]", "root", true),
+        ("role%5b0%5d", "r%6fot", true),
+        ("role[x]", "root", true),
+        ("role", "a,root", true),
+        ("roles", "root", false),
+        ("role", "roots", false),
+    ] {
+        let query = vec![(name.to_owned(), value.to_owned())];
+        assert_eq!(denies(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}={value}");
+    }
+    let rule = RequestMatch { methods: vec!["DELETE".to_owned()], ..RequestMatch::default() };
+    for (name, value, expected) in [
+        ("X-HTTP-Method-Override", "delete", true),
+        ("X_HTTP_Method", "DELETE", true),
+        ("X-Method-Override", "DELETE", true),
+        ("X-Method-Override", "PUT", false),
+        ("X-Method", "DELETE", false),
+    ] {
+        let fields = vec![(name.to_owned(), value.to_owned())];
+        assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+    }
+}
