@@ -519,6 +519,10 @@ pub struct JwtIssuer {
     pub forwards: ::prost::alloc::vec::Vec<ClaimHeader>,
     #[prost(bool, tag = "7")]
     pub passes_token: bool,
+    #[prost(bool, tag = "90")]
+    pub accepts_without_expiration: bool,
+    #[prost(uint64, tag = "91")]
+    pub max_age_nanoseconds: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JwtPlace {

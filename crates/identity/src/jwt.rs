@@ -31,6 +31,12 @@ pub enum BadJwt {
     /// No key fits its signature.
     #[error("the token's signature is not valid")]
     Signature,
+    /// It does not say when it expires.
+    #[error("the token has no time of expiration (`exp`)")]
+    Endless,
+    /// It does not say when it was issued, and its age is bounded.
+    #[error("the token has no time of issue (`iat`)")]
+    Ageless,
     /// Its time is over.
     #[error("the token has expired")]
     Expired,
@@ -60,6 +66,10 @@ pub struct Expected<'a> {
     pub audiences: &'a [String],
     /// How far clocks may be apart.
     pub leeway: Duration,
+    /// Tokens without a time of expiration are rejected.
+    pub requires_expiration: bool,
+    /// The greatest age, counted from its issue; any when absent.
+    pub max_age: Option<Duration>,
     /// The time.
     pub now: SystemTime,
 }
@@ -119,7 +129,7 @@ impl<'a> UnverifiedJwt<'a> {
         Ok(self.claims)
     }
 
-    /// RFC 7519 §4.1.4 and §4.1.5.
+    /// RFC 7519 §4.1.4 to §4.1.6.
     fn check_time(&self, expected: Expected<'_>) -> Result<(), BadJwt> {
         let now = expected.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let leeway = expected.leeway.as_secs_f64();
@@ -127,10 +137,19 @@ impl<'a> UnverifiedJwt<'a> {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(BadJwt::Malformed),
         };
-        if date("exp")?.is_some_and(|end| now >= end + leeway) {
+        let (end, issued) = (date("exp")?, date("iat")?);
+        if end.is_none() && expected.requires_expiration {
+            return Err(BadJwt::Endless);
+        }
+        let oldest = match (expected.max_age, issued) {
+            (None, _) => None,
+            (Some(_), None) => return Err(BadJwt::Ageless),
+            (Some(age), Some(issued)) => Some(issued + age.as_secs_f64()),
+        };
+        if [end, oldest].into_iter().flatten().any(|end| now >= end + leeway) {
             return Err(BadJwt::Expired);
         }
-        if date("nbf")?.is_some_and(|begin| now < begin - leeway) {
+        if [date("nbf")?, issued].into_iter().flatten().any(|begin| now < begin - leeway) {
             return Err(BadJwt::Early);
         }
         Ok(())

@@ -41,6 +41,10 @@ pub struct JwtIssuer {
     pub places: Vec<JwtPlace>,
     /// How far clocks may be apart.
     pub leeway: Duration,
+    /// Tokens without a time of expiration are rejected.
+    pub requires_expiration: bool,
+    /// The greatest age of a token, counted from its issue (`iat`); any when absent.
+    pub max_age: Option<Duration>,
     /// Claims that the application is told, each in a header of its own.
     pub forwards: Vec<ClaimHeader>,
     /// Whether the application gets the token itself.
@@ -50,6 +54,10 @@ pub struct JwtIssuer {
 impl JwtIssuer {
     /// The most that clocks may be apart.
     pub const LEEWAY_MAX: Duration = Duration::from_secs(3600);
+    /// The shortest `max_age`.
+    pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
+    /// The longest `max_age`.
+    pub const MAX_AGE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 }
 
 /// The public keys of an issuer, or where they are.

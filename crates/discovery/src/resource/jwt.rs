@@ -71,6 +71,8 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
         leeway_nanoseconds: nanoseconds(issuer.leeway),
         forwards: issuer.forwards.iter().map(forward).collect(),
         passes_token: issuer.passes_token,
+        accepts_without_expiration: !issuer.requires_expiration,
+        max_age_nanoseconds: issuer.max_age.map_or(0, nanoseconds),
     }
 }
 
@@ -93,6 +95,7 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
     if leeway > JwtIssuer::LEEWAY_MAX {
         return Err(Invalid::new("leeway_nanoseconds", format!("{leeway:?} is too long")));
     }
+    let max_age = Some(Duration::from_nanos(wire.max_age_nanoseconds)).filter(|it| !it.is_zero());
     Ok(JwtIssuer {
         issuer: wire.issuer,
         audiences: wire.audiences,
@@ -106,5 +109,7 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
             Ok(ClaimHeader { claim: wire.claim, header: header(wire.header)? })
         })?,
         passes_token: wire.passes_token,
+        requires_expiration: !wire.accepts_without_expiration,
+        max_age,
     })
 }

@@ -157,6 +157,12 @@ fn known(jwk: &Value) -> Option<Known> {
     if text("use").is_some_and(|of| of != "sig") {
         return None;
     }
+    // RFC 7517 §4.3.
+    let is_verify = |operation: &Value| operation.as_str() == Some("verify");
+    let may_verify = |it: &Value| it.as_array().is_some_and(|all| all.iter().any(is_verify));
+    if !jwk.get("key_ops").is_none_or(may_verify) {
+        return None;
+    }
     let bytes = |name: &str| URL_SAFE_NO_PAD.decode(text(name)?).ok();
     let key = match text("kty")? {
         "RSA" => {

@@ -84,6 +84,8 @@ fn verify(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
             issuer: "https://issuer",
             audiences: &audiences,
             leeway: Duration::from_secs(10),
+            requires_expiration: true,
+            max_age: None,
             now: UNIX_EPOCH + Duration::from_secs(NOW),
         },
     )
@@ -159,10 +161,74 @@ fn claims_must_hold() {
     assert_eq!(said(&|it| it["exp"] = (NOW - 10).into()), Err(BadJwt::Expired));
     assert_eq!(said(&|it| it["nbf"] = (NOW + 10).into()), Ok(()));
     assert_eq!(said(&|it| it["nbf"] = (NOW + 11).into()), Err(BadJwt::Early));
+    assert_eq!(said(&|it| it["iat"] = (NOW + 10).into()), Ok(()));
+    assert_eq!(said(&|it| it["iat"] = (NOW + 11).into()), Err(BadJwt::Early));
     assert_eq!(said(&|it| it["exp"] = "soon".into()), Err(BadJwt::Malformed));
+    assert_eq!(said(&|it| it["exp"] = Value::Null), Err(BadJwt::Malformed));
+    assert_eq!(said(&|it| it["iat"] = "x".into()), Err(BadJwt::Malformed));
+    assert_eq!(said(&|it| drop(it.as_object_mut().unwrap().remove("exp"))), Err(BadJwt::Endless));
     assert_eq!(said(&|it| it["aud"] = "shop".into()), Ok(()));
     assert_eq!(said(&|it| it["aud"] = json!(["x"])), Err(BadJwt::Audience));
     assert_eq!(said(&|it| it["aud"] = Value::Null), Err(BadJwt::Audience));
+}
+
+/// Finding F15 of issue 25.
+#[test]
+fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
+    let issuer = Issuer::new();
+    let keys = issuer.keys();
+    let age = Some(Duration::from_secs(100));
+    for (exp, iat, requires_expiration, max_age, expected) in [
+        (None, None, true, None, Err(BadJwt::Endless)),
+        (None, None, false, None, Ok(())),
+        (None, Some(NOW), true, age, Err(BadJwt::Endless)),
+        (None, Some(NOW - 100), false, age, Ok(())),
+        (None, Some(NOW - 109), false, age, Ok(())),
+        (None, Some(NOW - 110), false, age, Err(BadJwt::Expired)),
+        (Some(NOW + 60), Some(NOW - 110), true, age, Err(BadJwt::Expired)),
+        (Some(NOW + 60), None, true, age, Err(BadJwt::Ageless)),
+        (Some(NOW - 10), Some(NOW - 20), true, age, Err(BadJwt::Expired)),
+        (Some(NOW + 60), Some(NOW + 11), true, None, Err(BadJwt::Early)),
+    ] {
+        let mut claims = json!({"iss": "https://issuer"});
+        for (name, value) in [("exp", exp), ("iat", iat)] {
+            if let Some(value) = value {
+                claims[name] = value.into();
+            }
+        }
+        let token = token(&json!({"alg": "ES256"}), &claims, |signed| issuer.by_curve(signed));
+        let expected_of = Expected {
+            issuer: "https://issuer",
+            audiences: &[],
+            leeway: Duration::from_secs(10),
+            requires_expiration,
+            max_age,
+            now: UNIX_EPOCH + Duration::from_secs(NOW),
+        };
+        let verified = UnverifiedJwt::read(&token).unwrap().verify(&keys, expected_of).map(drop);
+        assert_eq!(verified, expected, "{exp:?} {iat:?} {requires_expiration} {max_age:?}");
+    }
+}
+
+/// Finding F15 of issue 25.
+#[test]
+fn a_key_that_is_not_for_verification_is_passed_over() {
+    let issuer = Issuer::new();
+    let token = token(&json!({"alg": "ES256"}), &claims(), |signed| issuer.by_curve(signed));
+    for (operations, expected) in [
+        (json!(["verify"]), Ok(())),
+        (json!(["sign", "verify"]), Ok(())),
+        (json!(["sign"]), Err(BadJwt::Signature)),
+        (json!(["encrypt", "wrapKey"]), Err(BadJwt::Signature)),
+        (json!([]), Err(BadJwt::Signature)),
+        (json!("verify"), Err(BadJwt::Signature)),
+        (Value::Null, Err(BadJwt::Signature)),
+    ] {
+        let mut set = issuer.set();
+        set["keys"][1]["key_ops"] = operations.clone();
+        let keys = JwtKeys::parse(&set.to_string()).unwrap();
+        assert_eq!(verify(&token, &keys).map(drop), expected, "{operations}");
+    }
 }
 
 #[test]

@@ -56,6 +56,8 @@ impl Issuer {
                 JwtPlace::Query("access_token".to_owned()),
             ],
             leeway: std::time::Duration::from_secs(10),
+            requires_expiration: true,
+            max_age: None,
             forwards: vec![claim("sub", "x-user"), claim("groups", "x-groups")],
             passes_token: false,
         };

@@ -65,6 +65,8 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "jwks",
         "from",
         "leeway",
+        "requireExpiration",
+        "maxAge",
         "forwardClaims",
         "forwardToken",
     ])?;
@@ -80,6 +82,14 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     };
     let leeway =
         time_or(&fields, "leeway", (Duration::ZERO, JwtIssuer::LEEWAY_MAX), LEEWAY_DEFAULT);
+    let requires_expiration = match fields.find("requireExpiration") {
+        Some(field) => field.boolean()?,
+        None => true,
+    };
+    let max_age = match fields.find("maxAge") {
+        Some(_) => Some(time_or(&fields, "maxAge", MAX_AGES, JwtIssuer::MAX_AGE_MAX)?),
+        None => None,
+    };
     let forwards = elements(&fields, "forwardClaims", "or leave it out", forward)?;
     let twice = |(index, it): (usize, &ClaimHeader)| {
         forwards.iter().take(index).any(|known| known.header == it.header)
@@ -99,6 +109,8 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         keys: keys?,
         places: places?,
         leeway: leeway?,
+        requires_expiration,
+        max_age,
         forwards,
         passes_token,
     })
@@ -146,6 +158,8 @@ pub(super) fn text(field: &Field<'_>) -> Option<String> {
 
 /// The most issuers of a policy.
 const ISSUERS_MAX: usize = 16;
+/// The bounds of a token's greatest age.
+const MAX_AGES: (Duration, Duration) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
 /// As Envoy allows.
 const LEEWAY_DEFAULT: Duration = Duration::from_secs(60);
 /// More than issuers and claims have.

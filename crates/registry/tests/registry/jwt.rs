@@ -30,6 +30,7 @@ fn reads_the_documented_example_with_all_its_parts() {
     let header = JwtPlace::Header { name, prefix };
     assert_eq!(issuer.places, [header, JwtPlace::Query("access_token".to_owned())]);
     assert_eq!((issuer.leeway, issuer.passes_token), (Duration::from_secs(30), false));
+    assert_eq!((issuer.requires_expiration, issuer.max_age), (true, None));
     let told: Vec<_> = issuer.forwards.iter().map(|it| (&*it.claim, &*it.header)).collect();
     assert_eq!(told, [("sub", "x-user"), ("realm.roles", "x-roles")]);
 
@@ -48,6 +49,20 @@ fn reads_the_documented_example_with_keys_elsewhere() {
     let sources: Vec<String> = sources.map(ToString::to_string).collect();
     let server = "https://accounts.example.com:443/.well-known/jwks.json";
     assert_eq!(sources, [server, "/etc/leno/keys/batch.json"]);
+}
+
+#[test]
+fn reads_how_old_a_token_may_be() {
+    let spec = format!(
+        "{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}, requireExpiration: false, maxAge: 1h}}]}}"
+    );
+    let text = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a, namespace: a}}\nspec: {spec}\n"
+    );
+    let ServiceRule::Guard(Guard::Tokens(rule)) = policy(&text).rule else { panic!("no tokens") };
+    let issuer = &rule.issuers[0];
+    let expected = (false, Some(Duration::from_secs(3600)));
+    assert_eq!((issuer.requires_expiration, issuer.max_age), expected);
 }
 
 #[test]
@@ -76,6 +91,8 @@ fn refuses_tokens_that_nobody_could_show() {
         issuer(", from: [{header: a, query: b}]"),
         issuer(", from: [{query: a, prefix: b}]"),
         issuer(", leeway: 2h"),
+        issuer(", maxAge: 0s"),
+        issuer(", requireExpiration: 1"),
         issuer(", forwardClaims: [{claim: a, header: content-length}]"),
         issuer(", forwardClaims: [{claim: a, header: x-a}, {claim: b, header: X-A}]"),
         issuer(", algorithms: [none]"),
@@ -88,30 +105,32 @@ fn refuses_tokens_that_nobody_could_show() {
         "JwtValidation",
         &specs,
         &expect![[r#"
-        spec.issuers: is missing; add `issuers`
-        spec.issuers: names nobody whose tokens are accepted; add an issuer
-        spec.issuers[0].jwks: is missing; add `jwks`
-        spec.issuers[0].jwks: says nothing; give one of `inline`, `file`, `url`
-        spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
-        spec.issuers[0].jwks.url: "b" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://a#b" is no server of keys: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time from 1s to 86400s
-        spec.issuers[0].jwks.refresh: is for servers that are asked; remove it; files are watched
-        spec.issuers[0].jwks.file: "" is no path of a file; name one
-        spec.issuers[0].jwks.file: ".." is no path of a file; name one
-        spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy what the issuer serves at its `jwks_uri`
-        spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy what the issuer serves at its `jwks_uri`
-        spec.issuers[0].audiences: is empty, which reads as nothing and as everything; add an element, or leave it out for any
-        spec.issuers[0].from[0]: says nothing; give one of `header`, `query`
-        spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
-        spec.issuers[0].from[0].prefix: is for headers; remove it
-        spec.issuers[0].leeway: "2h" is out of range; use a time from 0ns to 3600s
-        spec.issuers[0].forwardClaims[0].header: "content-length" says how a message travels; use another header, such as `x-user`
-        spec.issuers[0].forwardClaims: has two claims in one header; use another header for one of them
-        spec.issuers[0].algorithms: is not a field that is known here; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `leeway`, `forwardClaims` or `forwardToken`
-        spec: has `required` and `requiredFor` at once; keep one of them
-        spec.issuers[1]: is listed twice; remove one of the two
-    "#]],
+            spec.issuers: is missing; add `issuers`
+            spec.issuers: names nobody whose tokens are accepted; add an issuer
+            spec.issuers[0].jwks: is missing; add `jwks`
+            spec.issuers[0].jwks: says nothing; give one of `inline`, `file`, `url`
+            spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
+            spec.issuers[0].jwks.url: "b" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.url: "https://a#b" is no server of keys: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+            spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time from 1s to 86400s
+            spec.issuers[0].jwks.refresh: is for servers that are asked; remove it; files are watched
+            spec.issuers[0].jwks.file: "" is no path of a file; name one
+            spec.issuers[0].jwks.file: ".." is no path of a file; name one
+            spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy what the issuer serves at its `jwks_uri`
+            spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy what the issuer serves at its `jwks_uri`
+            spec.issuers[0].audiences: is empty, which reads as nothing and as everything; add an element, or leave it out for any
+            spec.issuers[0].from[0]: says nothing; give one of `header`, `query`
+            spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
+            spec.issuers[0].from[0].prefix: is for headers; remove it
+            spec.issuers[0].leeway: "2h" is out of range; use a time from 0ns to 3600s
+            spec.issuers[0].maxAge: "0s" is out of range; use a time from 1s to 31622400s
+            spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
+            spec.issuers[0].forwardClaims[0].header: "content-length" says how a message travels; use another header, such as `x-user`
+            spec.issuers[0].forwardClaims: has two claims in one header; use another header for one of them
+            spec.issuers[0].algorithms: is not a field that is known here; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `leeway`, `requireExpiration`, `maxAge`, `forwardClaims` or `forwardToken`
+            spec: has `required` and `requiredFor` at once; keep one of them
+            spec.issuers[1]: is listed twice; remove one of the two
+        "#]],
     );
 }
 

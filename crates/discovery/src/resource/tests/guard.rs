@@ -43,19 +43,23 @@ fn tokens() -> impl Strategy<Value = JwtValidation> {
     let keys =
         prop_oneof![Just(IssuerKeys::Awaited), ".{1,9}".prop_map(|it| IssuerKeys::Set(it.into()))];
     let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), keys);
-    let issuer = (texts, vec(place, 1..3), 0..3600_u64, vec(forward, 0..3), any::<bool>());
-    let issuer =
-        issuer.prop_map(|((issuer, audiences, keys), places, leeway, forwards, passes_token)| {
-            JwtIssuer {
-                issuer,
-                audiences,
-                keys,
-                places,
-                leeway: Duration::from_secs(leeway),
-                forwards,
-                passes_token,
-            }
-        });
+    let max_age = prop::option::of((1..9999_u64).prop_map(Duration::from_secs));
+    let times = (0..3600_u64, any::<bool>(), max_age);
+    let issuer = (texts, vec(place, 1..3), times, vec(forward, 0..3), any::<bool>());
+    let issuer = issuer.prop_map(|(texts, places, times, forwards, passes_token)| {
+        let ((issuer, audiences, keys), (leeway, requires_expiration, max_age)) = (texts, times);
+        JwtIssuer {
+            issuer,
+            audiences,
+            keys,
+            places,
+            leeway: Duration::from_secs(leeway),
+            requires_expiration,
+            max_age,
+            forwards,
+            passes_token,
+        }
+    });
     let required = prop_oneof![
         Just(Required::Never),
         Just(Required::Always),

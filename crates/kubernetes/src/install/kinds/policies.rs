@@ -251,6 +251,8 @@ pub(super) fn jwt_validation() -> Value {
         ("jwks!", jwks),
         ("from", some(place, 256)),
         ("leeway", duration()),
+        ("requireExpiration", boolean()),
+        ("maxAge", duration()),
         ("forwardClaims", some(forward, 256)),
         ("forwardToken", boolean()),
     ]);

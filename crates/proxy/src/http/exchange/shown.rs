@@ -123,6 +123,8 @@ fn verify_all(
             issuer: &issuer.issuer,
             audiences: &issuer.audiences,
             leeway: issuer.leeway,
+            requires_expiration: issuer.requires_expiration,
+            max_age: issuer.max_age,
             now: SystemTime::now(),
         };
         let claims = token.verify(&keys, expected)?;
