@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde_json::Value;
 
-use crate::http::get;
+use crate::http::get_page;
 
 /// The admin page of a running sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl AdminPage {
     /// When its admin page does not answer.
     #[must_use]
     pub fn world(&self) -> Value {
-        let response = get(self.address, "/world").expect("the admin page answers");
+        let response = get_page(self.address, "/world").expect("the admin page answers");
         serde_json::from_slice(&response.body).expect("the world is JSON")
     }
 
@@ -78,7 +78,7 @@ impl AdminPage {
     /// When its admin page does not answer.
     #[must_use]
     pub fn metric(&self, series: &str) -> f64 {
-        let response = get(self.address, "/metrics").expect("the admin page answers");
+        let response = get_page(self.address, "/metrics").expect("the admin page answers");
         let text = String::from_utf8_lossy(&response.body).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.trim().parse().expect("a number"))

@@ -37,6 +37,15 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
     exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"))
 }
 
+/// The same under the address itself: admin pages answer under no other name.
+///
+/// # Errors
+/// As [`get`].
+pub fn get_page(address: SocketAddr, path: &str) -> io::Result<Response> {
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    exchange(address, &head)
+}
+
 /// Sends bytes over a connection of their own, and reads the answer to its end.
 ///
 /// # Errors

@@ -38,7 +38,7 @@ pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use envoy::{Envoy, Passage};
 pub use family::{Descendant, children, is_running};
-pub use http::{Response, exchange, get};
+pub use http::{Response, exchange, get, get_page};
 pub use installed::{
     cert_manager, decider, go_program, java_programs, page_script, python, script, zipkin,
 };

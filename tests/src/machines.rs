@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::admin_page::AdminPage;
-use crate::http::get;
+use crate::http::get_page;
 use crate::program::{Program, Release};
 use crate::{eventually, free_port};
 
@@ -320,7 +320,7 @@ impl Proxy {
     /// When it does not.
     pub fn wait_until_ready(&self) {
         eventually(&format!("the proxy of {} is ready", self.workload), PATIENCE, || {
-            get(self.page.address, "/ready").ok().filter(|response| response.status == 200)
+            get_page(self.page.address, "/ready").ok().filter(|response| response.status == 200)
         });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::eventually;
-use crate::http::get;
+use crate::http::get_page;
 use crate::mesh::Mesh;
 
 /// A workload's sidecar.
@@ -39,7 +39,7 @@ impl Mesh {
         let workloads = self.ask("workloads");
         let listeners = named(&workloads, "name", workload)?["listeners"].as_object()?;
         let admin = address(&proxy["admin"])?;
-        let world = get(admin, "/world").ok()?;
+        let world = get_page(admin, "/world").ok()?;
         let world: Value = serde_json::from_slice(&world.body).ok()?;
         Some(Sidecar {
             pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
@@ -72,7 +72,7 @@ impl Sidecar {
     /// When the admin page does not answer.
     #[must_use]
     pub fn metric(&self, series: &str) -> f64 {
-        let page = get(self.admin, "/metrics").expect("the admin page answers");
+        let page = get_page(self.admin, "/metrics").expect("the admin page answers");
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let lines = text.lines().filter(|line| line.starts_with(series));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

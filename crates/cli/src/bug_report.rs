@@ -103,14 +103,9 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
 
 async fn sidecar(proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
-    let admin = proxy.admin.as_deref().and_then(|address| address.parse().ok());
-    let Some(admin) = admin else {
-        bundle.lack(&folder, &anyhow::anyhow!("it has no admin page"));
-        return Ok(());
-    };
     for (name, path) in SIDECAR {
         let file = format!("{folder}/{name}");
-        match ask::admin(admin, path).await {
+        match ask::sidecar(proxy, path).await {
             Ok(page) => bundle.add(&file, &String::from_utf8_lossy(&page))?,
             Err(error) => {
                 bundle.lack(&file, &error);
@@ -238,7 +233,7 @@ const SIDECAR: &[(&str, &str)] = &[
 /// The most sidecars that are asked.
 const SIDECARS_MAX: usize = 200;
 /// The most bytes before they are packed.
-const BYTES_MAX: usize = 256 << 20;
+const BYTES_MAX: usize = 64 << 20;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,14 +1,13 @@
 //! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{
-    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
-};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use leno_identity::open_lock;
 
 /// Which data directory is meant.
 #[derive(Debug, Clone, Args)]
@@ -97,13 +96,7 @@ impl DataDirectory {
     pub(crate) fn claim(path: PathBuf) -> anyhow::Result<Self> {
         create_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&lock_path)
+        let mut lock = open_lock(&lock_path)
             .with_context(|| format!("cannot open {}", lock_path.display()))?;
         match lock.try_lock() {
             Ok(()) => {}

@@ -88,18 +88,18 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         facts.histories.extend(history.map(|history| (service.to_owned(), history)));
     }
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
-    let admin = proxy.and_then(|proxy| proxy.admin.as_ref()?.parse().ok());
-    if let Some(admin) = admin {
-        let ready = ask::admin(admin, "/ready").await;
+    let with_page = proxy.filter(|proxy| proxy.admin.is_some());
+    if let Some(proxy) = with_page {
+        let ready = ask::sidecar(proxy, "/ready").await;
         facts.ready = Some(ready.map(|_| ()).map_err(|error| format!("{error:#}")));
-        let removed = ask::admin(admin, "/removed").await.ok();
+        let removed = ask::sidecar(proxy, "/removed").await.ok();
         let removed = removed.and_then(|page| serde_json::from_slice::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
-        let known = proxy.map(|proxy| proxy.subscriptions.as_slice()).unwrap_or_default();
+        let known = proxy.subscriptions.as_slice();
         // What it calls, or the one service that it is about.
         let called = known.iter().map(String::as_str).filter(|_| to.is_none()).chain(to);
         for service in called.take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::asked(admin, service).await);
+            facts.reached.extend(Reached::asked(proxy, service).await);
         }
     }
     if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_identity::{ForeignPage, OwnNames, check_origin};
 use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -112,6 +113,21 @@ async fn serve_one<A: Answering>(stream: impl Connection, half_open: HalfOpen, a
     if let Err(error) = served {
         tracing::debug!(%error, "a connection of an operator ended badly");
     }
+}
+
+/// The answer to a request that a page of another site has caused; none to any other.
+pub(crate) fn foreign(
+    headers: &HeaderMap,
+    names: OwnNames,
+    is_page: bool,
+) -> Option<Response<Full<Bytes>>> {
+    let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
+    let found = check_origin(field, names, is_page).err()?;
+    let status = match found {
+        ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
+        ForeignPage::Site => StatusCode::FORBIDDEN,
+    };
+    Some(text(status, format!("{found}\n")))
 }
 
 pub(crate) fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {

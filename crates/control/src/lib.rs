@@ -6,6 +6,7 @@
 //! which sidecars are there, and `admin` answers operators. [`Control::start`] assembles.
 
 pub mod admin;
+mod admin_address;
 mod answering;
 mod authority;
 mod certify;

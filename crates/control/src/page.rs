@@ -2,26 +2,28 @@
 //!
 //! It only reads. On loopback whoever is on this machine may look; anywhere else, and at live requests
 //! everywhere, only who has the token. A page of another site can neither read it (no CORS), frame it nor reach it by a name of
-//! its own: what is asked for by a name is refused, since only an address cannot be rebound.
+//! its own: what is asked for by a name is refused, since only an address cannot be rebound. Nor does it have the page
+//! do any work: requests of other origins are rejected.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HOST, HeaderMap, HeaderName,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HeaderMap, HeaderName,
     HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Request, Response, StatusCode};
 use leno_discovery::Taps;
+use leno_identity::OwnNames;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
-use crate::answering::{Answering, serve_all, text, typed, typed_body};
+use crate::answering::{Answering, foreign, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::share::Share;
@@ -217,12 +219,14 @@ enum Entry {
 /// Whether a request comes from where it may. A browser that shows the token once gets a cookie.
 fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
     let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
+    let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
+    // A link on another site may open the page itself, and none of its data.
+    let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
+    if let Some(response) = foreign(headers, names, is_page) {
+        return Entry::Turned(Box::new(response));
+    }
     let Some(Key { token, cookie: name }) = key else {
-        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-        return match host.is_some_and(is_address) {
-            true => Entry::Admitted,
-            false => turned(StatusCode::MISDIRECTED_REQUEST, REBOUND),
-        };
+        return Entry::Admitted;
     };
     if let Some(shown) = target.strip_prefix("/?token=") {
         if !is_equal(shown, token) {
@@ -249,18 +253,6 @@ fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
 /// What a question shows by itself.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
-}
-
-/// Whether a `Host` is an address or `localhost`: any other name may be somebody else's, who lets
-/// it mean this machine.
-fn is_address(host: &str) -> bool {
-    let without_port = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
-        _ => host,
-    };
-    let inner = without_port.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-    without_port.eq_ignore_ascii_case("localhost")
-        || inner.unwrap_or(without_port).parse::<IpAddr>().is_ok()
 }
 
 /// Takes as long whatever the first difference is.
@@ -312,9 +304,6 @@ const ASKING_PAUSE: u32 = 3;
 
 /// The same after an explanation, which is made on a thread of its own.
 const EXPLAINED_PAUSE: u32 = 1;
-
-const REBOUND: &str = "this page is asked for by a name that may be somebody else's: open it by \
-                       its address or as localhost\n";
 
 const NO_LIVE: &str = "live requests are for who may tap: open what `leno tap --page` prints\n";
 

@@ -195,6 +195,7 @@ impl Report<'_> {
                 pid: contact.pid,
                 version: contact.version.clone(),
                 admin: contact.admin.map(|address| address.to_string()),
+                foreign_admin: contact.foreign_admin.map(|address| address.to_string()),
                 subscriptions: contact.subscriptions.iter().map(ToString::to_string).collect(),
                 services: told.map_or(0, |update| update.snapshot.services.len()),
                 world_age_seconds: contact.applied_at.map(|at| self.since(at)),

@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
 
+use crate::admin_address::Ends;
 use crate::config::Limits;
 
 use self::unproved::Unproved;
@@ -98,6 +99,7 @@ async fn serve_one(
     server: &Server,
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
+    let ends = Ends::of(&tcp).map_err(ConnectionError::Socket)?;
     let handshake = timeout(server.limits.handshake, greet(tcp, &half_open, server));
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
     let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
@@ -110,7 +112,7 @@ async fn serve_one(
             Ok(Box::pin(serve_join(stream, connect())).await?)
         }
         Purpose::Peer(peer) => {
-            let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
+            let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
             half_open.leave();
             let here = server.registered.subscribe();
             // Whoever owns the mesh tells of everybody only when somebody listens.
@@ -120,7 +122,7 @@ async fn serve_one(
         Purpose::Follow(peer) => {
             let budget = server.budgets.of(&identity(&peer), Instant::now());
             let events = server.events.connect(budget);
-            let visitor = server.visitors.admit(connection, peer, Arc::clone(&half_open));
+            let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
             let (stream, taps) = (Unproved::new(stream, half_open), server.taps.clone());
             let served = serve(stream, connection, events, server.report_every, taps);
             visitor.within_share(Box::pin(served)).await

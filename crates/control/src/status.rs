@@ -201,8 +201,12 @@ pub struct ProxyStatus {
     pub pid: u32,
     /// Its software version.
     pub version: String,
-    /// Its admin page, if it has one.
+    /// Its admin page, if it has one at an address of its own.
     pub admin: Option<String>,
+    /// The address that it reports for its admin page, where that is not one of its own, or is on loopback of
+    /// another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foreign_admin: Option<String>,
     /// The services it subscribed to.
     pub subscriptions: Vec<String>,
     /// How many services it was told of.

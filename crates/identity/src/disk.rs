@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::rand;
@@ -24,6 +24,52 @@ pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Res
         file_error("write", path, cause)
     })?;
     sync_directory_of(path)
+}
+
+/// Replaces or creates a file that only its owner may read: after a crash it has its old contents or its new
+/// ones. A link at its place is replaced, not followed.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    replace(path, contents, Readers::Owner)
+}
+
+/// Removes the drafts that a crash has left in a directory that no other process uses.
+///
+/// # Errors
+/// When the directory cannot be read, or a draft cannot be removed.
+pub fn remove_drafts(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_draft) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens the file that is locked in place of a directory, made if it does not exist. A link at its place is an error.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        opened => return opened,
+    }
+    let found = fs::symlink_metadata(path)?;
+    let file = options.create_new(false).open(path)?;
+    let opened = file.metadata()?;
+    // It may have been replaced by a link in between.
+    match found.is_file() && (found.dev(), found.ino()) == (opened.dev(), opened.ino()) {
+        true => Ok(file),
+        false => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "is a link, or no file: remove it"))
+        }
+    }
 }
 
 /// Creates `path` with all of its contents, or leaves what is there and says `AlreadyExists`.
@@ -180,6 +226,31 @@ mod tests {
             assert!(error.to_string().contains("chmod 600"), "{error}");
             assert!(read(&path, Readers::Everyone).is_ok());
         }
+    }
+
+    /// Finding F21 of issue 25.
+    #[test]
+    fn a_link_at_the_place_of_a_file_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [other, path, lock] = ["other", "state", "lock"].map(|name| dir.path().join(name));
+        fs::write(&other, "untouched").unwrap();
+        for link in [&path, &lock] {
+            std::os::unix::fs::symlink(&other, link).unwrap();
+        }
+        replace_private(&path, b"new").unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        open_lock(&lock).unwrap_err();
+        fs::remove_file(&lock).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("absent"), &lock).unwrap();
+        open_lock(&lock).unwrap_err();
+        fs::remove_file(&lock).unwrap();
+        open_lock(&lock).unwrap();
+        open_lock(&lock).unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
+        assert!(!dir.path().join("absent").exists());
+        fs::write(dir.path().join(".draft-0123"), "left").unwrap();
+        remove_drafts(dir.path()).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! Time is an argument everywhere but inside a handshake, where rustls asks the system's clock.
 
 mod authority;
+mod browser;
 mod client_hello;
 mod credential;
 mod disk;
@@ -34,8 +35,10 @@ pub use authority::{
     Authority, AuthorityError, AuthorityFiles, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX,
     Rotation, RotationStage, Subject,
 };
+pub use browser::{ForeignPage, OwnNames, check_origin};
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
+pub use disk::{open_lock, remove_drafts, replace_private};
 pub use edge::{BadCertificate, edge_config};
 pub use guest::{Guest, GuestCertificate, GuestSubject, Held, guest};
 pub use join::{JoinBundle, JoinBundleError};

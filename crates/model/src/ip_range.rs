@@ -41,6 +41,17 @@ impl IpRange {
         Some(Self { address: first, prefix })
     }
 
+    /// Reads `ADDRESS/BITS`, or one address.
+    ///
+    /// # Errors
+    /// [`InvalidIpRange`] for anything else.
+    pub fn parse_range_or_address(text: &str) -> Result<Self, InvalidIpRange> {
+        match text.parse::<IpAddr>() {
+            Ok(address) => Ok(address.into()),
+            Err(_) => text.parse(),
+        }
+    }
+
     /// Whether an address is one of them. One of version 4 inside one of version 6 counts as what
     /// it is.
     #[must_use]

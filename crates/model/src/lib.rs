@@ -5,9 +5,11 @@
 
 pub mod access_policy;
 pub mod action;
+pub mod address_class;
 pub mod balancing;
 pub mod breaker;
 pub mod change;
+pub mod client_ranges;
 pub mod collector;
 pub mod cors;
 pub mod decider;
@@ -48,6 +50,7 @@ pub mod tap;
 pub mod tcp_rule;
 pub mod tls_route;
 pub mod traffic_split;
+pub mod upgrades;
 pub mod whereabouts;
 pub mod workload;
 
@@ -59,9 +62,11 @@ pub use action::{
     BackendEdits, Header, HeaderEdits, PathEdit, Redirect, RetryRule, RuleActions, Scheme,
     UrlRewrite,
 };
+pub use address_class::AddressClass;
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
+pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
 pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
 pub use decider::{
@@ -133,5 +138,6 @@ pub use tap::{
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use traffic_split::{SplitBackend, TrafficSplit};
+pub use upgrades::Upgrades;
 pub use whereabouts::Whereabouts;
 pub use workload::{Door, Workload, WorkloadPort};

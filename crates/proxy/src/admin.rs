@@ -8,9 +8,11 @@ use std::time::Instant;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use leno_identity::{ForeignPage, OwnNames, check_origin};
 use leno_listen::{Admission, Bounds, Listener};
 use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
@@ -82,7 +84,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 let (admin, half_open) = (admin.clone(), &half_open);
                 async move {
                     let _answering = half_open.answering();
-                    Ok::<_, Infallible>(answer(&admin, &request).await)
+                    Ok::<_, Infallible>(named(&admin, answer(&admin, &request).await))
                 }
             });
             let served = hyper::server::conn::http1::Builder::new()
@@ -97,11 +99,23 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     }
 }
 
+/// Adds the name of the workload, by which a tool tells this page from the answer of another program.
+fn named(admin: &Admin, mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
+    if let Ok(workload) = HeaderValue::from_str(&admin.config.workload.to_string()) {
+        response.headers_mut().insert(HeaderName::from_static(WORKLOAD_FIELD), workload);
+    }
+    response
+}
+
 async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
-    match request.uri().path() {
+    let path = request.uri().path();
+    if let Some(response) = foreign(request, OwnNames::Local, path == "/") {
+        return response;
+    }
+    match path {
         "/metrics" => metrics(admin, request).await,
         "/ready" => ready(admin),
         "/world" => json(&page::world(admin)),
@@ -115,6 +129,22 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
         "/" => text(StatusCode::OK, INDEX.into()),
         _ => text(StatusCode::NOT_FOUND, INDEX.into()),
     }
+}
+
+/// The answer to a request that a page of another site has caused; none to any other.
+pub(crate) fn foreign(
+    request: &Request<Incoming>,
+    names: OwnNames,
+    is_page: bool,
+) -> Option<Response<Full<Bytes>>> {
+    let headers = request.headers();
+    let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
+    let found = check_origin(field, names, is_page).err()?;
+    let status = match found {
+        ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
+        ForeignPage::Site => StatusCode::FORBIDDEN,
+    };
+    Some(text(status, format!("{found}\n")))
 }
 
 /// All metrics, in the form that is asked for.
@@ -188,11 +218,13 @@ pub(crate) fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
 fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    let kind = hyper::header::HeaderValue::from_static(kind);
+    let kind = HeaderValue::from_static(kind);
     response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
     response
 }
 
+/// The field with the workload that the page is about.
+pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
 const INDEX: &str =
     "leno proxy: /metrics /ready /world /connections /requests /removed /reach?service=NS/NAME\n";
 /// Times that the application's metrics are read at once: more scrapers than anybody has.

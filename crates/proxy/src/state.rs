@@ -1,15 +1,15 @@
 //! What survives a restart: key and certificate, the last good world, the listeners' addresses.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, Write};
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_discovery::Subscriber;
-use leno_identity::Credential;
+use leno_identity::{Credential, open_lock, remove_drafts, replace_private};
 use leno_model::WorkloadName;
 
 use crate::names::Names;
@@ -27,29 +27,27 @@ impl StateDir {
     /// a time: two would share their addresses and push each other off the control plane.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path.join(LOCK_FILE))
-            .and_then(|file| match file.try_lock() {
-                Ok(()) => Ok(Some(Arc::new(file))),
-                Err(TryLockError::WouldBlock) => Ok(None),
-                Err(TryLockError::Error(error)) => Err(error),
-            });
+        let lock = open_lock(&path.join(LOCK_FILE)).and_then(|file| match file.try_lock() {
+            Ok(()) => Ok(Some(Arc::new(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        });
         let lock = match lock {
             Ok(Some(lock)) => Some(lock),
             Ok(None) => {
                 let message = "another proxy serves from it";
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
             }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
             Err(error) => {
                 // A full disk must not keep a proxy from its last good world.
                 tracing::warn!(%error, "the state directory cannot be locked");
                 None
             }
         };
+        if let Err(error) = remove_drafts(path) {
+            tracing::warn!(%error, "drafts of the run before cannot be removed from the state directory");
+        }
         Ok(Self { path: path.to_owned(), lock })
     }
 
@@ -131,18 +129,8 @@ impl StateDir {
 
     /// Whole or not at all. A full disk costs the survival of a restart, not the running proxy.
     fn keep(&self, name: &str, bytes: &[u8]) {
-        let target = self.path.join(name);
-        let draft = self.path.join(format!("{name}.new"));
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let written = options.open(&draft).and_then(|mut file| {
-            // The world of a gateway holds private keys; the draft may be of an older version.
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            file.write_all(bytes)?;
-            file.sync_data()?;
-            std::fs::rename(&draft, &target)
-        });
-        if let Err(error) = written {
+        // The world of a gateway holds private keys.
+        if let Err(error) = replace_private(&self.path.join(name), bytes) {
             tracing::warn!(name, %error, "the state directory cannot be written");
         }
     }
@@ -158,6 +146,8 @@ const WORLD_FILE: &str = "world.bin";
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -177,8 +167,15 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
-        std::fs::write(path.join("world.bin.new"), "left by an older version").unwrap();
+        // Finding F21 of issue 25: a link at the place of the draft, or of the file, is not followed.
+        let other = scratch.path().join("other");
+        std::fs::write(&other, "untouched").unwrap();
+        for name in ["world.bin.new", WORLD_FILE] {
+            std::os::unix::fs::symlink(&other, path.join(name)).unwrap();
+        }
         state.keep_world(b"a key");
+        assert_eq!(std::fs::read(&other).unwrap(), b"untouched");
+        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"a key");
         let kept = std::fs::metadata(path.join(WORLD_FILE)).unwrap();
         assert_eq!(kept.permissions().mode() & 0o777, 0o600);
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, get, is_root, leno};
+use leno_tests::{Mesh, Program, eventually, get, get_page, is_root, leno};
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -145,7 +145,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
     });
     assert_eq!(status(&placed.curl("http://ratings:9080/")), "200", "the short name");
-    let metrics = get(SocketAddr::from((placed.server, 15_000)), "/metrics").unwrap();
+    let metrics = get_page(SocketAddr::from((placed.server, 15_000)), "/metrics").unwrap();
     let metrics = String::from_utf8(metrics.body).unwrap();
     let counted = metrics.lines().any(|line| {
         line.starts_with("leno_requests_total")
@@ -209,7 +209,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
     assert_eq!(said, "0 same\n1 same\n512 same\n1400 same\n9000 same\n", "{asked:?}");
     // It is no request of the mesh, and nothing there counts it.
     for sidecar in [placed.client, placed.echo] {
-        let metrics = get(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
+        let metrics = get_page(SocketAddr::from((sidecar, 15_000)), "/metrics").unwrap();
         let metrics = String::from_utf8(metrics.body).unwrap();
         assert!(!metrics.contains("\nleno_requests_total{"), "{metrics}");
     }

@@ -101,7 +101,7 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
     let shop = Shop::open();
     let taps = || -> usize {
         let admin = shop.mesh.sidecar("shop/stock-1").admin;
-        let world = leno_tests::get(admin, "/world").expect("the admin page answers");
+        let world = leno_tests::get_page(admin, "/world").expect("the admin page answers");
         let world: Value = serde_json::from_slice(&world.body).expect("the world is JSON");
         world["taps"].as_array().map_or(0, Vec::len)
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client, server};
 use leno_tests::{
-    Answer, Application, Collector, Mesh, Response, eventually, exchange, free_port, get,
+    Answer, Application, Collector, Mesh, Response, eventually, exchange, free_port, get_page,
 };
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ impl Shop {
         for workload in ["shop/web-1", "shop/stock-1"] {
             let admin = self.mesh.sidecar(workload).admin;
             eventually("a sidecar knows its collector", PATIENCE, || {
-                let world = get(admin, "/world").ok()?;
+                let world = get_page(admin, "/world").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let collector = world["tracing"]["collector"].as_str()?;
                 collector.contains(&format!(":{port}/")).then_some(())

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use leno_control::status::{ServiceStatus, Status};
+use leno_control::status::{ProxyStatus, ServiceStatus, Status};
 use leno_model::Reason;
 use serde::Deserialize;
 
@@ -31,8 +31,8 @@ struct ReachedEndpoint {
 
 impl Reached {
     /// Lets a sidecar try. None when it cannot, as that of an older release.
-    pub(super) async fn asked(admin: SocketAddr, service: &str) -> Option<Self> {
-        let page = ask::admin(admin, &format!("/reach?service={service}")).await.ok()?;
+    pub(super) async fn asked(proxy: &ProxyStatus, service: &str) -> Option<Self> {
+        let page = ask::sidecar(proxy, &format!("/reach?service={service}")).await.ok()?;
         serde_json::from_slice(&page).ok()
     }
 

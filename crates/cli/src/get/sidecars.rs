@@ -20,8 +20,8 @@ pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
         while asked.len() < AT_ONCE_MAX
             && let Some((index, proxy)) = waiting.next()
         {
-            let admin = proxy.admin.clone();
-            asked.spawn(async move { (index, ask_one(admin, path).await) });
+            let proxy = proxy.clone();
+            asked.spawn(async move { (index, ask_one(&proxy, path).await) });
         }
         match asked.join_next().await {
             Some(Ok((index, answer))) => found[index] = Some(answer),
@@ -35,18 +35,15 @@ pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
     found.into_iter().map(answer).collect()
 }
 
-async fn ask_one<T: DeserializeOwned>(admin: Option<String>, path: &str) -> Result<T, String> {
-    let Some(admin) = admin else {
-        return Err("it has no admin page".to_owned());
-    };
+async fn ask_one<T: DeserializeOwned>(proxy: &ProxyStatus, path: &str) -> Result<T, String> {
     let answer = async {
-        let answer = ask::admin(admin.parse()?, path).await?;
+        let answer = ask::sidecar(proxy, path).await?;
         anyhow::Ok(serde_json::from_slice(&answer)?)
     };
     match timeout(PATIENCE, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(format!("{error:#}")),
-        Err(_) => Err(format!("{admin} did not answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("its admin page did not answer within {PATIENCE:?}")),
     }
 }
 

@@ -163,7 +163,7 @@ fn remember(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     if std::fs::read_to_string(&path).is_ok_and(|known| known == text) {
         return Ok(());
     }
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    Ok(leno_identity::replace_private(&path, text.as_bytes())?)
 }
 
 const CONTROL_FILE: &str = "control";

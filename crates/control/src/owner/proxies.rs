@@ -28,14 +28,18 @@ impl Owner {
         let workload = connected.hello.workload.clone();
         let wanted = wishes::of(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
-        let Some(peer) = self.visitors.peer(connection) else {
+        let Some((peer, ends)) = self.visitors.peer(connection) else {
             tracing::debug!(%workload, %connection, "its connection has ended already");
             return Answered::AtOnce;
         };
         let line = self.logs.permit(identity(&peer), now.clock.into_std());
         let suppressed = line.and_then(|line| line.suppressed);
         let claim = self.claim(&peer, &workload);
-        let contact = Contact::new(connected, peer.clone(), now.clock);
+        let mut contact = Contact::new(connected, peer.clone(), now.clock);
+        let is_own = |page| ends.own(page, self.mesh.workload(&workload));
+        if contact.admin.is_some_and(|page| !is_own(page)) {
+            contact.foreign_admin = contact.admin.take();
+        }
         if let Err(reason) = claim {
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "a proxy is refused");

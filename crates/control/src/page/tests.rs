@@ -31,6 +31,36 @@ fn a_name_of_somebody_else_does_not_lead_here() {
     assert_eq!(outcome(None, &[], "/"), 421);
 }
 
+/// Finding F21 of issue 25.
+#[test]
+fn a_page_of_another_site_has_nothing_done_here() {
+    let key = Key::new("secret".to_owned(), 80);
+    let host = ("host", "127.0.0.1:80");
+    let bearer = ("authorization", "Bearer secret");
+    let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+    for (key, own) in [(None, host), (Some(&key), bearer)] {
+        for target in ["/api/status", "/api/explain?url=x", "/api/tap?service=a/b", "/main.js", "/"]
+        {
+            for foreign in [
+                ("sec-fetch-site", "cross-site"),
+                ("sec-fetch-site", "same-site"),
+                ("origin", "http://evil.example"),
+                ("origin", "http://127.0.0.1:81"),
+                ("origin", "null"),
+            ] {
+                let pairs = [host, own, foreign];
+                assert_eq!(outcome(key, &pairs, target), 403, "{target} {foreign:?}");
+            }
+            for own_page in [("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:80")] {
+                assert_eq!(outcome(key, &[host, own, own_page], target), 200, "{target}");
+            }
+            let pairs = [host, own, ("sec-fetch-site", "cross-site"), link[0], link[1]];
+            let expected = if target.starts_with("/api/") { 403 } else { 200 };
+            assert_eq!(outcome(key, &pairs, target), expected, "a link to {target}");
+        }
+    }
+}
+
 #[test]
 fn beyond_loopback_only_the_token_lets_in() {
     let key = Key::new("secret".to_owned(), 80);

@@ -28,6 +28,8 @@ pub(crate) struct Contact {
     pub(crate) expires: SystemTime,
     pub(crate) since: Instant,
     pub(crate) admin: Option<SocketAddr>,
+    /// The address that it reports in place of one of its own: no tool is to connect to it.
+    pub(crate) foreign_admin: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
     /// The number of its stream among all of its workload.
@@ -65,6 +67,7 @@ impl Contact {
             names: BTreeSet::new(),
             since: now,
             admin: hello.admin,
+            foreign_admin: None,
             pid: hello.pid,
             version: hello.version,
             session: hello.session,

@@ -10,6 +10,7 @@ use leno_model::{SpiffeId, WorkloadName};
 use tokio::sync::Notify;
 
 use super::ConnectionError;
+use crate::admin_address::Ends;
 
 /// The peer at the other end of each stream, by its certificate.
 #[derive(Debug, Default)]
@@ -28,13 +29,15 @@ type Identity = (SpiffeId, Option<WorkloadName>);
 #[derive(Debug)]
 struct Here {
     peer: Peer,
+    ends: Ends,
     half_open: Arc<HalfOpen>,
     ended: Arc<Notify>,
 }
 
 impl Visitors {
-    pub(crate) fn peer(&self, connection: ConnectionId) -> Option<Peer> {
-        self.lock().here.get(&connection).map(|here| here.peer.clone())
+    /// The peer of a connection, and the ends of the connection.
+    pub(crate) fn peer(&self, connection: ConnectionId) -> Option<(Peer, Ends)> {
+        self.lock().here.get(&connection).map(|here| (here.peer.clone(), here.ends))
     }
 
     /// The connection is no longer half-open: the identity of its peer is proven.
@@ -48,13 +51,13 @@ impl Visitors {
     pub(super) fn admit(
         self: &Arc<Self>,
         connection: ConnectionId,
-        peer: Peer,
+        (peer, ends): (Peer, Ends),
         half_open: Arc<HalfOpen>,
     ) -> Visitor {
         let ended = Arc::new(Notify::new());
         let identity = (peer.id.clone(), peer.workload.clone());
         let mut inner = self.lock();
-        inner.here.insert(connection, Here { peer, half_open, ended: Arc::clone(&ended) });
+        inner.here.insert(connection, Here { peer, ends, half_open, ended: Arc::clone(&ended) });
         let share = inner.shares.entry(identity.clone()).or_default();
         share.push_back(connection);
         let oldest = match share.len() > OF_IDENTITY_MAX {

@@ -1,6 +1,6 @@
 //! Sidecars on machines of their own: how they join, and that they outlive the control plane.
 
-use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
+use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, get_page, leno};
 
 use super::{ALLOWED, Counted, PATIENCE, shop, turns};
 
@@ -65,7 +65,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     let web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
     let line = web.program.wait_for_line("was made for another workload", PATIENCE);
     assert!(line.contains("join token"), "{line}");
-    assert_eq!(get(web.page.address, "/ready").unwrap().status, 503);
+    assert_eq!(get_page(web.page.address, "/ready").unwrap().status, 503);
 
     let first = control.state("shop/ratings-1");
     let ratings = Proxy::launch("shop/ratings-1", &token, &first, &[]);
@@ -74,7 +74,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 
     let second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
     second.program.wait_for_line("was used already", PATIENCE);
-    assert_eq!(get(second.page.address, "/ready").unwrap().status, 503);
+    assert_eq!(get_page(second.page.address, "/ready").unwrap().status, 503);
     let proxies = control.ask("proxies");
     assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
 }

@@ -4,7 +4,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
-use leno_tests::{Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get, python, script};
+use leno_tests::{
+    Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get_page, python, script,
+};
 
 use super::{MODES, bounded};
 
@@ -177,7 +179,7 @@ fn transactions(pair: &Pair, tls: &str) {
 /// Nothing of all that was taken for HTTP.
 fn assert_opaque(pair: &Pair) {
     let user = pair.mesh.sidecar("shop/user-1");
-    let page = get(user.admin, "/metrics").unwrap();
+    let page = get_page(user.admin, "/metrics").unwrap();
     let page = String::from_utf8_lossy(&page.body).into_owned();
     let mut counted = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
     assert!(counted.all(|line| line.contains("protocol=\"tcp\"")), "{page}");

@@ -23,7 +23,7 @@ impl Shop {
         for workload in WORKLOADS {
             let admin = self.mesh.sidecar(workload).admin;
             eventually("a sidecar knows where metrics and lines go", PATIENCE, || {
-                let world = get(admin, "/world").ok()?;
+                let world = get_page(admin, "/world").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let is_there = |key: &str| {
                     let collector = world[key]["collector"].as_str();
@@ -42,7 +42,7 @@ impl Shop {
 
 /// What a page says, but for what changes while one looks. The count of a histogram stands for it.
 fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
-    let page = get(admin, "/metrics").expect("metrics");
+    let page = get_page(admin, "/metrics").expect("metrics");
     let page = String::from_utf8_lossy(&page.body).into_owned();
     let lines = page.lines().filter(|line| line.starts_with("leno_"));
     let series = lines.filter_map(|line| {

@@ -1,0 +1,74 @@
+//! The admin pages that tools of an operator may connect to: those of a sidecar at its own address.
+//!
+//! A sidecar reports where its page is. Any address would do for it, and the tools run where the operator is.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use leno_model::{AddressClass, Workload};
+use tokio::net::TcpStream;
+
+/// Both ends of the connection over which a sidecar reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ends {
+    sidecar: IpAddr,
+    control: IpAddr,
+}
+
+impl Ends {
+    pub(crate) fn of(stream: &TcpStream) -> io::Result<Self> {
+        let (sidecar, control) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
+        Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
+    }
+
+    /// Whether an address that a sidecar reports is its own: an address of its workload, the one that it connects
+    /// from, or loopback where it runs on the machine of the control plane.
+    pub(crate) fn own(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
+        let address = reported.ip().to_canonical();
+        let is_of_workload = |it: &Workload| {
+            let mut others = it.other_addresses.iter();
+            it.address.to_canonical() == address || others.any(|it| it.to_canonical() == address)
+        };
+        match AddressClass::of(address) {
+            AddressClass::Loopback => self.sidecar.is_loopback() || self.sidecar == self.control,
+            AddressClass::Special => false,
+            AddressClass::Private | AddressClass::Public => {
+                address == self.sidecar || workload.is_some_and(is_of_workload)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Finding F13 of issue 25.
+    #[test]
+    fn a_sidecar_has_its_page_at_its_own_address() {
+        let ends = |sidecar: &str, control: &str| Ends {
+            sidecar: sidecar.parse().unwrap(),
+            control: control.parse().unwrap(),
+        };
+        let here = ends("127.0.0.1", "127.0.0.1");
+        let same_machine = ends("192.0.2.1", "192.0.2.1");
+        let elsewhere = ends("192.0.2.7", "192.0.2.1");
+        for (ends, page, expected) in [
+            (here, "127.0.0.1:9", true),
+            (here, "[::1]:9", true),
+            (here, "10.0.0.1:80", false),
+            (here, "169.254.169.254:80", false),
+            (here, "[::ffff:169.254.169.254]:80", false),
+            (here, "0.0.0.0:80", false),
+            (same_machine, "127.0.0.1:9", true),
+            (elsewhere, "127.0.0.1:9", false),
+            (elsewhere, "[::ffff:127.0.0.1]:9", false),
+            (elsewhere, "192.0.2.7:9", true),
+            (elsewhere, "[::ffff:192.0.2.7]:9", true),
+            (elsewhere, "192.0.2.1:9", false),
+            (elsewhere, "192.0.2.8:9", false),
+        ] {
+            assert_eq!(ends.own(page.parse().unwrap(), None), expected, "{ends:?} {page}");
+        }
+    }
+}

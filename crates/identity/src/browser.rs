@@ -1,0 +1,159 @@
+//! Requests that a foreign web page makes a browser send to a server of ours, recognized by their fields.
+//!
+//! A browser reaches servers on loopback and in the network of its machine. A page of another site may not read
+//! the answers, but it can trigger work, and it can read them after it has let its own name mean the server's
+//! address (DNS rebinding). Fields that scripts cannot set tell such requests apart (Fetch Metadata, Fetch
+//! Standard §3.2); under a name, only the name itself does.
+
+use std::net::IpAddr;
+
+/// The names under which a server answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnNames {
+    /// Addresses and `localhost`.
+    Local,
+    /// Those, and names that no site of the web can have: names without dots, and those of Services.
+    Cluster,
+    /// Any: the server asks for a secret that a browser sends to its true name alone.
+    Any,
+}
+
+/// A request that a foreign page may have caused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ForeignPage {
+    /// Its `Host` may be the name of a foreign site.
+    #[error(
+        "this page is asked for by a name that may be somebody else's: open it by its address or as localhost"
+    )]
+    Host,
+    /// A page of another origin sent it.
+    #[error("a page of another site made this request: open the address in the browser itself")]
+    Site,
+}
+
+/// Checks the fields of a request that came in at a server of ours. `field` returns the value of a field by its
+/// lower-case name: empty where it is there and is no text. A link on another site may lead to a page: it is
+/// accepted where `is_page`, which is for answers that cost nothing and change nothing.
+///
+/// # Errors
+/// [`ForeignPage`].
+pub fn check_origin<'a>(
+    field: impl Fn(&'static str) -> Option<&'a str>,
+    names: OwnNames,
+    is_page: bool,
+) -> Result<(), ForeignPage> {
+    let host = field("host").unwrap_or_default();
+    if !names.contain(host) {
+        return Err(ForeignPage::Host);
+    }
+    let is_link = is_page
+        && field("sec-fetch-mode") == Some("navigate")
+        && field("sec-fetch-dest") == Some("document");
+    let is_own_site = match field("sec-fetch-site") {
+        None | Some("same-origin" | "none") => true,
+        Some(_) => is_link,
+    };
+    let is_own_origin = field("origin").is_none_or(|origin| {
+        let schemes = ["http://", "https://"];
+        let own = schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
+        own.is_some_and(|own| own.eq_ignore_ascii_case(host))
+    });
+    match is_own_site && is_own_origin {
+        true => Ok(()),
+        false => Err(ForeignPage::Site),
+    }
+}
+
+impl OwnNames {
+    fn contain(self, host: &str) -> bool {
+        if self == Self::Any {
+            return true;
+        }
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.parse::<u16>().is_ok() => name,
+            _ => host,
+        };
+        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        if name.eq_ignore_ascii_case("localhost") || inner.unwrap_or(name).parse::<IpAddr>().is_ok()
+        {
+            return true;
+        }
+        let name = name.to_ascii_lowercase();
+        let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        self == Self::Cluster
+            && !name.is_empty()
+            && name.bytes().all(named)
+            && (!name.contains('.') || SUFFIXES.iter().any(|suffix| name.ends_with(suffix)))
+    }
+}
+
+/// Of names that the DNS of the internet does not have: those of Services, and the one for private use.
+const SUFFIXES: [&str; 3] = [".svc", ".cluster.local", ".internal"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(fields: &[(&str, &str)], names: OwnNames, is_page: bool) -> Result<(), ForeignPage> {
+        let field = |name: &str| fields.iter().find(|(known, _)| *known == name).map(|it| it.1);
+        check_origin(field, names, is_page)
+    }
+
+    #[test]
+    fn a_server_answers_under_addresses_and_names_of_its_own() {
+        for (host, local, cluster) in [
+            ("127.0.0.1", true, true),
+            ("127.0.0.1:15000", true, true),
+            ("[::1]:80", true, true),
+            ("::1", false, false),
+            ("LocalHost:1", true, true),
+            ("web-1:15020", false, true),
+            ("leno-control.leno-system.svc:15020", false, true),
+            ("a.b.svc.cluster.local", false, true),
+            ("evil.example", false, false),
+            ("a.svc.evil.example:80", false, false),
+            ("127.0.0.1.evil.example", false, false),
+            ("localhost.evil.example", false, false),
+            ("127.0.0.1:80:80", false, false),
+            ("evil.example:svc", false, false),
+            ("", false, false),
+            (".", false, false),
+            ("evil.example.", false, false),
+        ] {
+            for (names, expected) in [(OwnNames::Local, local), (OwnNames::Cluster, cluster)] {
+                let found = check(&[("host", host)], names, false);
+                let expected = if expected { Ok(()) } else { Err(ForeignPage::Host) };
+                assert_eq!(found, expected, "{host} {names:?}");
+            }
+        }
+        assert_eq!(check(&[], OwnNames::Cluster, true), Err(ForeignPage::Host));
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_rejected_and_a_link_to_a_page_is_not() {
+        let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+        let frame = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
+        for (fields, of_data, of_page) in [
+            (&[][..], true, true),
+            (&[("sec-fetch-site", "same-origin")], true, true),
+            (&[("sec-fetch-site", "none")], true, true),
+            (&[("sec-fetch-site", "same-site")], false, false),
+            (&[("sec-fetch-site", "cross-site")], false, false),
+            (&[("sec-fetch-site", "")], false, false),
+            (&[("sec-fetch-site", "cross-site"), link[0], link[1]], false, true),
+            (&[("sec-fetch-site", "cross-site"), frame[0], frame[1]], false, false),
+            (&[("origin", "http://127.0.0.1:80")], true, true),
+            (&[("origin", "http://127.0.0.1:81")], false, false),
+            (&[("origin", "https://127.0.0.1:80")], true, true),
+            (&[("origin", "http://evil.example")], false, false),
+            (&[("origin", "null")], false, false),
+            (&[("origin", "")], false, false),
+        ] {
+            for (is_page, expected) in [(false, of_data), (true, of_page)] {
+                let fields = [&[("host", "127.0.0.1:80")], fields].concat();
+                let found = check(&fields, OwnNames::Local, is_page);
+                assert_eq!(found.is_ok(), expected, "{fields:?} {is_page}");
+            }
+        }
+    }
+}

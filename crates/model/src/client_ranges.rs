@@ -1,0 +1,100 @@
+//! The clients that an unauthenticated port answers: none, some ranges of addresses, or any.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use crate::ip_range::IpRange;
+
+/// Clients by their addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ClientRanges {
+    /// No client.
+    #[default]
+    None,
+    /// Clients with an address of these ranges; at least one.
+    Some(BTreeSet<IpRange>),
+    /// Every client.
+    Any,
+}
+
+impl ClientRanges {
+    /// The most ranges of a list.
+    pub const RANGES_MAX: usize = 64;
+
+    /// Whether a client with this address is one of them.
+    #[must_use]
+    pub fn contains(&self, client: IpAddr) -> bool {
+        match self {
+            Self::None => false,
+            Self::Some(ranges) => ranges.iter().any(|range| range.contains(client)),
+            Self::Any => true,
+        }
+    }
+}
+
+/// `none`, `any`, or ranges and addresses with commas between them.
+impl FromStr for ClientRanges {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            NONE => return Ok(Self::None),
+            ANY => return Ok(Self::Any),
+            _ => {}
+        }
+        let mut ranges = BTreeSet::new();
+        for element in text.split(',').map(str::trim) {
+            let range = IpRange::parse_range_or_address(element);
+            let range = range.map_err(|error| {
+                format!("{error}: use `{NONE}`, `{ANY}`, or ranges such as 10.0.0.0/8,fd00::/8")
+            })?;
+            ranges.insert(range);
+        }
+        match ranges.len() > Self::RANGES_MAX {
+            true => Err(format!("has more than {} ranges: join some of them", Self::RANGES_MAX)),
+            false => Ok(Self::Some(ranges)),
+        }
+    }
+}
+
+impl fmt::Display for ClientRanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str(NONE),
+            Self::Any => f.write_str(ANY),
+            Self::Some(ranges) => {
+                let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+                f.write_str(&ranges.join(","))
+            }
+        }
+    }
+}
+
+const NONE: &str = "none";
+const ANY: &str = "any";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_none_any_or_those_of_a_list() {
+        let is_in = |text: &str, client: &str| {
+            text.parse::<ClientRanges>().unwrap().contains(client.parse().unwrap())
+        };
+        assert!(!is_in("none", "127.0.0.1") && is_in("any", "192.0.2.1"));
+        let list = "10.0.0.0/8, fd00::/8,192.0.2.1";
+        for (client, expected) in
+            [("10.1.2.3", true), ("::ffff:10.1.2.3", true), ("192.0.2.2", false), ("fd01::1", true)]
+        {
+            assert_eq!(is_in(list, client), expected, "{client}");
+        }
+        let shown = list.parse::<ClientRanges>().unwrap().to_string();
+        assert_eq!(shown.parse::<ClientRanges>().unwrap().to_string(), shown);
+        for bad in ["", "10.0.0.1/8", "x", "10.0.0.0/8,,", "all"] {
+            assert!(bad.parse::<ClientRanges>().unwrap_err().contains("10.0.0.0/8"), "{bad}");
+        }
+    }
+}

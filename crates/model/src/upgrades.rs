@@ -1,0 +1,112 @@
+//! The protocols that a connection may change to: WebSocket, and others where an option lists them.
+//!
+//! After a change a proxy sees bytes and no requests, so that policies about requests no longer apply.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The protocols of `Upgrade` and of extended CONNECT that are passed on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Upgrades {
+    /// WebSocket alone.
+    #[default]
+    WebSocket,
+    /// These too, in lower case.
+    Listed(Vec<String>),
+    /// All but HTTP/2, in which requests would pass the proxy unseen.
+    Any,
+}
+
+impl Upgrades {
+    /// Whether a protocol is passed on.
+    #[must_use]
+    pub fn contain(&self, protocol: &str) -> bool {
+        let is = |known: &str| known.eq_ignore_ascii_case(protocol);
+        match self {
+            Self::WebSocket => is(WEBSOCKET),
+            Self::Listed(names) => is(WEBSOCKET) || names.iter().any(|known| is(known)),
+            Self::Any => !HTTP2.into_iter().any(is),
+        }
+    }
+}
+
+/// `websocket`, `any`, or names with commas between them.
+impl FromStr for Upgrades {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == ANY {
+            return Ok(Self::Any);
+        }
+        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~/".contains(&byte);
+        let mut names = Vec::new();
+        for name in text.split(',').map(str::trim) {
+            let fits = !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(token);
+            if !fits || names.len() >= NAMES_MAX {
+                return Err(format!(
+                    "`{name}` is no list of at most {NAMES_MAX} protocols: use for example \
+                     websocket,tcp, or `{ANY}`"
+                ));
+            }
+            let name = name.to_ascii_lowercase();
+            if HTTP2.contains(&&*name) {
+                return Err(format!("`{name}` cannot be listed: requests in it would pass unseen"));
+            }
+            names.push(name);
+        }
+        names.retain(|name| name != WEBSOCKET);
+        Ok(if names.is_empty() { Self::WebSocket } else { Self::Listed(names) })
+    }
+}
+
+impl fmt::Display for Upgrades {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WebSocket => f.write_str(WEBSOCKET),
+            Self::Listed(names) => write!(f, "{WEBSOCKET},{}", names.join(",")),
+            Self::Any => f.write_str(ANY),
+        }
+    }
+}
+
+const WEBSOCKET: &str = "websocket";
+const HTTP2: [&str; 2] = ["h2", "h2c"];
+const ANY: &str = "any";
+/// More than an application speaks.
+const NAMES_MAX: usize = 16;
+const NAME_BYTES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_protocols_is_read_and_written() {
+        for (text, shown) in
+            [("websocket", "websocket"), ("TCP, websocket", "websocket,tcp"), ("any", "any")]
+        {
+            assert_eq!(text.parse::<Upgrades>().unwrap().to_string(), shown);
+        }
+        for bad in ["", "a b", "tcp,", "h2c", "websocket,H2", "a\r\nb", "$(HOME)"] {
+            assert!(bad.parse::<Upgrades>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_protocol_is_passed_on_where_it_is_listed() {
+        for (protocol, websocket, listed, any) in [
+            ("websocket", true, true, true),
+            ("WebSocket", true, true, true),
+            ("TCP", false, true, true),
+            ("spdy/3.1", false, false, true),
+            ("websocketx", false, false, true),
+            ("", false, false, true),
+            ("h2c", false, false, false),
+            ("H2", false, false, false),
+        ] {
+            let found = ["websocket", "tcp", "any"]
+                .map(|upgrades| upgrades.parse::<Upgrades>().unwrap().contain(protocol));
+            assert_eq!(found, [websocket, listed, any], "{protocol}");
+        }
+    }
+}
