@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_control::{Config, Control, Health, StartError};
+use leno_control::{
+    Config, Control, Health, KeyAccess, PermittedFiles, PermittedServers, StartError,
+};
 use leno_discovery::traffic::REPORT_EVERY_MIN;
 use leno_registry::FileSource;
 
@@ -74,6 +76,15 @@ pub(crate) struct MeshArgs {
     /// collector that the control plane pushes its metrics to [default: the roots of the system]
     #[arg(long, value_name = "FILE")]
     key_roots: Option<PathBuf>,
+    /// Hosts and ranges of addresses, in addition to public addresses, from which keys for `JwtValidation`s may be read,
+    /// or `none`; a host stands for private addresses alone [default: loopback and private addresses; with
+    /// --kubernetes none]
+    #[arg(long, value_name = "LIST")]
+    jwks_allow: Option<PermittedServers>,
+    /// The one directory below which `JwtValidation`s may name files with keys [default: all files; with
+    /// --kubernetes none]
+    #[arg(long, value_name = "DIR")]
+    jwks_files: Option<PathBuf>,
     /// How often sidecars tell what they counted, at least 1s; `off` when they are not to
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
     report_every: ReportEvery,
@@ -87,12 +98,20 @@ pub(crate) struct MeshArgs {
 }
 
 impl MeshArgs {
+    /// The servers and files that keys may be read from: the options, or the default of the rules' authors.
+    fn key_access(&self, default: KeyAccess) -> KeyAccess {
+        let servers = self.jwks_allow.clone().unwrap_or(default.servers);
+        let files = self.jwks_files.clone().map(PermittedFiles::Below).unwrap_or(default.files);
+        KeyAccess { servers, files, ..default }
+    }
+
     /// What the control plane is told.
     pub(crate) fn config(&self, data: PathBuf, listen: SocketAddr, facts: Vec<PathBuf>) -> Config {
         Config {
             listen,
             advertise: self.advertise,
             key_roots: self.key_roots.clone(),
+            key_access: self.key_access(KeyAccess::of_operator()),
             certificate_lifetime: self.certificate_lifetime,
             token_lifetime: self.token_lifetime,
             report_every: self.report_every.0,
@@ -197,7 +216,8 @@ impl ControlArgs {
             match self.cluster.kubernetes {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
-                    let config = Config { pod: self.cluster.pod(), ..config };
+                    let key_access = self.mesh.key_access(KeyAccess::of_tenants());
+                    let config = Config { pod: self.cluster.pod(), key_access, ..config };
                     let (control, cluster) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
                     Ok((control, Some(cluster)))

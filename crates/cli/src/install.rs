@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
@@ -16,7 +17,7 @@ use leno_kubernetes::install::{
     withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
-use leno_model::{MeshConfig, Name, TrustDomain};
+use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
 use serde_json::Value;
 
 use crate::cluster::{self, ClusterArgs};
@@ -76,6 +77,16 @@ pub(crate) struct InstallArgs {
     /// before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     settings_namespaces: Option<Vec<Name>>,
+    /// Hosts and ranges of addresses, in addition to public addresses, from which the control plane may read keys for
+    /// `JwtValidation`s, such as issuers in the cluster; `none` takes all of them away [default: as installed
+    /// before, or none]
+    #[arg(long, value_name = "LIST")]
+    jwks_allow: Option<PermittedServers>,
+    /// Clients that get the metrics of sidecars with the annotation leno.dev/metrics: enabled, and of gateways:
+    /// `any`, or addresses and ranges with commas between them, such as those of Prometheus; `none` opens neither
+    /// [default: as installed before, or any at such sidecars and none at gateways]
+    #[arg(long, value_name = "LIST")]
+    metrics_from: Option<ClientRanges>,
     /// Apply to the cluster, and wait until the mesh is there [default: print]
     #[arg(long)]
     apply: bool,
@@ -151,6 +162,11 @@ impl InstallArgs {
                 "--api-server is for NetworkPolicies, which are off: give both, or neither"
             );
         }
+        let jwks_allow = match &self.jwks_allow {
+            Some(servers) if *servers == PermittedServers::default() => None,
+            Some(servers) => Some(servers.to_string()),
+            None => before.jwks_allow,
+        };
         Ok(Options {
             webhook_client_ca,
             network_policies,
@@ -162,6 +178,12 @@ impl InstallArgs {
             gateways: self.gateways.unwrap_or(before.gateways),
             access_certs,
             settings_namespaces,
+            jwks_allow,
+            metrics_from: self
+                .metrics_from
+                .as_ref()
+                .map(ToString::to_string)
+                .or(before.metrics_from),
             ..fresh
         })
     }
@@ -203,6 +225,8 @@ impl InstallArgs {
         let settings = names(self.settings_namespaces.is_some(), &before.settings_namespaces);
         let ranges: Vec<String> = before.api_server.iter().map(ToString::to_string).collect();
         let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
+        let jwks = before.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
+        let clients = before.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
         let all = [
             replicas.map(|count| format!("--replicas {count}")),
             domain.map(|domain| format!("--trust-domain {domain}")),
@@ -215,6 +239,8 @@ impl InstallArgs {
                 .then(|| "--network-policies=false".to_owned()),
             ranges.map(|ranges| format!("--api-server {ranges}")),
             settings.map(|settings| format!("--settings-namespaces {settings}")),
+            jwks.map(|servers| format!("--jwks-allow {servers}")),
+            clients.map(|clients| format!("--metrics-from {clients}")),
         ];
         all.into_iter().flatten().collect()
     }
@@ -364,6 +390,8 @@ mod tests {
             network_policies: None,
             api_server: ["10.0.0.0/28".parse().unwrap()].into(),
             settings_namespaces: [Name::new("osm-system").unwrap()].into(),
+            jwks_allow: Some("keys.shop.svc".to_owned()),
+            metrics_from: Some("10.0.0.0/8".to_owned()),
         }
     }
 
@@ -378,7 +406,8 @@ mod tests {
         assert_eq!(options.access_certs, before().access_certs);
         assert_eq!(options.settings_namespaces, before().settings_namespaces);
         let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
-                        --webhook-client-ca --api-server 10.0.0.0/28 --settings-namespaces osm-system";
+                        --webhook-client-ca --api-server 10.0.0.0/28 --settings-namespaces osm-system \
+                        --jwks-allow keys.shop.svc --metrics-from 10.0.0.0/8";
         assert_eq!(kept, expected);
         assert_eq!(options.webhook_client_ca, before().webhook_client_ca);
         assert_eq!((options.network_policies, options.api_server), (true, before().api_server));
@@ -397,11 +426,25 @@ mod tests {
             "--trust-domain prod.example",
             "--access-certs shop",
             "--settings-namespaces osm-system",
+            "--jwks-allow keys.shop.svc",
+            "--metrics-from 10.0.0.0/8",
         ];
         assert_eq!(again.kept(&before()), kept);
         let none = said(&["--settings-namespaces", "none"]).options(before()).unwrap();
         assert_eq!(none.settings_namespaces, BTreeSet::new());
         assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
+    }
+
+    #[test]
+    fn the_servers_of_keys_are_those_that_are_said() {
+        let servers = |words: &[&str]| said(words).options(before()).unwrap().jwks_allow;
+        assert_eq!(servers(&[]).as_deref(), Some("keys.shop.svc"));
+        let said = ["--jwks-allow", "KEYS.svc,10.0.0.1"];
+        assert_eq!(servers(&said).as_deref(), Some("keys.svc,10.0.0.1/32"));
+        assert_eq!(servers(&["--jwks-allow", "none"]), None);
+        let clients = |words: &[&str]| self::said(words).options(before()).unwrap().metrics_from;
+        assert_eq!(clients(&[]).as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(clients(&["--metrics-from", "any"]).as_deref(), Some("any"));
     }
 
     #[test]

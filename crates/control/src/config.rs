@@ -12,6 +12,7 @@ use leno_model::WorkloadName;
 use tokio::sync::watch;
 
 use crate::certify::AUTHORITY_DIRECTORY;
+use crate::keys::KeyAccess;
 use crate::playground::Playground;
 use crate::review::Reviewer;
 
@@ -41,6 +42,8 @@ pub struct Config {
     /// Who vouches for servers that keys of issuers are read from, and for the collector that metrics are
     /// pushed to: a file of PEM; the system's roots when absent.
     pub key_roots: Option<PathBuf>,
+    /// The servers and files that keys of issuers may be read from.
+    pub key_access: KeyAccess,
     /// How long certificates live, its own included.
     pub certificate_lifetime: Duration,
     /// How long a join token may wait for its use.
@@ -110,6 +113,7 @@ impl Config {
             issuer: None,
             sources,
             key_roots: None,
+            key_access: KeyAccess::of_operator(),
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             pod: None,

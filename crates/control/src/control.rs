@@ -112,7 +112,7 @@ impl Control {
             }
             None => None,
         };
-        let mut keys = Keeper::new(config.key_roots.clone(), drawn());
+        let mut keys = Keeper::new(config.key_roots.clone(), config.key_access.clone(), drawn());
         let keys_read = keys.read_first(&wanted_by(&first)).await;
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
@@ -468,7 +468,7 @@ impl Ground {
                 .asking(self.config.reviewer.clone()),
             applicants: Vec::new(),
             remarks: Remarks::default(),
-            keys: KeyReadings::default(),
+            keys: KeyReadings::new(self.config.key_access.detailed),
             visitors,
             gauges,
             told: Told::default(),

@@ -2,6 +2,7 @@
 //!
 //! Sidecars get them with their plan, so that none of them has to reach an issuer.
 
+mod access;
 mod file;
 mod pace;
 mod readings;
@@ -19,6 +20,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+pub use access::{KeyAccess, PermittedFiles, PermittedServers};
 use pace::Draw;
 pub(crate) use readings::KeyReadings;
 
@@ -69,6 +71,8 @@ pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
 pub(crate) struct Keeper {
     /// Who vouches for servers: a file of PEM, or the system's roots.
     roots: Option<PathBuf>,
+    /// The places that are permitted.
+    access: Arc<KeyAccess>,
     known: BTreeMap<KeySource, Known>,
     under_way: JoinSet<(KeySource, Result<Answer, String>)>,
     draw: Draw,
@@ -109,9 +113,9 @@ enum Answer {
 
 impl Keeper {
     /// Nothing is read yet; `seed` is for chance.
-    pub(crate) fn new(roots: Option<PathBuf>, seed: u64) -> Self {
-        let draw = Draw::new(seed);
-        Self { roots, known: BTreeMap::new(), under_way: JoinSet::new(), draw }
+    pub(crate) fn new(roots: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
+        let (draw, access) = (Draw::new(seed), Arc::new(access));
+        Self { roots, access, known: BTreeMap::new(), under_way: JoinSet::new(), draw }
     }
 
     /// Reads each of these places once, for a bounded time: whoever is told of a rule at the start is
@@ -192,11 +196,15 @@ impl Keeper {
         for (source, known) in due.into_iter().take(free) {
             known.due = None;
             let (source, tag, roots) = (source.clone(), known.tag.clone(), self.roots.clone());
-            let turn = Arc::clone(&known.turn);
+            let (access, turn) = (Arc::clone(&self.access), Arc::clone(&known.turn));
             known.reading = Some(self.under_way.spawn(async move {
                 let read = match &source {
-                    KeySource::File(path) => file::read(path.clone(), turn).await,
-                    KeySource::Server(server) => server::ask(server, tag.as_deref(), roots).await,
+                    KeySource::File(path) => {
+                        file::read(path.clone(), access.files.clone(), turn).await
+                    }
+                    KeySource::Server(server) => {
+                        server::ask(server, tag.as_deref(), (roots, &access.servers)).await
+                    }
                 };
                 (source, read)
             }));

@@ -45,6 +45,7 @@ pub use control::{Control, StartError, Stopped};
 pub use explain::{UnknownWorkload, snapshot_for};
 pub use health::Health;
 pub use invite::InviteError;
+pub use keys::{KeyAccess, PermittedFiles, PermittedServers};
 pub use part::EndedUnexpectedly;
 pub use playground::{Asked, Explained, Playground};
 pub use review::{Holder, Review, ReviewError, Reviewer};

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Namespace;
-use leno_model::{Floor, Name, TrustDomain, repository_of};
+use leno_model::{ClientRanges, Floor, Name, TrustDomain, repository_of};
 use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
@@ -59,6 +59,9 @@ pub struct Settings {
     pub floor: Floor,
     /// What sidecars ask for and may use, where no annotation says otherwise.
     pub resources: Resources,
+    /// The clients that get metrics of sidecars, where an annotation opens them, and of gateways. When absent
+    /// those of sidecars are open to any, and those of gateways to none.
+    pub metrics_from: Option<ClientRanges>,
 }
 
 impl Settings {
@@ -81,6 +84,7 @@ impl Settings {
             exclusions: Exclusions::default(),
             floor: Floor::default(),
             resources: Resources::default(),
+            metrics_from: None,
         }
     }
 

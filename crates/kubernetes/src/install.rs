@@ -62,6 +62,11 @@ pub struct Options {
     pub api_server: BTreeSet<AddressRange>,
     /// The namespaces with objects about the whole mesh, in addition to the control plane's.
     pub settings_namespaces: BTreeSet<Name>,
+    /// The servers, in addition to those at public addresses, that keys of issuers may be read from: the text of
+    /// `leno control --jwks-allow`; none when absent.
+    pub jwks_allow: Option<String>,
+    /// The clients that get metrics of sidecars and gateways: the text of `leno control --metrics-from`.
+    pub metrics_from: Option<String>,
 }
 
 impl Options {
@@ -82,6 +87,8 @@ impl Options {
             network_policies: true,
             api_server: BTreeSet::new(),
             settings_namespaces: BTreeSet::new(),
+            jwks_allow: None,
+            metrics_from: None,
         }
     }
 }

@@ -56,6 +56,8 @@ pub const WEIGHT: &str = "leno.dev/weight";
 /// Annotation of a namespace or pod: another image than the control plane's. It has no form of other meshes: theirs
 /// names an image of theirs.
 pub(crate) const SIDECAR_IMAGE: &str = "leno.dev/sidecar-image";
+/// Annotation of a namespace or pod: the protocols that connections may change to by `Upgrade`, in addition to WebSocket.
+pub(crate) const UPGRADES: &str = "leno.dev/upgrades";
 /// Label of a pod that has a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].

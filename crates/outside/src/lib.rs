@@ -22,7 +22,7 @@ pub use otlp::points::{Pages, Times};
 pub use parcel::{Failed, Parcel, Refused};
 pub use post::Post;
 pub use push::{Teller, push_metrics};
-pub use servers::{Dial, NoSession, Sessions, connect};
+pub use servers::{Dial, NoSession, Sessions, connect, connect_permitted};
 pub use source::{Source, Value};
 
 #[cfg(test)]

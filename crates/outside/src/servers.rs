@@ -1,7 +1,7 @@
 //! Servers outside the mesh, collectors among them: the way there, who vouches for them, and sessions of TLS.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -92,8 +92,25 @@ pub enum NoSession {
 /// # Errors
 /// When none does, or its name has no address: what was wrong with the last.
 pub async fn connect(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
+    connect_permitted(server, dial, |_| true).await
+}
+
+/// The same, with `permits` as the judge of each address: a connection goes to the address that was judged,
+/// so that a name cannot mean another one in between.
+///
+/// # Errors
+/// As [`connect`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.
+pub async fn connect_permitted(
+    server: &Server,
+    dial: &impl Dial,
+    permits: impl Fn(IpAddr) -> bool,
+) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for address in lookup_host((server.host.as_str(), server.port)).await? {
+        if !permits(address.ip()) {
+            last = io::ErrorKind::PermissionDenied.into();
+            continue;
+        }
         match dial.dial(address).await {
             Ok(tcp) => return Ok(tcp),
             Err(error) => last = error,

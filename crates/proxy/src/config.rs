@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use leno_identity::Roots;
-use leno_model::{AccessLog, TrustDomain, WorkloadName};
+use leno_model::{AccessLog, ClientRanges, TrustDomain, Upgrades, WorkloadName};
 
 use crate::application_metrics::ApplicationMetrics;
 use crate::control_address::ControlAddress;
@@ -38,6 +38,8 @@ pub struct Config {
     /// Where anybody may ask whether it is well, and the kubelet about the application; nowhere when
     /// absent.
     pub health: Option<SocketAddr>,
+    /// The clients that get metrics there.
+    pub metrics_from: ClientRanges,
     /// The probes of the application that it makes for whoever asks there.
     pub probes: Probes,
     /// Where the application exposes metrics of its own, to be told beside ours.
@@ -46,6 +48,8 @@ pub struct Config {
     pub collector_roots: Option<PathBuf>,
     /// Data threads, each a single-threaded runtime of its own.
     pub cores: usize,
+    /// The protocols that a connection may change to.
+    pub upgrades: Upgrades,
     /// Which requests are logged, on standard output.
     pub access_log: LogChoice,
     /// What it does when its certificate expires, since no control plane renewed it in time.
@@ -313,10 +317,12 @@ impl Config {
             look_ups: None,
             admin: SocketAddr::new(loopback, 0),
             health: None,
+            metrics_from: ClientRanges::None,
             probes: Probes::default(),
             application_metrics: None,
             collector_roots: None,
             cores: 1,
+            upgrades: Upgrades::default(),
             access_log: LogChoice::Mesh,
             on_expiry: OnExpiry::Continue,
             limits: Limits::default(),

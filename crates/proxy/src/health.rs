@@ -1,6 +1,7 @@
 //! What the kubelet is told: that the sidecar lives, whether it serves, and how the application is.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use leno_identity::OwnNames;
 use leno_listen::{Admission, Bounds, Listener};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -20,7 +22,7 @@ use crate::config::Config;
 use crate::probes::Unwell;
 
 /// What answers there. Anybody may ask: it tells nothing that the admin page keeps to its machine,
-/// but for the metrics.
+/// but for the metrics, which are for the clients that an option lists.
 pub(crate) struct Health {
     config: Arc<Config>,
     admin: Rc<Admin>,
@@ -41,14 +43,14 @@ impl Health {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
             };
-            let (tcp, peer) = listener.accept().await;
-            let (health, half_open) = (health.clone(), admission.admit(peer));
+            let (tcp, client) = listener.accept().await;
+            let (health, half_open) = (health.clone(), admission.admit(client));
             tokio::task::spawn_local(async move {
                 let answer = service_fn(|request| {
                     let (health, half_open) = (health.clone(), &half_open);
                     async move {
                         let _answering = half_open.answering();
-                        Ok::<_, Infallible>(health.answer(&request).await)
+                        Ok::<_, Infallible>(health.answer(&request, client.ip()).await)
                     }
                 });
                 let served = hyper::server::conn::http1::Builder::new()
@@ -67,18 +69,30 @@ impl Health {
         }
     }
 
-    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.into());
         }
         match request.uri().path() {
             "/livez" => text(StatusCode::OK, "alive\n".into()),
             "/readyz" => admin::ready(&self.admin),
-            "/metrics" => admin::metrics(&self.admin, request).await,
+            "/metrics" => self.metrics(request, client).await,
             path => match path.strip_prefix("/probe/") {
                 Some(probe) => self.probe(probe).await,
                 None => text(StatusCode::NOT_FOUND, INDEX.into()),
             },
+        }
+    }
+
+    /// The metrics, for the clients that may read them: they name peers, and show those of the application.
+    async fn metrics(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {
+        if !self.config.metrics_from.contains(client) {
+            return text(StatusCode::FORBIDDEN, NO_METRICS.into());
+        }
+        // Prometheus may know the pod by the name of a Service.
+        match admin::foreign(request, OwnNames::Cluster, false) {
+            Some(response) => response,
+            None => admin::metrics(&self.admin, request).await,
         }
     }
 
@@ -101,6 +115,8 @@ impl Health {
     }
 }
 
+const NO_METRICS: &str = "metrics are not open to this address: see --metrics-from (in Kubernetes the \
+                          annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
 /// Connections at once; more wait. Half of them may be without a request, and a quarter those of one source.
 const CONNECTIONS_MAX: usize = 64;

@@ -39,7 +39,8 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     if !has_both_versions() {
         return eprintln!("skipped: the cluster has one version of IP");
     }
-    let meshed = Namespace::new("both", Injection::Enabled);
+    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let meshed = Namespace::with_metadata("both", metered);
     let strange = Namespace::new("six", Injection::Disabled);
     meshed.apply(&http_server("server", 1, ""));
     meshed.apply(BOTH);
@@ -85,7 +86,7 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
 fn names_are_answered_by_the_sidecar_where_that_is_said() {
     let meshed = Namespace::with_metadata(
         "names",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/dns: proxy}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/dns: proxy, leno.dev/metrics: enabled}",
     );
     let plain = Namespace::new("unnamed", Injection::Disabled);
     meshed.http_server("server", 2);

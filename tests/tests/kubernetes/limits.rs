@@ -38,6 +38,30 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
     namespace.expect_curl("client", &["http://server/"], 0, 200);
 }
 
+/// Finding F16 of issue 25.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
+    let client = Namespace::new("scraper", Injection::Disabled);
+    client.client("client");
+    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let meshed = "labels: {leno.dev/injection: enabled}";
+    let namespaces = [(metered, 200), (meshed, 403)].map(|(metadata, status)| {
+        let namespace = Namespace::with_metadata("scraped", metadata);
+        namespace.client("client");
+        (namespace, status)
+    });
+    client.wait_ready();
+    for (namespace, status) in &namespaces {
+        namespace.wait_ready();
+        let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
+        let address = printed(&namespace.kubectl(&address));
+        let at = |path: &str| format!("http://{}:15020{path}", address.trim());
+        assert_eq!(client.curl("client", &[&at("/metrics")]).status, *status);
+        assert_eq!(client.curl("client", &[&at("/readyz")]).status, 200);
+    }
+}
+
 /// OSM's own numbers.
 const RETRY: &str =
     "{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry}, spec: {
@@ -48,7 +72,8 @@ const RETRY: &str =
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
-    let namespace = Namespace::new("retried", Injection::Enabled);
+    let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
+    let namespace = Namespace::with_metadata("retried", metered);
     namespace.http_server("server", 1);
     namespace.client("client");
     namespace.wait_ready();

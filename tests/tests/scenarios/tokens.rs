@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -238,6 +240,36 @@ fn keys_in_a_file_beside_the_rule_are_watched() {
         unread(&mesh).contains("is not a JWK set").then_some(())
     });
     assert_eq!(ask(door, &good).expect("the door answers").status, 200);
+}
+
+/// Finding F14 of issue 25.
+#[test]
+fn keys_are_read_only_where_the_operator_permits() {
+    let (stock, door) = (stock(), free_port());
+    let asked = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&asked);
+    let issuer = Application::start(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Answer::ok("{}")
+    });
+    for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
+        let jwks = format!("{{url: \"http://{host}:{}/keys.json\", refresh: 1s}}", issuer.port());
+        let mesh =
+            Mesh::up_with(&manifests((stock.port(), door), &jwks), &["--jwks-allow", "10.0.0.0/8"]);
+        eventually("the rule says what is wrong", PATIENCE, || {
+            unread(&mesh).contains("--jwks-allow").then_some(())
+        });
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("a path of text");
+    let mesh = Mesh::up_with(
+        &manifests((stock.port(), door), "{file: keys.jwks}"),
+        &["--jwks-files", folder],
+    );
+    eventually("the rule says what is wrong", PATIENCE, || {
+        unread(&mesh).contains("--jwks-files").then_some(())
+    });
+    assert_eq!(asked.load(Ordering::Relaxed), 0, "requests to the issuer");
 }
 
 /// What is said of keys that cannot be read.

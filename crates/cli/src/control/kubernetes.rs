@@ -24,7 +24,7 @@ use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::{Floor, Name, TrustDomain, WorkloadName};
+use leno_model::{ClientRanges, Floor, Name, TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -69,6 +69,10 @@ pub(super) struct ClusterArgs {
     /// namespaces
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     settings_namespaces: Vec<Name>,
+    /// Clients that get /metrics of sidecars with the annotation leno.dev/metrics: enabled, and of gateways: `any`, or
+    /// addresses and ranges with commas between them [default: any at such sidecars, none at gateways]
+    #[arg(long, value_name = "LIST", requires = "kubernetes")]
+    metrics_from: Option<ClientRanges>,
     #[arg(long, env = "POD_NAMESPACE", hide = true, default_value = SYSTEM_NAMESPACE)]
     pod_namespace: NamespaceName,
     /// Without a name it writes no statuses
@@ -228,6 +232,7 @@ async fn settings(
     Ok(Settings {
         native_sidecars: has_native_sidecars(&version.major, &version.minor),
         by_plugin: args.cni,
+        metrics_from: args.metrics_from.clone(),
         ..Settings::new(image, args.pod_namespace.clone(), domain, roots)
     })
 }

@@ -32,6 +32,14 @@ const VALUES: &[(&str, &str)] = &[
         "        {{- with .Values.settingsNamespaces }}\n        - {{ join \",\" . | printf \"--settings-namespaces=%s\" | quote }}\n        {{- end }}\n",
     ),
     (
+        "        - \"--jwks-allow=helm-jwks-allow\"\n",
+        "        {{- with .Values.jwksAllow }}\n        - {{ join \",\" . | printf \"--jwks-allow=%s\" | quote }}\n        {{- end }}\n",
+    ),
+    (
+        "        - \"--metrics-from=helm-metrics-from\"\n",
+        "        {{- with .Values.metricsFrom }}\n        - {{ join \",\" . | printf \"--metrics-from=%s\" | quote }}\n        {{- end }}\n",
+    ),
+    (
         "        - \"--gateways\"\n",
         "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
     ),
@@ -107,6 +115,8 @@ fn options() -> Options {
         network_policies: true,
         api_server: ["192.0.2.151/32".parse().unwrap()].into(),
         settings_namespaces: BTreeSet::new(),
+        jwks_allow: Some("helm-jwks-allow".to_owned()),
+        metrics_from: Some("helm-metrics-from".to_owned()),
     }
 }
 

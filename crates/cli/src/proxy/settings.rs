@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use leno_model::{ClientRanges, Upgrades};
 use leno_proxy::{ClusterDomain, Config, Interception, LookUps, OnExpiry, Versions};
 
 use super::access_log::AccessLogArgs;
@@ -51,6 +52,9 @@ pub(crate) struct ServingArgs {
     /// The read-only admin page: /metrics, /ready, /world, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
+    /// Clients that get /metrics at --health: `any`, or addresses and ranges with commas between them
+    #[arg(long, value_name = "LIST", default_value_t)]
+    metrics_from: ClientRanges,
     /// Threads for requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     cores: u16,
@@ -59,6 +63,10 @@ pub(crate) struct ServingArgs {
     collector_roots: Option<PathBuf>,
     #[command(flatten)]
     access_log: AccessLogArgs,
+    /// Protocols that a connection may change to by `Upgrade` or extended CONNECT, such as websocket,tcp; `any`
+    /// stands for all but HTTP/2. Policies about requests do not see what follows
+    #[arg(long, value_name = "NAMES", default_value_t)]
+    upgrades: Upgrades,
     /// What it does when its certificate expires since no control plane renewed it in time
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = ExpiryPolicy::Continue)]
     on_expiry: ExpiryPolicy,
@@ -114,8 +122,10 @@ impl ServingArgs {
     /// Puts the options into a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.admin = self.admin;
+        config.metrics_from.clone_from(&self.metrics_from);
         config.collector_roots.clone_from(&self.collector_roots);
         config.cores = usize::from(self.cores);
+        config.upgrades.clone_from(&self.upgrades);
         config.access_log = self.access_log.choice();
         config.on_expiry = match self.on_expiry {
             ExpiryPolicy::Continue => OnExpiry::Continue,
@@ -201,6 +211,8 @@ mod tests {
             "--admin=127.0.0.1:15000",
             "--cores=2",
             "--access-log=json",
+            "--upgrades=tcp",
+            "--metrics-from=10.0.0.0/8",
             "--connections-max=7",
             "--drain-timeout=0s",
         ]);
@@ -210,6 +222,8 @@ mod tests {
         );
         assert_eq!(config.admin, "127.0.0.1:15000".parse().unwrap());
         assert_eq!(config.cores, 2);
+        assert_eq!(config.metrics_from, "10.0.0.0/8".parse().unwrap());
+        assert_eq!(config.upgrades, Upgrades::Listed(vec!["tcp".to_owned()]));
         assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
@@ -243,7 +257,14 @@ mod tests {
             Line::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
                 .is_err()
         );
-        for bad in ["--dns", "--uid-exempt", "--http-proxy=on", "--cores=0", "--head-timeout=0s"] {
+        for bad in [
+            "--dns",
+            "--uid-exempt",
+            "--http-proxy=on",
+            "--cores=0",
+            "--upgrades=h2c",
+            "--head-timeout=0s",
+        ] {
             assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
         }
     }

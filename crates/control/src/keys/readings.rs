@@ -9,6 +9,9 @@ use super::{KeyNews, Reading};
 /// What came of reading keys so far.
 #[derive(Debug, Default)]
 pub(crate) struct KeyReadings {
+    /// Remarks about rules have the reason of a failure: see
+    /// [`KeyAccess::detailed`](super::KeyAccess::detailed).
+    detailed: bool,
     /// Why the last reading failed, where it did.
     failing: BTreeMap<KeySource, String>,
     /// How many brought a set, or another one; the same again; none.
@@ -18,6 +21,11 @@ pub(crate) struct KeyReadings {
 }
 
 impl KeyReadings {
+    /// With or without reasons in remarks.
+    pub(crate) fn new(detailed: bool) -> Self {
+        Self { detailed, ..Self::default() }
+    }
+
     /// Takes note of news; the log warns of a failure once, until a reading succeeds.
     pub(crate) fn note(&mut self, news: &KeyNews) {
         let source = &news.source;
@@ -53,13 +61,37 @@ impl KeyReadings {
         }
     }
 
-    /// Why the last reading of a place failed, if it did.
+    /// Why the last reading of a place failed, if it did, in words for the author of its rule.
     pub(crate) fn failure(&self, source: &KeySource) -> Option<&str> {
-        self.failing.get(source).map(String::as_str)
+        let why = self.failing.get(source)?;
+        Some(if self.detailed { why.as_str() } else { NO_DETAIL })
     }
 
     /// How many places could not be read the last time.
     pub(crate) fn failing(&self) -> usize {
         self.failing.len()
+    }
+}
+
+/// The same for each failure, so that rules cannot be used to look around.
+const NO_DETAIL: &str = "cannot be read: a server needs a public address or an entry of `--jwks-allow`, a file a \
+                         place below `--jwks-files`; the reason is in the log of the control plane";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_have_reasons_only_for_the_operator() {
+        let sources = ["/a", "/b"].map(|path| KeySource::File(path.into()));
+        for detailed in [true, false] {
+            let mut readings = KeyReadings::new(detailed);
+            for (source, why) in sources.iter().zip(["is no file", "is absent"]) {
+                let reading = Reading::Failed(why.to_owned());
+                readings.note(&KeyNews { source: source.clone(), reading });
+            }
+            let [one, other] = sources.each_ref().map(|it| readings.failure(it).unwrap());
+            assert_eq!(one != other, detailed, "{one} | {other}");
+        }
     }
 }

@@ -13,10 +13,11 @@ use hyper::header::{
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_model::{IssuerKeys, KeyServer, Scheme, Server};
-use leno_outside::{NoSession, Sessions, connect, over};
+use leno_outside::{NoSession, Sessions, connect_permitted, over};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
+use super::access::PermittedServers;
 use super::{ASK_WAIT, Answer};
 use crate::dial::Plainly;
 
@@ -24,9 +25,9 @@ use crate::dial::Plainly;
 pub(super) async fn ask(
     server: &KeyServer,
     tag: Option<&str>,
-    roots: Option<PathBuf>,
+    (roots, permitted): (Option<PathBuf>, &PermittedServers),
 ) -> Result<Answer, String> {
-    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, roots)).await;
+    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, (roots, permitted))).await;
     asked.unwrap_or(Err(NoAnswer::Late)).map_err(|error| error.to_string())
 }
 
@@ -37,6 +38,11 @@ enum NoAnswer {
     Late,
     #[error("cannot be reached: {0}")]
     Unreachable(io::Error),
+    #[error(
+        "is at an address that is not public and that --jwks-allow does not list: the control plane does not \
+         connect to it"
+    )]
+    NotPermitted,
     #[error("cannot be verified: {0}")]
     Unverified(#[from] NoSession),
     #[error("cannot be asked: {0}")]
@@ -58,7 +64,7 @@ enum NoAnswer {
 async fn ask_patiently(
     KeyServer { server, path, .. }: &KeyServer,
     tag: Option<&str>,
-    roots: Option<PathBuf>,
+    (roots, permitted): (Option<PathBuf>, &PermittedServers),
 ) -> Result<Answer, NoAnswer> {
     let mut request = Request::get(path)
         .header(HOST, host(server))
@@ -69,7 +75,12 @@ async fn ask_patiently(
         request = request.header(IF_NONE_MATCH, tag);
     }
     let request = request.body(Empty::new())?;
-    let tcp = connect(server, &Plainly).await.map_err(NoAnswer::Unreachable)?;
+    let permits = |address| permitted.permit(server, address);
+    let tcp = connect_permitted(server, &Plainly, permits).await;
+    let tcp = tcp.map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => NoAnswer::NotPermitted,
+        _ => NoAnswer::Unreachable(error),
+    })?;
     match server.scheme {
         Scheme::Http => exchange(tcp, request).await,
         Scheme::Https => {

@@ -82,7 +82,7 @@ fn set(id: &str) -> String {
 }
 
 fn wanting(source: &KeySource) -> Keeper {
-    let mut keeper = Keeper::new(None, 1);
+    let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
     keeper.want(&BTreeSet::from([source.clone()]), Instant::now());
     keeper
 }
@@ -208,6 +208,54 @@ async fn a_file_is_read_again_and_again() {
     assert_eq!(failed(read(&mut keeper, seconds(8)).await), "is no file");
 }
 
+/// Finding F14 of issue 25.
+#[tokio::test]
+async fn a_server_that_is_not_permitted_gets_no_connection() {
+    let issuer = Issuer::start(None).await;
+    issuer.answer("200 OK", "", &set("one"));
+    for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "127.1"] {
+        let url = format!("http://{host}:{}/keys", issuer.port);
+        let source = KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap());
+        let mut keeper = Keeper::new(None, KeyAccess::of_tenants(), 1);
+        keeper.want(&BTreeSet::from([source]), Instant::now());
+        let why = failed(read(&mut keeper, Duration::ZERO).await);
+        assert!(why.contains("--jwks-allow"), "{host}: {why}");
+    }
+    assert!(issuer.asked.lock().unwrap().is_empty());
+    // The address is what the operator lists.
+    let access =
+        KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
+    let mut keeper = Keeper::new(None, access, 1);
+    keeper.want(&BTreeSet::from([issuer.at("http")]), Instant::now());
+    assert!(changed(read(&mut keeper, Duration::ZERO).await).contains("one"));
+}
+
+/// Finding F14 of issue 25.
+#[tokio::test]
+async fn a_file_that_is_not_permitted_is_not_looked_at() {
+    let directory = tempfile::tempdir().unwrap();
+    let (keys, other) = (directory.path().join("keys"), directory.path().join("other.json"));
+    std::fs::create_dir(&keys).unwrap();
+    std::fs::write(&other, set("one")).unwrap();
+    std::fs::write(keys.join("a.json"), set("one")).unwrap();
+    for (files, path, is_read) in [
+        (PermittedFiles::None, keys.join("a.json"), false),
+        (PermittedFiles::Below(keys.clone()), keys.join("a.json"), true),
+        (PermittedFiles::Below(keys.clone()), keys.join("../other.json"), false),
+        (PermittedFiles::Below(keys.clone()), other, false),
+        (PermittedFiles::Below(keys.clone()), directory.path().join("absent.json"), false),
+    ] {
+        let mut keeper = Keeper::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
+        keeper.want(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
+        match read(&mut keeper, Duration::ZERO).await {
+            Some(Reading::Failed(why)) if !is_read => {
+                assert!(why.contains("--jwks-files"), "{}: {why}", path.display());
+            }
+            other => assert!(is_read, "{}: {other:?}", path.display()),
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_nobody_wants_any_more_is_dropped() {
     let issuer = Issuer::start(None).await;
@@ -240,7 +288,7 @@ async fn what_has_been_due_the_longest_is_read_first() {
     let now = Instant::now();
     let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
     let last = file(UNDER_WAY_MAX);
-    let mut keeper = Keeper::new(None, 1);
+    let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
     keeper.want(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
     keeper.known.get_mut(&last).unwrap().due = Some(now);
     keeper.begin_due(now + LOOK_EVERY, |_| true);
@@ -256,7 +304,7 @@ async fn a_start_waits_for_one_answer_of_each() {
     good.answer("200 OK", "", &set("one"));
     bad.answer("500 Internal Server Error", "", "");
     let wanted = BTreeSet::from([good.at("http"), bad.at("http")]);
-    let news = Keeper::new(None, 1).read_first(&wanted).await;
+    let news = Keeper::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
     let of = |issuer: &Issuer| {
         let source = issuer.at("http");
         let found = news.iter().find(|news| news.source == source);

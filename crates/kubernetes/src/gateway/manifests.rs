@@ -75,8 +75,10 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
     // What the cluster itself reads at pods is not for whoever may only write gateways.
     let mut annotations = annotations(wish);
     annotations.retain(|key, _| !is_below(key, &DOMAINS));
-    for (key, value) in scraping() {
-        annotations.entry(key).or_insert(value.into());
+    if settings.metrics_from.is_some() {
+        for (key, value) in scraping() {
+            annotations.entry(key).or_insert(value.into());
+        }
     }
     json!({
         "apiVersion": "apps/v1",
@@ -119,20 +121,31 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
 
 fn container(settings: &Settings) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+    let mut args = json!([
+        "gateway",
+        "--workload",
+        "$(POD_NAMESPACE)/$(POD_NAME)",
+        "--control",
+        settings.control,
+        "--trust-domain",
+        settings.trust_domain.to_string(),
+        "--service-account-token",
+        TOKEN_PATH,
+        "--state",
+        STATE,
+        "--health",
+        format!("[::]:{HEALTH_PORT}"),
+        // Nodes hear a moment later that the pod goes.
+        "--linger",
+        "5s",
+    ]);
+    if let (Some(args), Some(clients)) = (args.as_array_mut(), &settings.metrics_from) {
+        args.push(format!("--metrics-from={clients}").into());
+    }
     json!({
         "name": PROXY_CONTAINER,
         "image": settings.image,
-        "args": [
-            "gateway",
-            "--workload", "$(POD_NAMESPACE)/$(POD_NAME)",
-            "--control", settings.control,
-            "--trust-domain", settings.trust_domain.to_string(),
-            "--service-account-token", TOKEN_PATH,
-            "--state", STATE,
-            "--health", format!("[::]:{HEALTH_PORT}"),
-            // Nodes hear a moment later that the pod goes.
-            "--linger", "5s",
-        ],
+        "args": args,
         "env": [
             field("POD_NAME", "metadata.name"),
             field("POD_NAMESPACE", "metadata.namespace"),
@@ -241,7 +254,9 @@ mod tests {
         let domain = TrustDomain::new("cluster.local").unwrap();
         let (image, system) =
             ("leno:test".to_owned(), crate::api::NamespaceName::literal("leno-system"));
+        let metrics_from = "10.0.0.0/8".parse().ok();
         let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
+        let settings = Settings { metrics_from, ..settings };
         let text = format!("{:#}\n", json!(manifests(&wish, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
     }

@@ -1,5 +1,6 @@
 //! The two containers and the volumes that a pod gets.
 
+use leno_model::ClientRanges;
 use serde_json::{Map, Value, json};
 
 use super::Settings;
@@ -85,6 +86,13 @@ impl Sidecar<'_> {
         let Some(arguments) = container["args"].as_array_mut() else { return container };
         if self.wishes.dns {
             arguments.push(json!("--dns"));
+        }
+        if self.wishes.scraped {
+            let clients = self.settings.metrics_from.clone().unwrap_or(ClientRanges::Any);
+            arguments.push(format!("--metrics-from={clients}").into());
+        }
+        if let Some(upgrades) = &self.wishes.upgrades {
+            arguments.push(format!("--upgrades={upgrades}").into());
         }
         if let Some(metrics) = &self.wishes.application_metrics {
             arguments.extend([json!("--application-metrics"), json!(metrics)]);

@@ -407,6 +407,46 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     assert_eq!(own, json!({"prometheus.io/scrape": "true"}));
 }
 
+/// Findings F16 and F18 of issue 25.
+#[test]
+fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
+    let arguments = |annotations: &str, settings: &Settings| {
+        let wanted = namespace("leno.dev/injection=enabled", annotations);
+        let outcome = inject(&pod("", ""), Demand::Namespace(&wanted), settings)?;
+        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        let arguments = pod["spec"]["initContainers"][1]["args"].as_array().unwrap().clone();
+        let opens = |it: &Value| {
+            let it = it.as_str()?;
+            (it.starts_with("--metrics-from") || it.starts_with("--upgrades"))
+                .then(|| it.to_owned())
+        };
+        Ok(arguments.iter().filter_map(opens).collect::<Vec<String>>())
+    };
+    let narrow = Settings { metrics_from: "10.0.0.0/8".parse().ok(), ..settings() };
+    for (annotations, open, of_narrow) in [
+        ("", vec![], vec![]),
+        ("leno.dev/metrics=disabled", vec![], vec![]),
+        ("leno.dev/metrics=enabled", vec!["--metrics-from=any"], vec!["--metrics-from=10.0.0.0/8"]),
+        (
+            "leno.dev/upgrades=TCP",
+            vec!["--upgrades=websocket,tcp"],
+            vec!["--upgrades=websocket,tcp"],
+        ),
+        ("leno.dev/upgrades=any", vec!["--upgrades=any"], vec!["--upgrades=any"]),
+    ] {
+        assert_eq!(arguments(annotations, &settings()), Ok::<_, InjectError>(owned(&open)));
+        assert_eq!(arguments(annotations, &narrow), Ok::<_, InjectError>(owned(&of_narrow)));
+    }
+    for bad in ["leno.dev/upgrades=h2c", "leno.dev/upgrades=tcp,", "leno.dev/upgrades=$(HOME)"] {
+        let error = arguments(bad, &settings()).unwrap_err().to_string();
+        assert!(error.contains("websocket,tcp"), "{error}");
+    }
+}
+
+fn owned(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
 #[test]
 fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
     let wanted = namespace("leno.dev/injection=enabled", "leno.dev/metrics=enabled");

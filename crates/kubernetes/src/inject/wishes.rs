@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use leno_model::Upgrades;
 use serde_json::{Value, json};
 
 use super::annotation::{InjectError, Of, elements, of_pod, switch};
 use super::{AddressRange, NamespaceFacts, Settings};
-use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, is_read};
+use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
 
 /// What is not led to a sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub(super) struct Wishes {
     pub(super) application_metrics: Option<String>,
     /// The annotations that the floor of the mesh overrules, each in a sentence.
     pub(super) overruled: Vec<String>,
+    /// The protocols that connections may change to, where not WebSocket alone.
+    pub(super) upgrades: Option<Upgrades>,
 }
 
 impl Wishes {
@@ -103,6 +106,7 @@ impl Wishes {
             dns,
             application_metrics: written.application_metrics()?,
             overruled,
+            upgrades: written.upgrades()?,
         })
     }
 }
@@ -247,6 +251,13 @@ impl<'a> Written<'a> {
                 Err(invalid(of, DNS.to_owned(), text, expected))
             }
         }
+    }
+
+    fn upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
+        let Some((of, text)) = self.own(UPGRADES) else { return Ok(None) };
+        let expected = "a list of protocols; use one such as `websocket,tcp`, or `any`";
+        let upgrades = text.parse();
+        upgrades.map(Some).map_err(|_| invalid(of, UPGRADES.to_owned(), text, expected))
     }
 
     /// What the pod tells Prometheus of itself, where the sidecar is scraped. What that may not be

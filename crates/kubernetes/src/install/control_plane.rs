@@ -150,7 +150,6 @@ fn deployment(options: &Options) -> Value {
 }
 
 fn container(options: &Options, mounts: Vec<Value>) -> Value {
-    let args = arguments(options);
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -165,7 +164,7 @@ fn container(options: &Options, mounts: Vec<Value>) -> Value {
     json!({
         "name": CONTROL,
         "image": options.image,
-        "args": args,
+        "args": arguments(options),
         "env": [
             field("POD_NAME", "metadata.name"),
             field("POD_NAMESPACE", "metadata.namespace"),
@@ -211,6 +210,8 @@ fn arguments(options: &Options) -> Vec<String> {
         // The image has no roots of a system.
         "--key-roots",
         &format!("{KEYS}/roots.pem"),
+        "--jwks-files",
+        KEYS,
     ]
     .map(str::to_owned)
     .to_vec();
@@ -232,6 +233,11 @@ fn arguments(options: &Options) -> Vec<String> {
     if options.webhook_client_ca.is_some() {
         args.push(format!("{CLIENT_CA_OPTION}{WEBHOOK_CLIENTS_PATH}/{CLIENT_CA_KEY}"));
     }
+    let lists =
+        [(JWKS_ALLOW_OPTION, &options.jwks_allow), (METRICS_FROM_OPTION, &options.metrics_from)];
+    for (option, list) in lists {
+        args.extend(list.as_ref().map(|list| format!("{option}{list}")));
+    }
     args
 }
 
@@ -249,5 +255,9 @@ const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
 pub(super) const NETWORK_POLICIES: &str = "leno.dev/network-policies";
 /// The option with the namespaces that may have objects about the whole mesh.
 pub(super) const SETTINGS_NAMESPACES_OPTION: &str = "--settings-namespaces=";
+/// The option with the servers that keys may be read from.
+pub(super) const JWKS_ALLOW_OPTION: &str = "--jwks-allow=";
+/// The option with the clients that get metrics of sidecars and gateways.
+pub(super) const METRICS_FROM_OPTION: &str = "--metrics-from=";
 /// Where the control plane finds [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

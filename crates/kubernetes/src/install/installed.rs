@@ -10,8 +10,8 @@ use kube::Client;
 use leno_model::{Name, TrustDomain};
 
 use super::control_plane::{
-    ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, NETWORK_POLICIES,
-    SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
+    ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, JWKS_ALLOW_OPTION, METRICS_FROM_OPTION,
+    NETWORK_POLICIES, SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
 };
 use super::{InstallError, NodeNetwork};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
@@ -41,6 +41,10 @@ pub struct Installed {
     pub api_server: BTreeSet<AddressRange>,
     /// The namespaces that may have objects about the whole mesh.
     pub settings_namespaces: BTreeSet<Name>,
+    /// The servers that keys may be read from, as `--jwks-allow` has them.
+    pub jwks_allow: Option<String>,
+    /// The clients that get metrics, as `--metrics-from` has them.
+    pub metrics_from: Option<String>,
 }
 
 impl Installed {
@@ -90,9 +94,10 @@ impl Installed {
             let args = container.and_then(|it: &Container| it.args.as_ref());
             args.into_iter().flatten().any(|argument| argument == word)
         };
+        let args = || container.and_then(|it| it.args.as_ref()).into_iter().flatten();
+        let list = |option: &str| args().find_map(|it| it.strip_prefix(option)).map(str::to_owned);
         let namespaces = |option: &str| -> BTreeSet<Name> {
-            let args = container.and_then(|it| it.args.as_ref()).into_iter().flatten();
-            let namespaces = args.filter_map(|it| it.strip_prefix(option));
+            let namespaces = args().filter_map(|it| it.strip_prefix(option));
             namespaces.flat_map(|it| it.split(',')).filter_map(|it| Name::new(it).ok()).collect()
         };
         let variables = container.and_then(|it| it.env.as_ref()).into_iter().flatten();
@@ -109,6 +114,8 @@ impl Installed {
             webhook_client_ca: None,
             network_policies: policies.map(|it| it != "false"),
             api_server: BTreeSet::new(),
+            jwks_allow: list(JWKS_ALLOW_OPTION),
+            metrics_from: list(METRICS_FROM_OPTION),
         }
     }
 }
@@ -167,6 +174,8 @@ mod tests {
                 network_policies: !gateways,
                 access_certs: (["jobs", "shop"].map(|it| Name::new(it).unwrap())).into(),
                 settings_namespaces: [Name::new("osm-system").unwrap()].into(),
+                jwks_allow: gateways.then(|| "keys.shop.svc,10.0.0.0/8".to_owned()),
+                metrics_from: gateways.then(|| "any".to_owned()),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
             let deployment = serde_json::from_value(written(&options, "Deployment")).unwrap();
@@ -181,6 +190,8 @@ mod tests {
                 network_policies: gateways.then_some(false),
                 api_server: BTreeSet::new(),
                 settings_namespaces: options.settings_namespaces.clone(),
+                jwks_allow: options.jwks_allow.clone(),
+                metrics_from: options.metrics_from.clone(),
             };
             assert_eq!(Installed::of(&deployment), expected);
             assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);

@@ -1,12 +1,12 @@
 //! Endpoints that somebody lists become workloads that gateways reach.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use leno_model::{
-    Admission, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload, WorkloadName,
-    WorkloadPort,
+    AddressClass, Admission, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload,
+    WorkloadName, WorkloadPort,
 };
 
 use super::is_tcp;
@@ -31,7 +31,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
         // However it is written: what is somebody else's is found by comparing.
         let Some(address) = address.map(|it| it.to_canonical()) else { continue };
-        if is_special(address) {
+        if AddressClass::is_own_or_special(address) {
             tracing::warn!(slice = own, namespace, %address, "an endpoint that is none of anybody's");
             continue;
         }
@@ -54,20 +54,6 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         });
     }
     found
-}
-
-/// Whether an address is the own machine's, or one at which clouds and nodes tell secrets: gateways do
-/// not lead there, whoever lists it.
-fn is_special(address: IpAddr) -> bool {
-    let is_local = match address {
-        IpAddr::V4(it) => it.is_link_local() || it.is_broadcast(),
-        IpAddr::V6(it) => it.is_unicast_link_local(),
-    };
-    is_local
-        || address.is_loopback()
-        || address.is_unspecified()
-        || address.is_multicast()
-        || METADATA.contains(&address)
 }
 
 fn port(port: &EndpointPort) -> Option<WorkloadPort> {
@@ -95,12 +81,6 @@ pub(super) fn listed_port(name: Option<&Name>) -> Name {
     name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
 }
 
-/// Where clouds tell machines their credentials, beside link-local addresses.
-const METADATA: [IpAddr; 3] = [
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
-];
 /// By which slices say of which service they are.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Keys of labels have no spaces.

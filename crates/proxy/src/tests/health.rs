@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use leno_model::{TrustDomain, WorkloadName};
+use leno_model::{ClientRanges, TrustDomain, WorkloadName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -11,8 +11,16 @@ use crate::probes::Probes;
 use crate::{Config, Proxy};
 
 async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    converse(address, &format!("{method} {path} HTTP/1.1\r\nhost: x\r\n")).await
+}
+
+async fn ask_under(address: SocketAddr, host: &str, path: &str, fields: &str) -> (u16, String) {
+    converse(address, &format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{fields}")).await
+}
+
+async fn converse(address: SocketAddr, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("{head}connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -65,10 +73,90 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
         let (ran, answers) = tokio::join!(proxy.run(stopped), asked);
         ran.unwrap();
         let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
-        assert_eq!(statuses, [200, 503, 200, 200, 503, 404, 404, 405], "{answers:?}");
+        assert_eq!(statuses, [200, 503, 403, 200, 503, 404, 404, 405], "{answers:?}");
         assert!(answers[1].1.contains("waiting for a certificate"), "{answers:?}");
-        assert!(answers[2].1.contains("leno_"), "{answers:?}");
+        assert!(answers[2].1.contains("--metrics-from"), "{answers:?}");
         assert!(answers[4].1.contains("status 503") && !answers[4].1.contains("secret"));
+    });
+}
+
+/// Finding F16 of issue 25.
+#[test]
+fn metrics_are_for_the_clients_that_are_listed() {
+    run(async {
+        for (clients, host, expected) in [
+            ("none", "127.0.0.1", 403),
+            ("any", "127.0.0.1", 200),
+            ("any", "web-1.shop.svc", 200),
+            ("any", "evil.example", 421),
+            ("127.0.0.0/8,::1", "127.0.0.1", 200),
+            ("10.0.0.0/8", "127.0.0.1", 403),
+        ] {
+            let scratch = tempfile::tempdir().unwrap();
+            let workload = WorkloadName::new("shop", "cart-1").unwrap();
+            let domain = TrustDomain::new(DOMAIN).unwrap();
+            let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+            config.health = Some(([127, 0, 0, 1], 0).into());
+            config.metrics_from = clients.parse().unwrap();
+            let proxy = Proxy::start(config).await.unwrap();
+            let health = proxy.health_address().unwrap();
+            let (done, stop) = tokio::sync::oneshot::channel();
+            let asked = async {
+                let answers = [
+                    ask_under(health, host, "/metrics", "").await,
+                    ask_under(health, host, "/metrics", "sec-fetch-site: cross-site\r\n").await,
+                    // The kubelet may ask under any name.
+                    ask_under(health, host, "/livez", "").await,
+                ];
+                done.send(()).unwrap();
+                answers.map(|(status, _)| status)
+            };
+            let (ran, answers) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
+            ran.unwrap();
+            let of_foreign_page = if expected == 200 { 403 } else { expected };
+            assert_eq!(answers, [expected, of_foreign_page, 200], "{clients} {host}");
+        }
+    });
+}
+
+/// Finding F21 of issue 25, and F13: the page names its workload.
+#[test]
+fn the_admin_page_is_for_no_page_of_another_site() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let workload = WorkloadName::new("shop", "cart-1").unwrap();
+        let domain = TrustDomain::new(DOMAIN).unwrap();
+        let config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        let proxy = Proxy::start(config).await.unwrap();
+        let admin = proxy.admin_address().unwrap();
+        let (done, stop) = tokio::sync::oneshot::channel();
+        let asked = async {
+            for path in
+                ["/world", "/connections", "/requests", "/removed", "/metrics", "/ready", "/absent"]
+            {
+                for (host, fields, expected) in [
+                    ("127.0.0.1", "", None),
+                    ("localhost:1", "sec-fetch-site: same-origin\r\n", None),
+                    ("[::1]", "sec-fetch-site: none\r\n", None),
+                    ("evil.example", "", Some(421)),
+                    ("web-1.shop.svc", "", Some(421)),
+                    ("127.0.0.1", "sec-fetch-site: cross-site\r\n", Some(403)),
+                    ("127.0.0.1", "sec-fetch-site: same-site\r\n", Some(403)),
+                    ("127.0.0.1", "origin: http://evil.example\r\n", Some(403)),
+                    ("127.0.0.1", "origin: null\r\n", Some(403)),
+                ] {
+                    let (status, answer) = ask_under(admin, host, path, fields).await;
+                    match expected {
+                        Some(expected) => assert_eq!(status, expected, "{path} {host} {fields}"),
+                        None => assert!(status != 421 && status != 403, "{path} {host} {fields}"),
+                    }
+                    assert!(answer.contains("leno-workload: shop/cart-1\r\n"), "{answer}");
+                }
+            }
+            done.send(()).unwrap();
+        };
+        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
+        ran.unwrap();
     });
 }
 
@@ -79,6 +167,7 @@ async fn scraped(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
     let domain = TrustDomain::new(DOMAIN).unwrap();
     let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
     config.health = Some(([127, 0, 0, 1], 0).into());
+    config.metrics_from = ClientRanges::Any;
     config.application_metrics = Some(format!("{port}/own").parse().unwrap());
     let proxy = Proxy::start(config).await.unwrap();
     let health = proxy.health_address().unwrap();

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leno_model::{IssuerKeys, KeyServer, KeySource, Scheme};
+use leno_model::{AddressClass, IssuerKeys, KeyServer, KeySource, Scheme};
 
 use super::request_test::only_one;
 use super::service_policy::time_or;
@@ -62,6 +62,13 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
                 field.warn(
                     "is asked in clear text: whoever is on the way can have tokens accepted",
                     "use https",
+                );
+            }
+            let literal = server.server.host.parse::<IpAddr>();
+            if literal.is_ok_and(|it| AddressClass::of(it) == AddressClass::Special) {
+                field.warn(
+                    "is a special address: keys are read there only if the operator permits it",
+                    "name the issuer's own server, or list the address in `leno control --jwks-allow`",
                 );
             }
             Some(server)

@@ -191,6 +191,10 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
         let KeySource::Server(server) = source else { panic!("{source:?}") };
         assert_eq!(server.refresh, Duration::from_secs(refresh));
     }
+    for host in ["169.254.169.254", "[::ffff:169.254.169.254]", "0.0.0.0"] {
+        let (_, warned) = read(&format!("{{url: \"https://{host}/\"}}"));
+        assert!(warned[0].contains("--jwks-allow"), "{host}: {warned:?}");
+    }
     let (_, warned) = read("{url: \"http://a/b\"}");
     assert!(warned[0].contains("jwks.url: is asked in clear text"), "{warned:?}");
 

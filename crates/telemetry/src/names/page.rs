@@ -52,8 +52,23 @@ What sidecars and the control plane expose, in the Prometheus text format 0.0.4,
 
 ## A sidecar
 
-At `/metrics` of its admin page, and of `--health`; and, where the mesh is set so, [pushed to a collector](tracing.md#metrics-by-otlp)
-of OpenTelemetry.
+At `/metrics` of its admin page; at that of `--health` for the clients that `--metrics-from` lists; and, where the mesh is set
+so, [pushed to a collector](tracing.md#metrics-by-otlp) of OpenTelemetry.
+
+Metrics name the services and accounts that a workload talks to, and `--health` is not protected by mutual TLS.
+`--metrics-from` has the addresses and ranges of its clients: `none` (the default), `any`, or a list such as
+`10.1.2.3,fd00::/64`; others get 403. Probes are open to all. In Kubernetes:
+
+| wish | how |
+|---|---|
+| probes only | the default |
+| Prometheus scrapes some pods | annotate them, or their namespace, `leno.dev/metrics: enabled` |
+| it scrapes from known addresses only | also `leno install --metrics-from 10.1.2.0/24` (with Helm `metricsFrom`), and restart the pods |
+| it scrapes gateways | `leno install --metrics-from any`, or with a list |
+| nothing is scraped | push metrics with [`spec.metrics`](tracing.md#metrics-by-otlp) |
+
+A request by a name that a site of the web may have is answered 421: use addresses, names without dots, or names below `.svc`,
+`.cluster.local` or `.internal`.
 
 With `--application-metrics PORT/PATH` it reads those of the application each time and tells them
 behind its own: one scrape for both, which needs no way around mutual TLS. They are in the text

@@ -1,0 +1,305 @@
+//! The servers and files that keys of issuers may be read from.
+//!
+//! Rules are objects of a namespace, and the control plane reads with its own place in the network and its
+//! own rights. The operator's options, not the rule, decide how far that goes.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+use std::path::{Component, Path, PathBuf};
+use std::str::FromStr;
+
+use leno_model::{AddressClass, IpRange, Server};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+/// The servers and files that keys may be read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyAccess {
+    /// Servers, beside those at public addresses.
+    pub servers: PermittedServers,
+    /// Files.
+    pub files: PermittedFiles,
+    /// Whether remarks about a rule say why its keys cannot be read. They are not to where the authors of rules
+    /// are not the operator: the answers would show them the network and the files of the control plane.
+    pub detailed: bool,
+}
+
+/// Servers that keys may be read from, beside those at public addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PermittedServers {
+    entries: Vec<PermittedServer>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PermittedServer {
+    /// A host, at private addresses: whoever answers for its name has no say over the machine itself.
+    Host(String),
+    /// Any host with such an address.
+    Range(IpRange),
+}
+
+/// Files that keys may be read from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PermittedFiles {
+    /// None.
+    #[default]
+    None,
+    /// Those in a directory and below it; links that lead out of it are not followed.
+    Below(PathBuf),
+    /// All that the process may read.
+    All,
+}
+
+impl KeyAccess {
+    /// Where the operator writes the rules: files, the machine itself, and private networks.
+    #[must_use]
+    pub fn of_operator() -> Self {
+        let entries = OWN_NETWORKS.iter().filter_map(|range| range.parse().ok());
+        let servers = PermittedServers { entries: entries.map(PermittedServer::Range).collect() };
+        Self { servers, files: PermittedFiles::All, detailed: true }
+    }
+
+    /// Where others write them: public addresses alone.
+    #[must_use]
+    pub fn of_tenants() -> Self {
+        Self { servers: PermittedServers::default(), files: PermittedFiles::None, detailed: false }
+    }
+}
+
+impl PermittedServers {
+    /// Whether keys may be read from this server at this address, to which its host was resolved.
+    pub(super) fn permit(&self, server: &Server, address: IpAddr) -> bool {
+        let class = AddressClass::of(address);
+        let is_permitted = |entry: &PermittedServer| match entry {
+            PermittedServer::Host(host) => {
+                class == AddressClass::Private && *host == host_name(&server.host)
+            }
+            PermittedServer::Range(range) => range.contains(address),
+        };
+        class == AddressClass::Public || self.entries.iter().any(is_permitted)
+    }
+}
+
+/// Without the differences that mean nothing in the DNS.
+fn host_name(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
+}
+
+/// Hosts, addresses and ranges with commas between them, or `none`.
+impl FromStr for PermittedServers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == NONE {
+            return Ok(Self::default());
+        }
+        let entries: Result<Vec<_>, _> = text.split(',').map(|entry| read(entry.trim())).collect();
+        let entries = entries?;
+        match entries.len() > ENTRIES_MAX {
+            true => Err(format!("has more than {ENTRIES_MAX} entries: name ranges of addresses")),
+            false => Ok(Self { entries }),
+        }
+    }
+}
+
+fn read(text: &str) -> Result<PermittedServer, String> {
+    if let Ok(range) = IpRange::parse_range_or_address(text) {
+        return Ok(PermittedServer::Range(range));
+    }
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    // The name of a host does not end in a number: that is an address with a mistake.
+    let host = host_name(text);
+    let last = host.rsplit('.').next().unwrap_or_default();
+    let is_host = !last.is_empty() && !last.bytes().all(|byte| byte.is_ascii_digit());
+    match is_host && text.len() <= HOST_BYTES_MAX && text.bytes().all(named) {
+        true => Ok(PermittedServer::Host(host)),
+        false => Err(format!(
+            "`{text}` is no host and no range: use for example keys.shop.svc,10.0.0.0/8, or `{NONE}`"
+        )),
+    }
+}
+
+impl fmt::Display for PermittedServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries.iter().map(|entry| match entry {
+            PermittedServer::Host(host) => host.clone(),
+            PermittedServer::Range(range) => range.to_string(),
+        });
+        let entries: Vec<String> = entries.collect();
+        f.write_str(if entries.is_empty() { NONE.to_owned() } else { entries.join(",") }.as_str())
+    }
+}
+
+/// Why a file is not opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotOpened {
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    #[error("is not below the directory that the operator permits with --jwks-files")]
+    NotPermitted,
+    #[error("is no file")]
+    NoFile,
+}
+
+impl PermittedFiles {
+    /// Opens a regular file, if it is permitted. A path is looked at in the file system only below the
+    /// directory that is permitted, and every step of it stays below.
+    pub(super) fn open(&self, path: &Path) -> Result<File, NotOpened> {
+        // Some devices do something when they are opened: the file is looked at before.
+        let (looked_at, opened) = match self {
+            Self::None => return Err(NotOpened::NotPermitted),
+            Self::All => {
+                let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+                (open(LOOK).map_err(io::Error::from)?, open(READ))
+            }
+            Self::Below(directory) => {
+                let below = path.strip_prefix(directory).map_err(|_| NotOpened::NotPermitted)?;
+                if !below.components().all(|part| matches!(part, Component::Normal(_))) {
+                    return Err(NotOpened::NotPermitted);
+                }
+                let directory =
+                    rustix::fs::open(directory, LOOK | OFlags::DIRECTORY, Mode::empty());
+                let directory = directory.map_err(io::Error::from)?;
+                let open = |flags| {
+                    rustix::fs::openat2(directory.as_fd(), below, flags, Mode::empty(), STAYS_BELOW)
+                };
+                let looked_at = open(LOOK).map_err(|error| match error {
+                    rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => NotOpened::NotPermitted,
+                    error => NotOpened::Io(error.into()),
+                })?;
+                (looked_at, open(READ))
+            }
+        };
+        if !File::from(looked_at).metadata()?.is_file() {
+            return Err(NotOpened::NoFile);
+        }
+        let opened = File::from(opened.map_err(io::Error::from)?);
+        match opened.metadata()?.is_file() {
+            true => Ok(opened),
+            false => Err(NotOpened::NoFile),
+        }
+    }
+}
+
+/// To look at what a path leads to.
+const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+/// To read it: an open pipe would wait for its other end, and the path may lead to one by now.
+const READ: OFlags =
+    OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
+/// A volume of Kubernetes has links within itself.
+const STAYS_BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+/// The machine itself, and RFC 1918, RFC 6598 and RFC 4193.
+const OWN_NETWORKS: [&str; 7] = [
+    "127.0.0.0/8",
+    "::1/128",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "fc00::/7",
+];
+/// More than a mesh has issuers in its own networks.
+const ENTRIES_MAX: usize = 64;
+/// As long as names may be in the DNS (RFC 1035 §2.3.4).
+const HOST_BYTES_MAX: usize = 253;
+const NONE: &str = "none";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permits(servers: &PermittedServers, host: &str, address: &str) -> bool {
+        let server = Server { scheme: leno_model::Scheme::Https, host: host.to_owned(), port: 443 };
+        servers.permit(&server, address.parse().unwrap())
+    }
+
+    #[test]
+    fn a_server_is_permitted_by_its_address_and_not_by_its_name() {
+        let (own, others) = (KeyAccess::of_operator().servers, KeyAccess::of_tenants().servers);
+        for (address, by_operator) in [
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("10.96.0.1", true),
+            ("fd00::1", true),
+            ("169.254.169.254", false),
+            ("::ffff:169.254.169.254", false),
+            ("64:ff9b::a9fe:a9fe", false),
+            ("fe80::1", false),
+            ("0.0.0.0", false),
+            ("::", false),
+            ("224.0.0.1", false),
+        ] {
+            assert_eq!(permits(&own, "issuer.example", address), by_operator, "{address}");
+            assert!(!permits(&others, "issuer.example", address), "{address}");
+        }
+        assert!(permits(&others, "issuer.example", "192.0.2.1"));
+    }
+
+    #[test]
+    fn the_operator_permits_hosts_and_ranges() {
+        let servers: PermittedServers = "Keys.shop.svc.,10.0.0.0/8,169.254.1.1".parse().unwrap();
+        for (host, address, expected) in [
+            ("keys.shop.svc", "192.168.0.1", true),
+            ("KEYS.shop.svc.", "192.168.0.1", true),
+            // The service of a tenant can be a name for anything.
+            ("keys.shop.svc", "127.0.0.1", false),
+            ("keys.shop.svc", "169.254.169.254", false),
+            ("other.shop.svc", "192.168.0.1", false),
+            ("other.shop.svc", "10.1.2.3", true),
+            ("other.shop.svc", "169.254.1.1", true),
+        ] {
+            assert_eq!(permits(&servers, host, address), expected, "{host} {address}");
+        }
+        assert_eq!("none".parse::<PermittedServers>(), Ok(PermittedServers::default()));
+        let shown = servers.to_string();
+        assert_eq!(shown.parse::<PermittedServers>(), Ok(servers), "{shown}");
+        for bad in ["", "10.0.0.1/8", "10.0.0", "a b", "http://a.example", "a.example,"] {
+            assert!(bad.parse::<PermittedServers>().unwrap_err().contains("10.0.0.0/8"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_opened_below_the_directory_and_links_do_not_lead_out() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (within, outside) = (scratch.path().join("keys"), scratch.path().join("secret"));
+        std::fs::create_dir_all(within.join("..data")).unwrap();
+        std::fs::write(within.join("..data/a.jwks"), "a").unwrap();
+        std::fs::write(&outside, "secret").unwrap();
+        std::fs::create_dir(scratch.path().join("keys-other")).unwrap();
+        std::fs::write(scratch.path().join("keys-other/a"), "a").unwrap();
+        let link = |to: &str, name: &str| {
+            std::os::unix::fs::symlink(to, within.join(name)).unwrap();
+        };
+        link("..data/a.jwks", "a.jwks");
+        link("../secret", "relative");
+        link(outside.to_str().unwrap(), "absolute");
+        link("..", "up");
+        link("/proc/self/root/etc/passwd", "magic");
+        let files = PermittedFiles::Below(within.clone());
+        files.open(&within.join("a.jwks")).unwrap();
+        for bad in [
+            "relative",
+            "absolute",
+            "up/secret",
+            "up/keys/a.jwks",
+            "magic",
+            "../secret",
+            "../keys-other/a",
+            "../absent",
+            "./../secret",
+        ] {
+            let error = files.open(&within.join(bad)).unwrap_err();
+            assert!(matches!(error, NotOpened::NotPermitted), "{bad}: {error}");
+        }
+        let error = files.open(&within.join("absent")).unwrap_err();
+        assert!(matches!(error, NotOpened::Io(_)), "{error}");
+        assert!(matches!(files.open(&within.join("..data")), Err(NotOpened::NoFile)));
+        for path in [&outside, &within.join("a.jwks")] {
+            assert!(matches!(PermittedFiles::None.open(path), Err(NotOpened::NotPermitted)));
+            PermittedFiles::All.open(path).unwrap();
+        }
+    }
+}
