@@ -4,6 +4,7 @@ pub(crate) mod again;
 pub(crate) mod ahead;
 pub(crate) mod answer;
 pub(crate) mod body;
+pub(crate) mod claims;
 pub(crate) mod date;
 pub(crate) mod edge;
 pub(crate) mod exchange;

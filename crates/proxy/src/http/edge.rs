@@ -6,7 +6,6 @@ use leno_model::{Reach, Reason, Scheme, WeightedBackend};
 use leno_traffic::{
     CompiledActions, GatewayChoice, GatewayPortPlan, RequestView, RouteChoice, ServicePlan, Stay,
 };
-use leno_wire::http1::RequestHead;
 
 use super::date;
 use super::exchange::Exchange;
@@ -112,33 +111,6 @@ async fn to_backend(
     record.subject.port = backend.port;
     Ok(to_port(worker, (scene, port), view)?)
 }
-
-/// Takes away what a stranger says of where a request came from, and through whom: neither rules nor
-/// applications see it.
-pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
-    head.fields.retain(|field| !is_claim(field.name.of(bytes)));
-}
-
-/// Many applications take `_` for `-`: CGI knows no other.
-fn is_claim(name: &[u8]) -> bool {
-    let is = |byte: &u8, known: u8| {
-        (if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() }) == known
-    };
-    let begins = |known: &str| {
-        let begin = name.get(..known.len());
-        begin.is_some_and(|begin| {
-            begin.iter().zip(known.bytes()).all(|(byte, known)| is(byte, known))
-        })
-    };
-    CLAIMS_BEGIN.iter().any(|known| begins(known))
-        || CLAIMS.iter().any(|known| known.len() == name.len() && begins(known))
-}
-
-/// The fields by which proxies tell who is behind them.
-const CLAIMS: [&str; 6] =
-    ["forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "x-original-url", "x-rewrite-url"];
-/// The same, with whatever follows.
-const CLAIMS_BEGIN: [&str; 2] = ["x-forwarded-", "x-envoy-"];
 
 impl Exchange<'_, '_> {
     /// Tells the application where a request came from that strangers sent, where no rule says

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use leno_model::Reason;
+use leno_model::{Reason, Upgrades};
 use leno_traffic::{Fields, RequestView, is_similar_name};
 use leno_wire::http1::{Answers, RequestHead, Target};
 
@@ -14,6 +14,17 @@ pub(crate) struct Request<'a> {
     pub(crate) head: &'a RequestHead,
     /// It asks to go on in another protocol; its body is what the client says in that one.
     pub(crate) upgrade: bool,
+}
+
+/// True for an upgrade that is forwarded. A request for any other upgrade is forwarded without it: a server may
+/// ignore `Upgrade` (RFC 9110 §7.8).
+pub(crate) fn may_upgrade(upgrades: &Upgrades, (head, bytes): (&RequestHead, &[u8])) -> bool {
+    head.upgrade
+        && (head.websocket
+            || head.find(bytes, "upgrade").all(|value| {
+                let value = std::str::from_utf8(value).unwrap_or_default();
+                value.split(',').all(|protocol| upgrades.contain(protocol.trim_ascii()))
+            }))
 }
 
 /// Where a request says it wants to go, read once.

@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::body::Source;
-use super::edge;
+use super::claims;
 use super::exchange::Exchange;
 use super::message::{ReadError, Reader, Writer};
-use super::request::Request;
+use super::request::{Request, may_upgrade};
 use super::rescue;
 use super::respond::Responder;
 use crate::drain::Phase;
@@ -90,10 +90,10 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
         }
         if session.edge.is_some() {
-            edge::disown(&mut head, &bytes);
+            claims::disown(&mut head, &bytes);
         }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-        let upgrade = head.upgrade && bodiless;
+        let upgrade = bodiless && may_upgrade(&worker.config.upgrades, (&head, &bytes));
         let request = Request { bytes, head: &head, upgrade };
         // Elsewhere a tunnel makes no sense: the exchange says so.
         if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
@@ -196,7 +196,9 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let mut responder = Responder::Link { stream, patience };
     match parse(&mut head, opened) {
         Ok(()) => {
-            let upgrade = head.upgrade && !opened.end && head.body == BodyLength::Empty;
+            let may_upgrade =
+                || may_upgrade(&session.worker.config.upgrades, (&head, &opened.head));
+            let upgrade = !opened.end && head.body == BodyLength::Empty && may_upgrade();
             let length = match head.body {
                 BodyLength::Empty if upgrade => BodyLength::UntilClose,
                 length => length,

@@ -24,10 +24,10 @@ use super::{
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::Source;
-use crate::http::edge;
+use crate::http::claims;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
-use crate::http::request::Request;
+use crate::http::request::{Request, may_upgrade};
 use crate::http::rescue;
 use crate::http::respond::Responder;
 use crate::io::Io;
@@ -181,7 +181,13 @@ async fn serve_stream(
     let mut responder =
         Responder::Http2 { reply: reply.clone(), patience, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
-    let bytes = match parse(&mut lent, (&parts, upgrade), &body) {
+    let parsed = parse(&mut lent, (&parts, upgrade), &body);
+    // RFC 8441 §4 has no way to go on without the protocol.
+    let parsed = parsed.and_then(|bytes| match upgrade {
+        true if !may_upgrade(&worker.config.upgrades, (&lent, &bytes)) => Err(Reason::Unsupported),
+        _ => Ok(bytes),
+    });
+    let bytes = match parsed {
         Ok(bytes) => bytes,
         Err(reason) => {
             let mut record = Record::open(session, "http");
@@ -193,7 +199,7 @@ async fn serve_stream(
         }
     };
     if session.edge.is_some() {
-        edge::disown(&mut lent, &bytes);
+        claims::disown(&mut lent, &bytes);
     }
     let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {

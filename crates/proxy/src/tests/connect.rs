@@ -223,6 +223,11 @@ fn who_does_not_agree_is_not_taken_for_one_who_does() {
         let mut client = willing(mesh.door).await;
         let again = client.send_request(ask("h2c"), false).unwrap().0.await.unwrap();
         assert_eq!(again.status(), 400);
+        // Finding F18 of issue 25: a protocol that no option lists.
+        for protocol in ["tcp", "websocket2", "connect-udp"] {
+            let other = client.send_request(ask(protocol), false).unwrap().0.await.unwrap();
+            assert_eq!(other.status(), 501, "{protocol}");
+        }
         let tunnel = Request::connect("ratings.bookinfo:9080").body(()).unwrap();
         let tunnel = client.send_request(tunnel, false).unwrap().0.await.unwrap();
         assert_eq!(tunnel.status(), 501);

@@ -14,7 +14,7 @@ use leno_model::{
     Access, AccessLog, Concurrency, Endpoint, EndpointId, InboundPolicy, Occupant, PortGuard,
     PortLimits, PortView, Protocol, RateLimits, Reach, ServiceAccount, ServiceName,
     ServicePolicyKind, ServicePolicyName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain,
-    WorkloadName, WorkloadPlan, WorkloadPort,
+    Upgrades, WorkloadName, WorkloadPlan, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -85,6 +85,8 @@ pub(crate) struct Setup {
     pub(crate) access: Access,
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
+    /// The protocols that connections may change to.
+    pub(crate) upgrades: Upgrades,
     /// What operators see of requests.
     pub(crate) sight: Sight,
 }
@@ -98,7 +100,8 @@ impl Default for Setup {
             ..Limits::default()
         };
         let sight = Sight { access_log: Some(AccessLog::json()), ..Sight::default() };
-        Self { access: Access::Permissive, protocol: Protocol::Http, limits, sight }
+        let upgrades = Upgrades::default();
+        Self { access: Access::Permissive, protocol: Protocol::Http, limits, upgrades, sight }
     }
 }
 
@@ -275,6 +278,7 @@ impl Sidecar {
             directory.to_owned(),
         );
         config.limits = setup.limits.clone();
+        config.upgrades = setup.upgrades.clone();
         let (world, _) = World::new(Names::default(), Instant::now());
         let telemetry = Telemetry::new();
         let (phase, phases) = watch::channel(Phase::Serving);

@@ -113,6 +113,47 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
     });
 }
 
+/// Finding F19 of issue 25.
+#[test]
+fn no_claim_of_a_client_about_itself_gets_through() {
+    run(async {
+        let plain = mirror("plain").await;
+        let gate = Gate::new(plain.address, (Protocol::Http, plain.address)).await;
+        let rules = vec![rule("/", backend("plain"))];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
+        let mut client = Client::connect(gate.at(HTTP).await).await;
+        for name in CLAIMS.split_whitespace() {
+            let shout = name.to_ascii_uppercase();
+            let spellings = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
+            for name in spellings {
+                let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{name}: claimed\r\n\r\n");
+                let answer = client.ask(&request).await;
+                assert_eq!(answer.verdict(), (200, None), "{name}");
+                assert!(!answer.text().contains("claimed"), "{name}: {}", answer.text());
+            }
+        }
+    });
+}
+
+/// Fields that frameworks, load balancers and CDNs are known to believe.
+const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host forwarded-proto x-forwarded x-forwarded-for \
+    x-forwarded-for-original x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-prefix x-forwarded-server \
+    x-forwarded-by x-forwarded-scheme x-forwarded-ssl x-forwarded-path x-forwarded-uri x-forwarded-client-cert \
+    x-forwarded-user x-forwarder-for x-forward-for x-original-forwarded-for x-original-host x-original-url \
+    x-original-uri x-original-remote-addr x-originating-ip x-real-ip x-realip x-client-ip x-clientip client-ip \
+    clientip x-true-client-ip true-client-ip true-client-port x-cluster-client-ip x-remote-ip x-remote-addr \
+    x-remote-host remote-addr remote-ip remote-host cf-connecting-ip cf-connecting-ipv6 cf-connecting-o2o \
+    cf-pseudo-ipv4 cf-visitor cf-ipcountry cloudfront-viewer-address cloudfront-forwarded-proto fastly-client-ip \
+    fastly-client fastly-ssl fastly-temp-xff fly-client-ip fly-forwarded-port do-connecting-ip x-azure-clientip \
+    x-azure-socketip x-azure-fdid x-appengine-user-ip x-appengine-remote-addr x-appengine-country \
+    x-vercel-forwarded-for x-vercel-ip-country x-nf-client-connection-ip x-akamai-edgescape akamai-client-ip \
+    x-sucuri-clientip incap-client-ip ali-cdn-real-ip cdn-src-ip x-cdn-src-ip wl-proxy-client-ip wl-proxy-ssl \
+    proxy-client-ip x-proxy-client-ip x-proxyuser-ip x-http-client-ip http-client-ip x-user-ip x-source-ip x-peer-ip \
+    x-gateway-client-ip x-lb-client-ip x-envoy-external-address x-envoy-original-path x-host x-host-override \
+    x-http-host-override x-rewrite-url x-request-uri x-scheme x-url-scheme front-end-https x-custom-ip-authorization \
+    x-coming-from coming-from client-cert client-cert-chain ssl-client-verify ssl-client-cert x-ssl-client-cert \
+    x-client-cert x-client-verify x-amzn-mtls-clientcert x-amzn-remapped-host z-forwarded-for ns-client-ip";
+
 #[test]
 fn strangers_are_told_reasons_and_no_names() {
     run(async {

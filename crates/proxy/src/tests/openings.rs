@@ -251,7 +251,9 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.head().await;
-            client.send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhi").await;
+            client
+                .send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi")
+                .await;
             client.last().await;
         });
         let app = app.await;
@@ -261,14 +263,18 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
         let opening = mesh.opening(entry, "127.0.0.1/32");
         mesh.open(NOBODY, vec![opening.clone()]);
         let mut client = mesh.stranger("a.example").await.unwrap();
-        client.send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
+        client
+            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(client.bytes(2).await, b"hi");
         // Others may come and go meanwhile.
         let other = Opening { port: 1, ..opening.clone() };
         mesh.open(NOBODY, vec![other, opening]);
         let mut second = mesh.stranger("a.example").await.unwrap();
-        second.send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
+        second
+            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .await;
         assert_eq!(second.head().await.unwrap().status, 101);
         assert_eq!(second.bytes(2).await, b"hi");
         // What is open in the clear lets nobody in who came otherwise.

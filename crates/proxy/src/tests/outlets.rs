@@ -66,15 +66,16 @@ fn what_requests_opened_is_cut_when_none_is_let_out_any_more() {
     run(async {
         let app = Application::start(|mut client| async move {
             client.head().await;
-            client.send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhi").await;
+            client
+                .send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi")
+                .await;
             client.last().await;
         });
         let app = app.await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["api.example"])]);
         let mut client = mesh.out_to(app.address).await;
-        let upgrade =
-            "GET / HTTP/1.1\r\nhost: api.example\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n";
+        let upgrade = "GET / HTTP/1.1\r\nhost: api.example\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         client.send(upgrade).await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(client.bytes(2).await, b"hi");

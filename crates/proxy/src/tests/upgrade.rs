@@ -156,6 +156,53 @@ fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
     });
 }
 
+/// Finding F18 of issue 25.
+#[test]
+fn a_protocol_that_is_not_listed_is_not_asked_for() {
+    run(async {
+        // An application that agrees to anything.
+        let app = Application::start(|mut client| async move {
+            while let Some(request) = client.head().await {
+                match request.field("upgrade") {
+                    None => client.send(OK).await,
+                    Some(protocol) => {
+                        let head = SWITCHING.replace(": websocket", &format!(": {protocol}"));
+                        client.send([&*head, "hello"].concat()).await;
+                        client.last().await;
+                    }
+                }
+            }
+        })
+        .await;
+        for (upgrades, protocol, status) in [
+            ("websocket", "websocket", 101),
+            ("websocket", "WebSocket", 101),
+            ("websocket", "tcp", 200),
+            ("websocket", "spdy/3.1", 200),
+            ("websocket", "tls/1.0", 200),
+            ("websocket", "websocket, tcp", 200),
+            ("websocket", "tcp, websocket", 200),
+            ("websocket", "websocket\r\nUpgrade: tcp", 200),
+            ("tcp", "tcp", 101),
+            ("tcp", "websocket", 101),
+            ("tcp", "spdy/3.1", 200),
+            ("any", "spdy/3.1", 101),
+            ("any", "tcp, h2c", 200),
+        ] {
+            let upgrades = upgrades.parse().unwrap();
+            let mesh = Mesh::new(app.address, Setup { upgrades, ..Setup::default() }).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send(UPGRADE.replace(": websocket", &format!(": {protocol}"))).await;
+            assert_eq!(client.head().await.unwrap().status, status, "{protocol}");
+            if status == 200 {
+                // The connection goes on in HTTP.
+                assert_eq!(client.bytes(2).await, b"ok");
+                assert_eq!(client.ask(GET).await.text(), "ok", "{protocol}");
+            }
+        }
+    });
+}
+
 #[test]
 fn what_is_being_said_outlives_the_beginning_of_a_drain() {
     run(async {

@@ -90,6 +90,7 @@ pub(super) struct Section {
     upgrade_option: bool,
     upgrade_field: bool,
     upgrade_http2: bool,
+    upgrade_other: bool,
     named: [Span; CONNECTION_OPTIONS_MAX],
     named_count: usize,
 }
@@ -141,6 +142,11 @@ impl Section {
             && !self.upgrade_http2
     }
 
+    /// True when `Upgrade` names WebSocket alone, if it is there (RFC 6455 §4.1).
+    pub(super) fn names_websocket(&self) -> bool {
+        !self.upgrade_other
+    }
+
     /// Whether the client offers to go on in HTTP/2 (RFC 7540 §3.2). The next hop has no part in
     /// that: who does not take it leaves it out, and the client goes on in HTTP/1.1.
     pub(super) fn offers_http2(&self, version: Version) -> bool {
@@ -173,6 +179,7 @@ impl Section {
             FieldName::Upgrade => {
                 self.upgrade_field |= !value.is_empty();
                 self.upgrade_http2 |= value.split(|byte| *byte == b',').any(is_http2);
+                self.upgrade_other |= !value.split(|byte| *byte == b',').all(is_websocket);
             }
             FieldName::Te
             | FieldName::Trailer
@@ -298,6 +305,10 @@ fn decimal(value: &[u8]) -> Result<u64, Malformed> {
 fn is_http2(protocol: &[u8]) -> bool {
     let protocol = protocol.trim_ascii();
     protocol.eq_ignore_ascii_case(b"h2c") || protocol.eq_ignore_ascii_case(b"h2")
+}
+
+fn is_websocket(protocol: &[u8]) -> bool {
+    protocol.trim_ascii().eq_ignore_ascii_case(b"websocket")
 }
 
 /// The most fields that `Connection` may name beyond the known ones: each costs a look at every

@@ -28,6 +28,8 @@ pub struct RequestHead {
     pub expect_continue: bool,
     /// `Connection: upgrade` with an `Upgrade` that does not ask for HTTP/2.
     pub upgrade: bool,
+    /// The same, and `Upgrade` names WebSocket alone.
+    pub websocket: bool,
     /// The same with one that does: the connection may go on in it, whoever takes the offer must
     /// look at the rest of the head (RFC 7540 §3.2).
     pub http2: bool,
@@ -93,6 +95,7 @@ impl RequestHead {
         }
         self.keep_alive = section.persists(self.version);
         self.upgrade = section.upgrades(self.version);
+        self.websocket = self.upgrade && section.names_websocket();
         self.http2 = section.offers_http2(self.version);
         self.expect_continue = section.expect_continue && self.version == Version::Http11;
         Ok(())

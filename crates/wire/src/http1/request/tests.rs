@@ -226,6 +226,32 @@ fn reads_what_the_connection_is_asked_for() {
     }
 }
 
+/// Finding F18 of issue 25.
+#[test]
+fn tells_a_change_to_websocket_from_every_other() {
+    for (fields, upgrade, websocket) in [
+        ("Upgrade: websocket", true, true),
+        ("Upgrade: WebSocket", true, true),
+        ("Upgrade: websocket, WEBSOCKET", true, true),
+        ("Upgrade: websocket\r\nUpgrade: websocket", true, true),
+        ("Upgrade: websocket, tcp", true, false),
+        ("Upgrade: tcp, websocket", true, false),
+        ("Upgrade: websocket\r\nUpgrade: tcp", true, false),
+        ("Upgrade: websocket,", true, false),
+        ("Upgrade: websocket/13", true, false),
+        ("Upgrade: websocket\r\nUpgrade:", true, false),
+        ("Upgrade: tcp", true, false),
+        ("Upgrade: websocket, h2c", false, false),
+        ("Upgrade:", false, false),
+        ("X: y", false, false),
+    ] {
+        let bytes = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\n{fields}\r\n\r\n");
+        let mut head = RequestHead::default();
+        assert_eq!(head.parse(bytes.as_bytes()), Ok(Parsed::Complete(bytes.len())));
+        assert_eq!((head.upgrade, head.websocket), (upgrade, websocket), "{fields}");
+    }
+}
+
 #[test]
 fn knows_which_fields_stay_on_this_connection() {
     let bytes = b"GET / HTTP/1.1\r\nX-Named: 1\r\nHost: a\r\nConnection: x-NAMED , keep-alive\r\n\

@@ -1,0 +1,227 @@
+//! Fields by which a client claims what only a proxy before it can know: addresses, host, URL, scheme, certificate.
+//!
+//! A gateway is the first proxy of the mesh that sees a client. No load balancer or CDN before it is trusted, so that
+//! such a field has been written by the client, or may have been.
+
+use leno_wire::http1::RequestHead;
+
+/// Takes such fields away: neither rules nor applications see them.
+pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
+    head.fields.retain(|field| !is_claim(field.name.of(bytes)));
+}
+
+/// Whether a field is such a claim. Servers spell names alike that differ in case or in signs: CGI has `_` for each
+/// sign.
+fn is_claim(name: &[u8]) -> bool {
+    let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
+    let third = match name.get(2) {
+        Some(byte) if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase(),
+        _ => b'-',
+    };
+    let begins = |known: &&str| match known.strip_suffix('*') {
+        Some(begin) => name.get(..begin.len()).is_some_and(|name| is(name, begin)),
+        None => is(name, known),
+    };
+    let ends = |known: &&str| {
+        let begin = name.len().checked_sub(known.len());
+        begin.is_some_and(|begin| name.get(begin..).is_some_and(|name| is(name, known)))
+    };
+    // Few fields begin like one of these, and few end like one.
+    let mut listed = listed(first.to_ascii_lowercase()).iter();
+    listed.any(|known| known.as_bytes().get(2) == Some(&third) && begins(&known))
+        || endings(last.to_ascii_lowercase()).iter().any(|known| ends(&known))
+}
+
+/// Whether a text is a known one, of the same length.
+fn is(name: &[u8], known: &str) -> bool {
+    let same = |(byte, known): (&u8, u8)| match known {
+        b'-' => !byte.is_ascii_alphanumeric(),
+        _ => byte.eq_ignore_ascii_case(&known),
+    };
+    name.len() == known.len() && name.iter().zip(known.bytes()).all(same)
+}
+
+/// Names by their first letter; `*` stands for any rest.
+fn listed(first: u8) -> &'static [&'static str] {
+    match first {
+        b'x' => OF_X,
+        b'b' => &["base-url"],
+        // Cloudflare, CloudFront, Akamai's and RFC 9440.
+        b'c' => &[
+            "cf-connecting*",
+            "cf-pseudo-ipv4",
+            "cf-visitor",
+            "cf-ipcountry",
+            "cloudfront-*",
+            "client-cert*",
+            "client-ip*",
+            "clientip",
+            "coming-from",
+        ],
+        // RFC 7239 and what was there before; Fastly, Fly, Microsoft.
+        b'f' => &["forwarded*", "fastly-*", "fly-*", "front-end-https"],
+        b'h' => &["http-url", "http-host-override"],
+        b'p' => &["proxy-host", "proxy-url", "proxy-client-*"],
+        b'r' => &["redirect", "referrer-ip", "remote-*", "request-uri"],
+        b's' => &["ssl-client-*"],
+        b't' => &["true-client-*"],
+        b'w' => &["wl-proxy-*"],
+        _ => &[],
+    }
+}
+
+/// Those that begin with `x`, as almost all do.
+const OF_X: &[&str] = &[
+    "x-forwarded*",
+    "x-forwarder*",
+    "x-forward-for",
+    "x-forward-proto",
+    "x-forward-host",
+    "x-original*",
+    "x-originating*",
+    "x-envoy-*",
+    "x-real-*",
+    "x-remote-*",
+    "x-client-cert*",
+    "x-client-verify",
+    "x-client-dn",
+    "x-client-host",
+    "x-client-port",
+    "x-client-address",
+    "x-cluster-client*",
+    "x-proxy-*",
+    "x-proxyuser-*",
+    "x-azure-*",
+    "x-appengine-*",
+    "x-vercel-*",
+    "x-akamai-*",
+    "x-nf-client-*",
+    "x-sucuri-*",
+    "x-amzn-mtls-*",
+    "x-amzn-remapped-*",
+    "x-ssl-*",
+    "x-tls-client*",
+    "x-rewrite-url",
+    "x-host",
+    "x-host-override",
+    "x-http-host*",
+    "x-http-destinationurl",
+    "x-http-client*",
+    "x-request-uri",
+    "x-url-scheme",
+    "x-scheme",
+    "x-https",
+    "x-ip-address",
+    "x-ipaddress",
+    "x-custom-ip-authorization",
+    "x-coming-from",
+    "x-comes-from",
+    "x-peer-address",
+];
+/// Endings of names that claim an address of the client, whatever stands before them, by their last letter.
+fn endings(last: u8) -> &'static [&'static str] {
+    match last {
+        b'p' => &["-ip", "-clientip", "-socketip", "-realip", "-userip", "-remoteip"],
+        b'4' => &["-ipv4"],
+        b'6' => &["-ipv6"],
+        b'r' => &["-addr", "-forwarded-for"],
+        b's' => &["-client-address", "-remote-address", "-viewer-address"],
+        b't' => &["-forwarded-host"],
+        b'o' => &["-forwarded-proto"],
+        b'f' => &["-xff"],
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_where_they_are_looked_for() {
+        for letter in 0..=u8::MAX {
+            assert!(listed(letter).iter().all(|known| known.as_bytes()[0] == letter));
+            assert!(endings(letter).iter().all(|known| known.as_bytes().last() == Some(&letter)));
+        }
+    }
+
+    #[test]
+    fn a_claim_is_one_in_any_case_and_with_any_sign() {
+        for name in [
+            "X-Forwarded-For",
+            "x_forwarded_for",
+            "X.Forwarded.For",
+            "x-forwarded_For",
+            "X-FORWARDED",
+            "forwarded",
+            "True_Client_Ip",
+            "cf.connecting-ip",
+            "REMOTE_ADDR",
+            "clientip",
+        ] {
+            assert!(is_claim(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn fields_of_a_browser_and_of_tracing_are_no_claims() {
+        for name in [
+            "host",
+            "user-agent",
+            "accept",
+            "accept-encoding",
+            "accept-language",
+            "authorization",
+            "cookie",
+            "content-type",
+            "content-length",
+            "cache-control",
+            "connection",
+            "referer",
+            "origin",
+            "range",
+            "if-none-match",
+            "sec-fetch-site",
+            "sec-ch-ua-platform",
+            "sec-websocket-key",
+            "te",
+            "via",
+            "x-request-id",
+            "x-b3-traceid",
+            "traceparent",
+            "tracestate",
+            "x-csrf-token",
+            "x-requested-with",
+            "x-forwards",
+            "x-hostname",
+            "x-api-key",
+            "x-client-version",
+            "x-clip",
+            "x-ship",
+            "x-membership",
+            "clip",
+            "x-shipping-address",
+            "front-end",
+            "forward",
+            "grpc-timeout",
+            "grpc-encoding",
+            "priority",
+            "dnt",
+            "x",
+            "-ip-x",
+            "leno-tag",
+            "remote",
+            "client-hints",
+            "x-realm",
+            "x-user",
+            "x-role",
+            "x-schema",
+            "upgrade-insecure-requests",
+            "pragma",
+            "date",
+            "from",
+        ] {
+            assert!(!is_claim(name.as_bytes()), "{name}");
+        }
+    }
+}
