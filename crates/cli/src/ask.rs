@@ -129,7 +129,7 @@ mod tests {
                 format!("HTTP/1.1 200 OK\r\n{fields}content-length: {length}\r\n\r\n{body}");
             let server = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                stream.read(&mut [0; 1024]).await.unwrap();
+                assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
                 // A client that has seen enough ends.
                 drop(stream.write_all(answer.as_bytes()).await);
             };

@@ -254,9 +254,7 @@ mod tests {
     #[tokio::test]
     async fn the_token_of_a_review_is_in_no_error() {
         let server = Server::open().await;
-        let mut store = server.store.lock().unwrap();
-        store.forbidden = Some(("POST", "tokenreviews"));
-        drop(store);
+        server.store.lock().unwrap().forbidden = Some(("POST", "tokenreviews"));
         let reviewer = crate::review::TokenReviewer::new(server.client.clone());
         // The header and payload of a token that claims to be one for Leno.
         let token = "e30.eyJhdWQiOiJsZW5vIiwic3ViIjoic3lzdGVtOnNlcnZpY2VhY2NvdW50OmE6YiJ9.c2ln";

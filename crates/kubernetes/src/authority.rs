@@ -152,7 +152,7 @@ impl SharedAuthority {
             return Ok(false);
         }
         let told = self.maps.get_opt(&ROOTS_NAME).await;
-        Ok(told.map_err(|error| SharedError::Roots(error))?.is_some())
+        Ok(told.map_err(SharedError::Roots)?.is_some())
     }
 
     /// An authority in the directory, as it is or new.

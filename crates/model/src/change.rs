@@ -26,10 +26,6 @@ use crate::workload::Workload;
 
 /// One fact that a registry added, replaced or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all changes are upserts: a box for each would cost an allocation and save nothing"
-)]
 pub enum Change {
     /// The object is now so.
     Upsert(Object),

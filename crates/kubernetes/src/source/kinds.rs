@@ -109,7 +109,7 @@ enum End {
 
 /// What the server has of a kind.
 pub(super) enum Found {
-    Served(ObjectApi<DynamicObject>, ApiResource),
+    Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
     Absent,
 }
 
@@ -191,7 +191,8 @@ impl Following {
         let mut pause = PAUSE_MIN;
         loop {
             match find(&self.client, kind).await {
-                Ok(Found::Served(api, resource)) => {
+                Ok(Found::Served(served)) => {
+                    let (api, resource) = *served;
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
                     let read = move |object| Seen::custom(kind, &resource, object);
@@ -327,7 +328,7 @@ pub(super) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Api
                 plural: resource.name,
             };
             let api = ObjectApi::dynamic(client.clone(), None, &resource)?;
-            return Ok(Found::Served(api, resource));
+            return Ok(Found::Served(Box::new((api, resource))));
         }
     }
     Ok(Found::Absent)
