@@ -29,7 +29,8 @@ pub async fn sidecar_settings(
     let mut ledger = Ledger::new(kinds.iter().copied().map(Watched::Custom).collect());
     ledger.take_settings_of(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
-        let Found::Served(api, resource) = find(client, kind).await? else { continue };
+        let Found::Served(served) = find(client, kind).await? else { continue };
+        let (api, resource) = *served;
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
             ledger.take(index, News::Seen(Box::new(Seen::custom(kind, &resource, object))));

@@ -29,7 +29,7 @@ fn is_claim(name: &[u8]) -> bool {
     // Few fields begin like one of these, and few end like one.
     let mut listed = listed(first.to_ascii_lowercase()).iter();
     listed.any(|known| known.as_bytes().get(2) == Some(&third) && begins(known))
-        || endings(last.to_ascii_lowercase()).iter().any(|known| ends(known))
+        || endings(last.to_ascii_lowercase()).iter().any(ends)
 }
 
 /// Whether a text is a known one, of the same length.
