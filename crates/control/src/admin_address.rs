@@ -21,7 +21,7 @@ impl Ends {
         Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
     }
 
-    /// Whether an address that a sidecar reports is its own: an address of its workload, the one that it connects
+    /// True for a sidecar's own address: an address of its workload, the one that it connects
     /// from, or loopback where it runs on the machine of the control plane.
     pub(crate) fn own(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
         let address = reported.ip().to_canonical();

@@ -9,12 +9,13 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
+use leno_identity::OwnNames;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::admin::{Questions, ask_owner, metrics};
-use crate::answering::{Answering, serve_all, text};
+use crate::answering::{Answering, foreign, serve_all, text};
 use crate::control::Control;
 use crate::share::Share;
 
@@ -94,6 +95,12 @@ impl Answering for Desk {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
+        }
+        // Prometheus may know the pod by the name of a Service.
+        if request.uri().path() == "/metrics"
+            && let Some(response) = foreign(request.headers(), OwnNames::Cluster, false)
+        {
+            return response;
         }
         let standing = self.standing.borrow().clone();
         match (request.uri().path(), standing) {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// How far away an address is. The order is the order of harm that a request to it can do.
+/// The class of an address. The order is the order of harm that a request to it can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressClass {
     /// An address of the internet.
@@ -29,7 +29,7 @@ impl AddressClass {
         }
     }
 
-    /// Whether an address leads to the machine itself or to a special service of it or its network.
+    /// True for addresses of the machine itself and for special ones.
     #[must_use]
     pub fn is_own_or_special(address: IpAddr) -> bool {
         Self::of(address) >= Self::Loopback

@@ -23,7 +23,7 @@ impl ClientRanges {
     /// The most ranges of a list.
     pub const RANGES_MAX: usize = 64;
 
-    /// Whether a client with this address is one of them.
+    /// True for a client with an address of the list.
     #[must_use]
     pub fn contains(&self, client: IpAddr) -> bool {
         match self {

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The protocols of `Upgrade` and of extended CONNECT that are passed on.
+/// The protocols of `Upgrade` and of extended CONNECT that are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Upgrades {
     /// WebSocket alone.
@@ -18,7 +18,7 @@ pub enum Upgrades {
 }
 
 impl Upgrades {
-    /// Whether a protocol is passed on.
+    /// True for a protocol that is forwarded.
     #[must_use]
     pub fn contain(&self, protocol: &str) -> bool {
         let is = |known: &str| known.eq_ignore_ascii_case(protocol);

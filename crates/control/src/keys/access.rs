@@ -17,16 +17,16 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 /// The servers and files that keys may be read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyAccess {
-    /// Servers, beside those at public addresses.
+    /// Servers, in addition to those at public addresses.
     pub servers: PermittedServers,
     /// Files.
     pub files: PermittedFiles,
-    /// Whether remarks about a rule say why its keys cannot be read. They are not to where the authors of rules
-    /// are not the operator: the answers would show them the network and the files of the control plane.
+    /// Warnings about a rule have the reason of a failure. They must not where tenants write rules: the reasons would
+    /// show them the network and the files of the control plane.
     pub detailed: bool,
 }
 
-/// Servers that keys may be read from, beside those at public addresses.
+/// Servers that keys may be read from, in addition to those at public addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PermittedServers {
     entries: Vec<PermittedServer>,
@@ -34,7 +34,7 @@ pub struct PermittedServers {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PermittedServer {
-    /// A host, at private addresses: whoever answers for its name has no say over the machine itself.
+    /// A host, at private addresses alone: a tenant may control its name.
     Host(String),
     /// Any host with such an address.
     Range(IpRange),
@@ -53,7 +53,7 @@ pub enum PermittedFiles {
 }
 
 impl KeyAccess {
-    /// Where the operator writes the rules: files, the machine itself, and private networks.
+    /// For rules of the operator: all files, the machine itself, and private networks.
     #[must_use]
     pub fn of_operator() -> Self {
         let entries = OWN_NETWORKS.iter().filter_map(|range| range.parse().ok());
@@ -61,7 +61,7 @@ impl KeyAccess {
         Self { servers, files: PermittedFiles::All, detailed: true }
     }
 
-    /// Where others write them: public addresses alone.
+    /// For rules of tenants: public addresses alone.
     #[must_use]
     pub fn of_tenants() -> Self {
         Self { servers: PermittedServers::default(), files: PermittedFiles::None, detailed: false }
@@ -69,7 +69,7 @@ impl KeyAccess {
 }
 
 impl PermittedServers {
-    /// Whether keys may be read from this server at this address, to which its host was resolved.
+    /// True when keys may be read from this server at this address, a result of resolving its host.
     pub(super) fn permit(&self, server: &Server, address: IpAddr) -> bool {
         let class = AddressClass::of(address);
         let is_permitted = |entry: &PermittedServer| match entry {

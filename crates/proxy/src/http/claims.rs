@@ -10,7 +10,7 @@ pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
     head.fields.retain(|field| !is_claim(field.name.of(bytes)));
 }
 
-/// Whether a field is such a claim. Servers spell names alike that differ in case or in signs: CGI has `_` for each
+/// True for such a field. Servers spell names alike that differ in case or in signs: CGI has `_` for each
 /// sign.
 fn is_claim(name: &[u8]) -> bool {
     let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
@@ -32,7 +32,7 @@ fn is_claim(name: &[u8]) -> bool {
         || endings(last.to_ascii_lowercase()).iter().any(ends)
 }
 
-/// Whether a text is a known one, of the same length.
+/// Compares a text with a known one of the same length.
 fn is(name: &[u8], known: &str) -> bool {
     let same = |(byte, known): (&u8, u8)| match known {
         b'-' => !byte.is_ascii_alphanumeric(),
@@ -58,7 +58,7 @@ fn listed(first: u8) -> &'static [&'static str] {
             "clientip",
             "coming-from",
         ],
-        // RFC 7239 and what was there before; Fastly, Fly, Microsoft.
+        // RFC 7239 and its predecessors; Fastly, Fly, Microsoft.
         b'f' => &["forwarded*", "fastly-*", "fly-*", "front-end-https"],
         b'h' => &["http-url", "http-host-override"],
         b'p' => &["proxy-host", "proxy-url", "proxy-client-*"],
