@@ -20,11 +20,13 @@ pub struct Bounds {
 
 impl Bounds {
     /// At most `waiting` connections that wait for their peer, half of them of one source, in a listener
-    /// of `connections`: those that are half-open hold at most half of these.
+    /// of `connections`: those that are half-open hold at most half of these, and are at most four times
+    /// as many as those that wait, because each that waits for a turn holds a ClientHello.
     #[must_use]
     pub fn new(waiting: usize, connections: usize) -> Self {
-        let half_open = (connections / 2).max(1);
-        let waiting = waiting.clamp(1, half_open);
+        let most = (connections / 2).max(1);
+        let waiting = waiting.clamp(1, most);
+        let half_open = most.min(waiting.saturating_mul(QUEUE_FACTOR));
         Self { waiting, waiting_of_source: waiting.div_ceil(2), half_open, turns: TURNS }
     }
 }
@@ -81,9 +83,10 @@ pub(crate) enum State {
 struct Share {
     number: usize,
     waiting: BTreeSet<(u64, Id)>,
-    /// The last one gets the next turn: the peer of the one that has waited longest is the most likely
-    /// to have given up.
+    /// The newest and the oldest get turns by turns: a new one does not wait behind all others, and none
+    /// waits for ever.
     queued: VecDeque<Id>,
+    oldest_is_next: bool,
 }
 
 impl Table {
@@ -219,11 +222,15 @@ impl Table {
         }
     }
 
-    /// Gives a turn to the newest of the source that is next.
+    /// Gives a turn to the newest of the source that is next, or to its oldest.
     fn grant(&mut self) -> Option<Id> {
         let source = self.rotation.pop_front()?;
         let share = self.shares.get_mut(&source)?;
-        let id = share.queued.pop_back()?;
+        share.oldest_is_next = !share.oldest_is_next;
+        let id = match share.oldest_is_next {
+            true => share.queued.pop_back()?,
+            false => share.queued.pop_front()?,
+        };
         if !share.queued.is_empty() {
             self.rotation.push_back(source);
         }
@@ -287,6 +294,9 @@ pub(crate) enum Phase {
     Over,
 }
 
+/// Half-open connections for each that may wait for its peer: honest clients come all at once when a server is
+/// back.
+const QUEUE_FACTOR: usize = 4;
 /// Handshakes that are worked on before a thread looks at anything else: each takes a fraction of a
 /// millisecond, and requests that are under way wait for it.
 const TURNS: usize = 4;
