@@ -1,6 +1,7 @@
 //! Fuzzes the responses of the webhook with the properties that the replay test checks.
 
 #![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
 
 #[path = "../../crates/kubernetes/tests/corpus/admission_review.rs"]
 mod admission_review;

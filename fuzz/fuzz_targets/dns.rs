@@ -1,6 +1,7 @@
 //! Fuzzes the DNS server of a sidecar with the properties that the replay test checks.
 
 #![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
 
 #[path = "../../crates/proxy/tests/corpus/dns.rs"]
 mod dns;

@@ -1,6 +1,7 @@
 //! Fuzzes heads that go from HTTP/2 to HTTP/1.1 and back with the properties that the replay test checks.
 
 #![no_main]
+#![allow(dead_code, reason = "the replay test uses more of the module")]
 
 #[path = "../../crates/proxy/tests/corpus/http2_head.rs"]
 mod http2_head;

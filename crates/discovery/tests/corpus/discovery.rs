@@ -113,6 +113,13 @@ fn proxy_restarts(content: &[u8]) {
     }
 }
 
+/// Whether a proxy accepts the stored world of an input.
+pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
+    let content = &bytes[1..];
+    let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
+    Subscriber::from_bytes(&stored).is_ok()
+}
+
 fn read_back(update: &Update) {
     let again =
         Subscriber::from_bytes(&update.to_bytes()).expect("an accepted world can be stored");

@@ -75,6 +75,11 @@ fn check_request(csr: &[u8]) {
     assert!(!issued.chain.is_empty());
 }
 
+/// Whether the signing request of an input is accepted.
+pub(crate) fn is_request(bytes: &[u8]) -> bool {
+    CertificateRequest::from_der(&bytes[1..]).is_ok()
+}
+
 /// A token file is rejected, or says the same when it is written again.
 fn check_bundle(text: &[u8]) {
     let text = String::from_utf8_lossy(text);

@@ -14,3 +14,15 @@ fn discovery_messages_hold() {
 fn joins_hold() {
     replay::replay("join", join::check);
 }
+
+#[test]
+fn a_world_that_is_accepted_is_in_the_corpus() {
+    let world = include_bytes!("../../../../fuzz/corpus/discovery/world_bare");
+    assert!(discovery::is_accepted(world));
+}
+
+#[test]
+fn a_request_that_can_be_signed_is_in_the_corpus() {
+    assert!(join::is_request(include_bytes!("../../../../fuzz/corpus/join/csr")));
+    assert!(!join::is_request(include_bytes!("../../../../fuzz/corpus/join/csr_rsa")));
+}

@@ -38,6 +38,12 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(second["response"]["patch"].is_null(), "{second}");
 }
 
+/// Whether the pod of a review gets a sidecar.
+pub(crate) fn is_patched(bytes: &[u8]) -> bool {
+    let response = admission_response(bytes, &namespace(), &settings());
+    response.is_some_and(|review| review["response"]["patch"].is_string())
+}
+
 /// The names of all containers.
 fn containers(pod: &Value) -> Vec<Value> {
     let list = |key: &str| pod["spec"][key].as_array().cloned().unwrap_or_default();

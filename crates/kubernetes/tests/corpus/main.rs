@@ -8,3 +8,9 @@ mod replay;
 fn admission_reviews_hold() {
     replay::replay("admission_review", admission_review::check);
 }
+
+#[test]
+fn a_pod_that_gets_a_sidecar_is_in_the_corpus() {
+    let review = include_bytes!("../../../../fuzz/corpus/admission_review/plain");
+    assert!(admission_review::is_patched(review));
+}

@@ -43,6 +43,12 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(udp.metadata.truncation || udp == whole);
 }
 
+/// Whether the packet of an input is a query that the mesh answers.
+pub(crate) fn is_answered(bytes: &[u8]) -> bool {
+    let replies = dns_replies(&bytes[1..], &ClusterDomain::default(), &addresses(bytes[0]));
+    replies.udp.is_some()
+}
+
 /// A reply, with the properties that replies over UDP and TCP share.
 fn parsed(reply: &[u8], query: &Message) -> Message {
     let reply = Message::from_vec(reply).expect("a reply is a message");

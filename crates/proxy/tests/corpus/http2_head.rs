@@ -48,6 +48,11 @@ fn from_request(text: &[u8]) {
     assert_eq!(received, sent);
 }
 
+/// Whether the request of an input goes on in HTTP/1.1.
+pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
+    request_parts(&bytes[1..]).is_some_and(|parts| http2_request(parts).is_ok())
+}
+
 /// A response of HTTP/2 is rejected, or is one head of HTTP/1.1 with the same status and fields.
 fn from_response(text: &[u8]) {
     let Some((pseudo, fields)) = lines(text) else { return };

@@ -14,3 +14,17 @@ fn dns_messages_hold() {
 fn http2_heads_hold() {
     replay::replay("http2_head", http2_head::check);
 }
+
+#[test]
+fn a_query_that_the_mesh_answers_is_in_the_corpus() {
+    assert!(dns::is_answered(include_bytes!("../../../../fuzz/corpus/dns/a")));
+    assert!(!dns::is_answered(include_bytes!("../../../../fuzz/corpus/dns/foreign")));
+}
+
+#[test]
+fn a_request_that_goes_on_is_in_the_corpus() {
+    let request = include_bytes!("../../../../fuzz/corpus/http2_head/request_0");
+    assert!(http2_head::is_accepted(request));
+    let two_authorities = include_bytes!("../../../../fuzz/corpus/http2_head/request_5");
+    assert!(!http2_head::is_accepted(two_authorities));
+}
