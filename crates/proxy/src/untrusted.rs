@@ -49,7 +49,7 @@ pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -
     look_ups::replies(packet, domain, found)
 }
 
-/// Whether the sidecar accepts `reply` of a resolver as the reply to `query`.
+/// True if the sidecar accepts `reply` of a resolver as the reply to `query`.
 #[must_use]
 pub fn is_dns_reply(query: &[u8], reply: &[u8]) -> bool {
     look_ups::is_answer(query, reply)

@@ -173,7 +173,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
     let _client = Proxy::join(&control, "shop/web-1", &[]);
     let ask = || get(loopback(door), "/items").ok();
     eventually("the service responds", PATIENCE, || ask().filter(|it| it.status == 200));
-    // Whoever has the address of the service now has a certificate of the mesh, of another account.
+    // A server with a certificate of the mesh, of another account, takes the address of the service.
     let address = server.page.inbound(stock.port());
     server.kill();
     let _forwarder = Forwarder::start(address, other.page.inbound(intruder.port()));
@@ -318,7 +318,7 @@ fn i_a_target_for_http_opens_no_tcp_port() {
 
 /// i. An `IngressBackend` for HTTPS without a principal accepts each certificate of the mesh.
 #[test]
-fn i_an_entrance_for_https_needs_a_principal() {
+fn i_an_ingress_backend_for_https_needs_a_principal() {
     let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("ingress.yaml");
     let backend = "apiVersion: policy.openservicemesh.io/v1alpha1
@@ -385,7 +385,7 @@ impl TcpShop {
         Self { mesh, door: loopback(door), _stock: stock }
     }
 
-    /// Whether no byte of the application comes back.
+    /// True if no byte of the application comes back.
     fn is_closed(&self) -> bool {
         let mut connection = Connection::open(self.door).expect("the listener accepts");
         // Some sidecars of clients respond in HTTP to what looks like HTTP.

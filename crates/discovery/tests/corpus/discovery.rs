@@ -113,7 +113,7 @@ fn proxy_restarts(content: &[u8]) {
     }
 }
 
-/// Whether a proxy accepts the stored world of an input.
+/// True if a proxy accepts the stored world of an input.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     let content = &bytes[1..];
     let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();

@@ -75,7 +75,7 @@ fn check_request(csr: &[u8]) {
     assert!(!issued.chain.is_empty());
 }
 
-/// Whether the signing request of an input is accepted.
+/// True if the signing request of an input is accepted.
 pub(crate) fn is_request(bytes: &[u8]) -> bool {
     CertificateRequest::from_der(&bytes[1..]).is_ok()
 }

@@ -38,7 +38,7 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(second["response"]["patch"].is_null(), "{second}");
 }
 
-/// Whether the pod of a review gets a sidecar.
+/// True if the pod of a review gets a sidecar.
 pub(crate) fn is_patched(bytes: &[u8]) -> bool {
     let response = admission_response(bytes, &namespace(), &settings());
     response.is_some_and(|review| review["response"]["patch"].is_string())

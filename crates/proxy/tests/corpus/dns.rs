@@ -43,7 +43,7 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(udp.metadata.truncation || udp == whole);
 }
 
-/// Whether the packet of an input is a query that the mesh answers.
+/// True if the packet of an input is a query that the mesh answers.
 pub(crate) fn is_answered(bytes: &[u8]) -> bool {
     let replies = dns_replies(&bytes[1..], &ClusterDomain::default(), &addresses(bytes[0]));
     replies.udp.is_some()

@@ -48,7 +48,7 @@ fn from_request(text: &[u8]) {
     assert_eq!(received, sent);
 }
 
-/// Whether the request of an input goes on in HTTP/1.1.
+/// True if the request of an input goes on in HTTP/1.1.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     request_parts(&bytes[1..]).is_some_and(|parts| http2_request(parts).is_ok())
 }
@@ -165,7 +165,7 @@ fn find<'a>(pseudo: &Pseudo<'a>, name: &str) -> Option<&'a [u8]> {
     pseudo.iter().find(|(known, _)| *known == name.as_bytes()).map(|(_, value)| *value)
 }
 
-/// Whether the field is written once whatever the sender did: the authority, and the joined cookie.
+/// True if the field is written once in all cases: the authority, and the joined cookie.
 fn is_alone(name: &[u8]) -> bool {
     name == b"host" || name == b"cookie"
 }

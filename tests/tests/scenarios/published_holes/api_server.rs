@@ -1,4 +1,4 @@
-//! A control plane in a cluster, beside an API server of the test that keeps objects and notes each request.
+//! A control plane in a cluster with an API server of the test, which keeps objects and records each request.
 
 use std::collections::BTreeMap;
 use std::fs;

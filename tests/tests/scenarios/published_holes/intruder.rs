@@ -9,7 +9,7 @@ use std::thread;
 
 use leno_tests::{Response, exchange};
 
-/// Where a process listens for TCP.
+/// The addresses at which a process listens for TCP.
 pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
     let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
