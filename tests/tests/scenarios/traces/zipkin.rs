@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use leno_tests::{Program, zipkin};
+use leno_tests::{Program, get, zipkin};
 use serde_json::Value;
 
 use super::*;
