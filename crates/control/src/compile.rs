@@ -3,6 +3,7 @@
 mod access;
 mod address;
 mod border;
+mod enforcement;
 mod plan;
 mod service;
 mod split;
@@ -23,6 +24,7 @@ use crate::mesh::Mesh;
 pub(crate) use self::access::missing;
 pub(crate) use self::address::occupants;
 pub(crate) use self::border::{closed, missing_groups};
+pub(crate) use self::enforcement::left_out;
 pub(crate) use self::service::{Viewer, Views, view};
 pub(crate) use self::split::{rivals, tcp_rival};
 pub(crate) use self::whereabouts::whereabouts;

@@ -230,6 +230,7 @@ impl Mesh {
             Change::Remove(key) => self.remove(&key, &mut touched),
         }
         self.touch_opened_to(&mut touched);
+        self.touch_beside(&mut touched);
         touched
     }
 

@@ -10,6 +10,7 @@ use leno_model::{
     TargetPort, TlsRule, TrafficMode, WeightedBackend, Workload,
 };
 
+use super::enforcement::needing_sidecar;
 use super::split;
 use crate::mesh::{Mesh, Touched};
 
@@ -405,27 +406,27 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// Where a port is reached without a sidecar: at the addresses of the applications themselves. Empty while a policy
-/// applies that only a sidecar enforces.
+/// Where a port is reached without a sidecar: at the addresses of the applications themselves. Those are left
+/// out at which a policy applies that only a sidecar enforces.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     named: &BTreeSet<&str>,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.bystanders_behind(&service.name);
-    let mut workloads = workloads.filter(|workload| workload.ready || service.unready).peekable();
-    if workloads.peek().is_none() || !mesh.needing_sidecar(&service.name, port.port).is_empty() {
-        return Vec::new();
-    }
+    let workloads = workloads.filter(|workload| workload.ready || service.unready);
     let endpoints = workloads.filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
-        Some(Arc::new(Endpoint {
-            id: id(&service.name, port, workload),
-            address: SocketAddr::new(workload.address, number),
-            account: None,
-            tags: labels(workload, |label| named.contains(label)),
-            weight: Some(workload.weight),
-        }))
+        let is_enforced = needing_sidecar(mesh, workload, number).is_empty();
+        is_enforced.then(|| {
+            Arc::new(Endpoint {
+                id: id(&service.name, port, workload),
+                address: SocketAddr::new(workload.address, number),
+                account: None,
+                tags: labels(workload, |label| named.contains(label)),
+                weight: Some(workload.weight),
+            })
+        })
     });
     endpoints.collect()
 }

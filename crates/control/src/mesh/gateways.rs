@@ -17,7 +17,7 @@ pub(super) struct Bystanders {
     by_name: BTreeMap<WorkloadName, Workload>,
     /// Which of them a service's selector chooses, and the other way round.
     pub(super) selected: Index<ServiceName, WorkloadName>,
-    selecting: Index<WorkloadName, ServiceName>,
+    pub(super) selecting: Index<WorkloadName, ServiceName>,
 }
 
 impl Mesh {

@@ -9,7 +9,7 @@ use leno_model::{
 };
 
 use super::Report;
-use crate::compile::{closed, missing, missing_groups};
+use crate::compile::{closed, left_out, missing, missing_groups};
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
@@ -183,7 +183,7 @@ impl Report<'_> {
     /// The endpoints without a sidecar that gateways leave out because of a policy, as a sentence for its author.
     pub(super) fn left_out(&self, policy: &ObjectKey) -> impl Iterator<Item = String> + use<> {
         let pods: Vec<String> =
-            self.mesh.left_out(policy).into_iter().map(ToString::to_string).collect();
+            left_out(self.mesh, policy).into_iter().map(ToString::to_string).collect();
         let shown = match pods.get(..LEFT_OUT_MAX) {
             Some(first) if pods.len() > LEFT_OUT_MAX => {
                 format!("{} and {} more", first.join(", "), pods.len() - LEFT_OUT_MAX)
