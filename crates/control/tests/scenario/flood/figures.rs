@@ -1,6 +1,7 @@
 //! Figures of a flood against a program of another process: CPU time, messages, and how long others wait.
 
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use super::*;
 
