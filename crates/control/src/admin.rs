@@ -12,6 +12,7 @@ use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
+use leno_listen::Source;
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
 use leno_telemetry::{Form, Names};
@@ -148,7 +149,7 @@ impl Answering for Admin {
     /// A tap lasts as long as its reader wants; the socket is the owner's alone.
     const LIFE_MAX: Option<Duration> = None;
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Self::Body> {
+    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
         answer_or_tap(self, request).await
     }
 }

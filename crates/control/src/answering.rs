@@ -12,7 +12,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leno_identity::{ForeignPage, OwnNames, check_origin};
-use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener};
+use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
@@ -29,10 +29,11 @@ pub(crate) trait Answering: Send + Sync + 'static {
     /// How long a connection lasts before another one has to be opened; for ever when absent.
     const LIFE_MAX: Option<Duration>;
 
-    /// The answer to one request.
+    /// The answer to one request, which came from this source.
     fn answer(
         &self,
         request: Request<Incoming>,
+        source: Source,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
@@ -74,17 +75,23 @@ pub(crate) async fn serve_all<L, A>(
             Some(_) = connections.join_next() => continue,
             accepted = listener.accept(), if room => accepted,
         };
-        connections.spawn(serve_one(stream, admission.admit(peer), Arc::clone(&answering)));
+        let source: Source = peer.into();
+        let half_open = admission.admit(source);
+        connections.spawn(serve_one(stream, (half_open, source), Arc::clone(&answering)));
     }
 }
 
-async fn serve_one<A: Answering>(stream: impl Connection, half_open: HalfOpen, answering: Arc<A>) {
+async fn serve_one<A: Answering>(
+    stream: impl Connection,
+    (half_open, source): (HalfOpen, Source),
+    answering: Arc<A>,
+) {
     stream.send_at_once();
     let service = service_fn(|request: Request<Incoming>| {
         let (answering, half_open) = (Arc::clone(&answering), &half_open);
         async move {
             let under_way = half_open.answering();
-            let response = answering.answer(request).await;
+            let response = answering.answer(request, source).await;
             if response.body().size_hint().exact().is_none() {
                 under_way.go_on();
             }

@@ -10,6 +10,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
 use leno_identity::OwnNames;
+use leno_listen::{ConcurrencyLimit, Source};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -17,6 +18,7 @@ use tokio::task::JoinSet;
 use crate::admin::{Questions, ask_owner, metrics};
 use crate::answering::{Answering, foreign, serve_all, text};
 use crate::control::Control;
+use crate::owner::Question;
 use crate::share::Share;
 
 /// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
@@ -49,7 +51,8 @@ impl Health {
         let standing = watch::Sender::new(Standing::Unready("the sources are not read yet".into()));
         let stop = watch::Sender::new(false);
         let share = Share::new(METRICS_PAUSE);
-        let desk = Arc::new(Desk { standing: standing.subscribe(), share });
+        let scrapes = ConcurrencyLimit::new(SCRAPES_MAX, SCRAPES_OF_SOURCE_MAX);
+        let desk = Arc::new(Desk { standing: standing.subscribe(), share, scrapes });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, CONNECTIONS_MAX, desk, stop.subscribe()));
         Ok(Self { address, standing, _stop: stop, _tasks: tasks })
@@ -83,6 +86,8 @@ struct Desk {
     standing: watch::Receiver<Standing>,
     /// Any client that the network lets in may scrape.
     share: Share,
+    /// Scrapes that wait for their turn: the kubelet needs a connection at the same time.
+    scrapes: ConcurrencyLimit,
 }
 
 impl Answering for Desk {
@@ -92,7 +97,7 @@ impl Answering for Desk {
 
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>, source: Source) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
@@ -107,10 +112,7 @@ impl Answering for Desk {
             ("/livez", _) => text(StatusCode::OK, "alive\n".to_owned()),
             ("/readyz", Standing::Ready(_)) => text(StatusCode::OK, "ready\n".to_owned()),
             ("/metrics", Standing::Ready(questions)) => match metrics(&request) {
-                Ok(question) => {
-                    let _turn = self.share.turn().await;
-                    ask_owner(&questions, question).await
-                }
+                Ok(question) => self.scrape(&questions, question, source).await,
                 Err(problem) => text(StatusCode::BAD_REQUEST, problem),
             },
             ("/readyz" | "/metrics", Standing::Unready(reason)) => {
@@ -121,11 +123,36 @@ impl Answering for Desk {
     }
 }
 
+impl Desk {
+    /// The metrics; 503 while too many scrapes wait for their turn.
+    async fn scrape(
+        &self,
+        questions: &Questions,
+        question: Question,
+        source: Source,
+    ) -> Response<Full<Bytes>> {
+        let Some(_permit) = self.scrapes.acquire(source) else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
+        };
+        let _turn = self.share.turn().await;
+        ask_owner(questions, question).await
+    }
+}
+
 const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
 
 /// The pause after a page of metrics, in multiples of its duration: scrapes take a fifth of the owner's
 /// time at most.
 const METRICS_PAUSE: u32 = 4;
 
+const BUSY: &str = "too many scrapes are in progress: scrape less often\n";
+
 /// Connections at once; more wait.
 const CONNECTIONS_MAX: usize = 64;
+
+/// Scrapes in progress at once; more are rejected. Connections that wait for a request make room for others,
+/// but these do not, so they are few of the connections: a handful of collectors scrape a control plane.
+const SCRAPES_MAX: usize = 8;
+
+/// The same of one source: no client keeps all others from scraping.
+const SCRAPES_OF_SOURCE_MAX: usize = SCRAPES_MAX / 2;

@@ -19,6 +19,7 @@ use hyper::header::{
 use hyper::{Method, Request, Response, StatusCode};
 use leno_discovery::Taps;
 use leno_identity::OwnNames;
+use leno_listen::Source;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -127,7 +128,7 @@ impl Answering for Desk {
     /// Browsers open another one.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Self::Body> {
+    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response = match admit(self.key.as_ref(), &parts.headers, target) {

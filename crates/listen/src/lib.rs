@@ -8,12 +8,14 @@
 
 mod accept;
 mod admission;
+mod concurrency;
 mod handshake;
 mod source;
 mod table;
 
 pub use accept::{Accept, Listener};
 pub use admission::{Admission, Answering, Evicted, HalfOpen};
+pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset, shake_hands};
 pub use source::Source;
 pub use table::Bounds;

@@ -2,7 +2,8 @@
 
 use leno_control::Health;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -36,5 +37,45 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
         health.ending();
         let (status, answer) = get(&health, "/readyz").await;
         assert!(status == 503 && answer.contains("shutting down"), "{answer}");
+    });
+}
+
+/// Clients that connect again and again, each with many scrapes on every connection, until this is dropped.
+fn flood(health: &Health) -> JoinSet<()> {
+    const CLIENTS: usize = 80;
+    let (address, from) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
+    let scrapes = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(500);
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let scrapes = scrapes.clone();
+        clients.spawn(async move {
+            loop {
+                let socket = TcpSocket::new_v4().unwrap();
+                socket.bind(from).unwrap();
+                let Ok(mut stream) = socket.connect(address).await else { return };
+                // The control plane may have closed it already.
+                if stream.write_all(scrapes.as_bytes()).await.is_ok() {
+                    drop(tokio::io::copy(&mut stream, &mut tokio::io::sink()).await);
+                }
+            }
+        });
+    }
+    clients
+}
+
+#[test]
+fn scrapes_of_one_client_keep_neither_the_kubelet_out_nor_another_collector() {
+    run(async {
+        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let shop = Shop::open().await;
+        health.ready(&shop.control);
+        let clients = flood(&health);
+        // The bound is that of every scenario.
+        for _ in 0..20 {
+            assert_eq!(get(&health, "/livez").await.0, 200);
+            assert_eq!(get(&health, "/readyz").await.0, 200);
+        }
+        assert_eq!(get(&health, "/metrics").await.0, 200);
+        drop(clients);
     });
 }
