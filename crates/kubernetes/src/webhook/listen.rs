@@ -13,7 +13,9 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
-use leno_listen::{Admission, Bounds, HalfOpen, Listener, read_hello, shake_hands};
+use leno_listen::{
+    Admission, Bounds, ConcurrencyLimit, HalfOpen, Listener, Source, read_hello, shake_hands,
+};
 use rustls::ServerConfig;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
@@ -27,9 +29,11 @@ use crate::api::{ObjectApi, ObjectName};
 use crate::inject::{NamespaceFacts, Settings};
 
 /// What every connection needs.
-struct Answering {
-    client: Client,
-    settings: watch::Receiver<Settings>,
+pub(super) struct Answering {
+    pub(super) client: Client,
+    pub(super) settings: watch::Receiver<Settings>,
+    /// Reviews in progress: their connections do not make room for others.
+    pub(super) reviews: ConcurrencyLimit,
 }
 
 /// Answers for ever; connections end with it.
@@ -38,7 +42,8 @@ pub(super) async fn serve_all(
     client: Client,
     (configs, settings): (watch::Receiver<Option<Arc<ServerConfig>>>, watch::Receiver<Settings>),
 ) {
-    let answering = Arc::new(Answering { client, settings });
+    let reviews = ConcurrencyLimit::new(REVIEWS_MAX, REVIEWS_OF_SOURCE_MAX);
+    let answering = Arc::new(Answering { client, settings, reviews });
     let admission = Admission::new(Bounds::new(WAITING_MAX, CONNECTIONS_MAX));
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
@@ -48,8 +53,10 @@ pub(super) async fn serve_all(
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => accepted,
         };
         let Some(config) = configs.borrow().clone() else { continue };
-        let half_open = admission.admit(from);
-        connections.spawn(serve_one(stream, half_open, config, Arc::clone(&answering)));
+        let source = Source::from(from);
+        let half_open = admission.admit(source);
+        let answering = Arc::clone(&answering);
+        connections.spawn(serve_one(stream, (half_open, source), config, answering));
     }
 }
 
@@ -57,7 +64,7 @@ pub(super) async fn serve_all(
 /// waited longest makes room.
 async fn serve_one(
     stream: TcpStream,
-    half_open: HalfOpen,
+    (half_open, source): (HalfOpen, Source),
     config: Arc<ServerConfig>,
     answering: Arc<Answering>,
 ) {
@@ -68,7 +75,7 @@ async fn serve_one(
     };
     let service = service_fn(|request: Request<Incoming>| {
         let (answering, half_open) = (Arc::clone(&answering), &half_open);
-        async move { Ok::<_, Infallible>(answering.answer(request, half_open).await) }
+        async move { Ok::<_, Infallible>(answering.answer(request, (half_open, source)).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -92,7 +99,7 @@ impl Answering {
     async fn answer(
         &self,
         request: Request<Incoming>,
-        half_open: &HalfOpen,
+        (half_open, source): (&HalfOpen, Source),
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
             return text(StatusCode::NOT_FOUND, "there is nothing here; ask /mutate");
@@ -108,7 +115,15 @@ impl Answering {
         };
         // Until here the peer was awaited.
         let _answering = half_open.answering();
-        match Review::parse(&body) {
+        self.review(&body, source).await
+    }
+
+    /// The answer to an `AdmissionReview`; 503 while too many are in progress.
+    pub(super) async fn review(&self, body: &[u8], source: Source) -> Response<Full<Bytes>> {
+        let Some(_permit) = self.reviews.acquire(source) else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "too many reviews are in progress");
+        };
+        match Review::parse(body) {
             Ok(review) => json(&self.mutate(&review).await),
             Err(error) => text(StatusCode::BAD_REQUEST, &error.to_string()),
         }
@@ -156,6 +171,11 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Connections without a request, half of them of one source: an API server that creates many pods at once
 /// opens a connection for each.
 pub(super) const WAITING_MAX: usize = 256;
+/// Reviews in progress at once; more are rejected. Connections that wait for a request make room for others,
+/// but these do not, so they hold no more than half of all.
+const REVIEWS_MAX: usize = CONNECTIONS_MAX / 2;
+/// The same of one source: an API server that creates many pods at once has one for each, for milliseconds.
+const REVIEWS_OF_SOURCE_MAX: usize = CONNECTIONS_MAX / 4;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Longer than the 90 s after which the API server itself lets go: a connection that both may close
 /// at once loses questions.

@@ -1,7 +1,7 @@
 //! The whole webhook, with an API server that knows just what it asks for.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use http_body_util::{BodyExt as _, Full};
@@ -9,6 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use leno_listen::{ConcurrencyLimit, Source};
 use leno_model::TrustDomain;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -434,6 +435,26 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     }
     assert!(!is_served(Some(&own)).await && !is_served(None).await);
 }
+
+#[tokio::test]
+async fn reviews_of_one_source_beyond_its_limit_are_rejected_and_those_of_others_answered() {
+    let mut tasks = JoinSet::new();
+    let (_, client) = api_server(&mut tasks).await;
+    let reviews = ConcurrencyLimit::new(2, 1);
+    let answering = listen::Answering { client, settings: settings(), reviews };
+    let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
+    let review = review(&json!("shop"), &pod).to_string();
+    let source = |last: u8| Source::from(IpAddr::from([10, 0, 0, last]));
+    let in_progress = answering.reviews.acquire(source(1)).unwrap();
+    for (last, expected) in [(1, StatusCode::SERVICE_UNAVAILABLE), (2, StatusCode::OK)] {
+        let answer = answering.review(review.as_bytes(), source(last)).await;
+        assert_eq!(answer.status(), expected, "{last}");
+    }
+    drop(in_progress);
+    let answer = answering.review(review.as_bytes(), source(1)).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     let mut tasks = JoinSet::new();
