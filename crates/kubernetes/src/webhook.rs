@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use leno_listen::Source;
 use rustls::ServerConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -132,7 +133,7 @@ pub fn admission_response(
     namespace: &NamespaceFacts,
     settings: &Settings,
 ) -> Option<Value> {
-    let review = Review::parse(body).ok()?;
+    let review = Review::parse(body, Source::LOCAL).ok()?;
     Some(match review.is_about_pod() {
         true => review.mutate(namespace, settings),
         false => review.allow(),

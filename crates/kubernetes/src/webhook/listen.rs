@@ -123,7 +123,7 @@ impl Answering {
         let Some(_permit) = self.reviews.acquire(source) else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many reviews are in progress");
         };
-        match Review::parse(body) {
+        match Review::parse(body, source) {
             Ok(review) => json(&self.mutate(&review).await),
             Err(error) => text(StatusCode::BAD_REQUEST, &error.to_string()),
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use leno_listen::Source;
 use leno_telemetry::{LogLimits, PermittedLine};
 use serde_json::{Value, json};
 
@@ -15,6 +16,8 @@ use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
 #[derive(Debug)]
 pub(super) struct Review {
     uid: String,
+    /// The client that sent it.
+    source: Source,
     /// The namespace that the object is created in; nothing for objects without.
     namespace: Option<NamespaceName>,
     object: Value,
@@ -30,7 +33,7 @@ pub(super) enum InvalidReview {
 }
 
 impl Review {
-    pub(super) fn parse(body: &[u8]) -> Result<Self, InvalidReview> {
+    pub(super) fn parse(body: &[u8], source: Source) -> Result<Self, InvalidReview> {
         let mut review: Value = serde_json::from_slice(body).map_err(|_| InvalidReview::Form)?;
         if review["kind"] != "AdmissionReview" || review["apiVersion"] != VERSION {
             return Err(InvalidReview::Form);
@@ -49,7 +52,7 @@ impl Review {
                 .map(Some)
                 .map_err(|_| InvalidReview::Namespace)?,
         };
-        Ok(Self { uid, namespace, object })
+        Ok(Self { uid, source, namespace, object })
     }
 
     /// Whether there is a pod to look at.
@@ -124,10 +127,9 @@ impl Review {
         enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
     }
 
-    /// Permits a log line: any pod of the cluster may send reviews.
+    /// Permits a log line. Any pod of the cluster may send reviews, with any namespace in them.
     fn log_line(&self) -> Option<PermittedLine> {
-        let namespace = self.namespace.as_deref().unwrap_or_default();
-        LINES.permit(namespace.to_owned(), Instant::now())
+        LINES.permit(self.source, Instant::now())
     }
 
     /// As far as it has one yet.
@@ -149,8 +151,8 @@ fn enveloped(response: Value) -> Value {
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
 }
 
-/// The log lines about the pods of each namespace.
-static LINES: LazyLock<LogLimits<String>> = LazyLock::new(LogLimits::default);
+/// The log lines that the reviews of each source cause.
+static LINES: LazyLock<LogLimits<Source>> = LazyLock::new(LogLimits::default);
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
@@ -164,6 +166,7 @@ const WHY_BYTES_MAX: usize = 1000;
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::net::IpAddr;
 
     use leno_model::TrustDomain;
 
@@ -195,11 +198,28 @@ mod tests {
     fn answer(review: &Value, label: &str) -> Value {
         let labels = BTreeMap::from([("leno.dev/injection".to_owned(), label.to_owned())]);
         let facts = NamespaceFacts { name: "shop".to_owned(), labels, ..NamespaceFacts::default() };
-        let review = Review::parse(review.to_string().as_bytes()).unwrap();
+        let review = parsed(&review.to_string()).unwrap();
         match review.namespace_of_pod() {
             Some(_) => review.mutate(&facts, &settings()),
             None => review.allow(),
         }
+    }
+
+    fn parsed(body: &str) -> Result<Review, InvalidReview> {
+        Review::parse(body.as_bytes(), Source::LOCAL)
+    }
+
+    #[test]
+    fn log_lines_are_limited_by_source_whatever_namespace_the_reviews_name() {
+        let line = |last: u8, namespace: &str| {
+            let mut asked = review("CREATE", &json!({}));
+            asked["request"]["namespace"] = json!(namespace);
+            let source = Source::from(IpAddr::from([192, 0, 2, last]));
+            Review::parse(asked.to_string().as_bytes(), source).unwrap().log_line()
+        };
+        let lines = (0..500).filter(|number| line(1, &format!("ns-{number}")).is_some()).count();
+        assert!((1..100).contains(&lines), "{lines} lines");
+        assert!(line(2, "shop").is_some());
     }
 
     #[test]
@@ -239,7 +259,7 @@ mod tests {
         for body in
             ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
         {
-            assert_eq!(Review::parse(body.as_bytes()).unwrap_err(), InvalidReview::Form, "{body}");
+            assert_eq!(parsed(body).unwrap_err(), InvalidReview::Form, "{body}");
         }
     }
 
@@ -264,16 +284,16 @@ mod tests {
             for operation in ["CREATE", "UPDATE"] {
                 let mut asked = review(operation, &json!({}));
                 asked["request"]["namespace"] = bad.clone();
-                let answer = Review::parse(asked.to_string().as_bytes());
+                let answer = parsed(&asked.to_string());
                 assert_eq!(answer.unwrap_err(), InvalidReview::Namespace, "{bad}");
             }
         }
         // A pod has a namespace; what else there may be need not have one.
         let mut asked = review("CREATE", &json!({}));
         asked["request"]["namespace"] = Value::Null;
-        let answer = Review::parse(asked.to_string().as_bytes());
+        let answer = parsed(&asked.to_string());
         assert_eq!(answer.unwrap_err(), InvalidReview::Namespace);
         asked["request"]["kind"]["kind"] = json!("Node");
-        assert!(Review::parse(asked.to_string().as_bytes()).unwrap().namespace_of_pod().is_none());
+        assert!(parsed(&asked.to_string()).unwrap().namespace_of_pod().is_none());
     }
 }
