@@ -1,12 +1,15 @@
 //! Whose a service account token is: asked of the API server (`TokenReview`).
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::Client;
 use leno_model::{ServiceAccount, WorkloadName};
+use leno_telemetry::LogLimit;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -111,9 +114,12 @@ fn claimed(token: &str) -> Result<(), ReviewError> {
 fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     let refused = |reason: String| Err(ReviewError::Refused(reason));
     if status.authenticated != Some(true) {
-        // Joining clients have no identity yet: the reason is for the log.
-        let reason = escaped(&status.error.unwrap_or_default());
-        tracing::info!(reason, "the API server does not know a join token");
+        // Joining clients have no identity yet: the reason is for the log, where they share one limit.
+        let line = UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
+        if let Some(suppressed) = line.map(|line| line.suppressed) {
+            let reason = escaped(&status.error.unwrap_or_default());
+            tracing::info!(reason, suppressed, "the API server does not know a join token");
+        }
         return refused(format!(
             "the API server does not know the token: it has expired, its pod is gone, or it was \
              made for another audience than `{TOKEN_AUDIENCE}`"
@@ -143,6 +149,9 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
         (Err(error), _) | (_, Err(error)) => refused(error.to_string()),
     }
 }
+
+/// The log lines about unknown join tokens: clients that have no certificate are not told apart.
+static UNKNOWN: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// How the API server calls service accounts.
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
@@ -238,6 +247,14 @@ mod tests {
         ] {
             assert!(said.contains(expected) && !said.contains(SAID), "{said}");
         }
+    }
+
+    #[test]
+    fn unknown_tokens_do_not_fill_the_log() {
+        for _ in 0..100 {
+            judged(answer(|status| status["authenticated"] = json!(false))).unwrap_err();
+        }
+        assert_eq!(UNKNOWN.lock().unwrap().permit(Instant::now()), None);
     }
 
     const SAID: &str = "etcd-1.internal: lookup of key failed";
