@@ -112,8 +112,8 @@ async fn serve_one(
             Ok(Box::pin(serve_join(stream, connect())).await?)
         }
         Purpose::Peer(peer) => {
-            let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
-            half_open.leave();
+            let visitor = server.visitors.admit(connection, (peer, ends), half_open);
+            server.visitors.vouch(connection);
             let here = server.registered.subscribe();
             // Whoever owns the mesh tells of everybody only when somebody listens.
             connect().announce(Event::PeerArrived).await?;
@@ -121,11 +121,16 @@ async fn serve_one(
         }
         Purpose::Follow(peer) => {
             let budget = server.budgets.of(&identity(&peer), Instant::now());
-            let events = server.events.connect(budget);
+            let events = server.events.connect(Arc::clone(&budget));
             let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
             let (stream, taps) = (Unproved::new(stream, half_open), server.taps.clone());
             let served = serve(stream, connection, events, server.report_every, taps);
-            visitor.within_share(Box::pin(served)).await
+            let served = visitor.within_share(Box::pin(served)).await;
+            if matches!(served, Err(ConnectionError::Crowd)) {
+                // `serve` had to stop before it announced this.
+                server.events.connect(budget).announce(Event::Left { connection }).await?;
+            }
+            served
         }
     }
 }

@@ -31,6 +31,7 @@ struct Here {
     peer: Peer,
     ends: Ends,
     half_open: Arc<HalfOpen>,
+    is_proven: bool,
     ended: Arc<Notify>,
 }
 
@@ -42,12 +43,14 @@ impl Visitors {
 
     /// The connection is no longer half-open: the identity of its peer is proven.
     pub(crate) fn vouch(&self, connection: ConnectionId) {
-        if let Some(here) = self.lock().here.get(&connection) {
+        if let Some(here) = self.lock().here.get_mut(&connection) {
+            here.is_proven = true;
             here.half_open.leave();
         }
     }
 
-    /// One more connection of this peer. The oldest ones end that are beyond the share of an identity.
+    /// One more connection of this peer. When its identity has its share already, the oldest connection that
+    /// is still half-open ends, or else the oldest.
     pub(super) fn admit(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -56,18 +59,20 @@ impl Visitors {
     ) -> Visitor {
         let ended = Arc::new(Notify::new());
         let identity = (peer.id.clone(), peer.workload.clone());
-        let mut inner = self.lock();
-        inner.here.insert(connection, Here { peer, ends, half_open, ended: Arc::clone(&ended) });
-        let share = inner.shares.entry(identity.clone()).or_default();
-        share.push_back(connection);
-        let oldest = match share.len() > OF_IDENTITY_MAX {
-            true => share.pop_front(),
-            false => None,
-        };
-        if let Some(here) = oldest.and_then(|oldest| inner.here.get(&oldest)) {
-            here.ended.notify_one();
+        let here = Here { peer, ends, half_open, is_proven: false, ended: Arc::clone(&ended) };
+        let mut locked = self.lock();
+        let Inner { here: all, shares } = &mut *locked;
+        all.insert(connection, here);
+        let share = shares.entry(identity.clone()).or_default();
+        if share.len() >= OF_IDENTITY_MAX {
+            let is_half_open = |it: &ConnectionId| all.get(it).is_some_and(|here| !here.is_proven);
+            let oldest = share.iter().position(is_half_open).unwrap_or(0);
+            if let Some(here) = share.remove(oldest).and_then(|oldest| all.get(&oldest)) {
+                here.ended.notify_one();
+            }
         }
-        drop(inner);
+        share.push_back(connection);
+        drop(locked);
         Visitor { visitors: Arc::clone(self), connection, identity, ended }
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leno_control::Config;
+use leno_discovery::Request;
 use tokio::io::AsyncReadExt as _;
 
 use crate::crowd::{Sent, expect_served};
@@ -19,6 +20,14 @@ fn narrow(config: &mut Config) {
     config.limits.strangers_per_source = ROOM;
     config.limits.first_byte = Duration::from_secs(3600);
     config.limits.handshake = Duration::from_secs(3600);
+}
+
+/// Room for many: only the share of one identity decides.
+fn wide(config: &mut Config) {
+    narrow(config);
+    config.limits.strangers = 1000;
+    config.limits.strangers_per_source = 1000;
+    config.limits.connections = 10_000;
 }
 
 #[test]
@@ -58,14 +67,7 @@ fn a_member_that_sends_no_hello_keeps_no_other_out() {
 #[test]
 fn an_identity_has_a_share_of_the_connections() {
     run(async {
-        let shop = Shop::open_with(|config| {
-            narrow(config);
-            // No more than the share of one identity decides.
-            config.limits.strangers = 1000;
-            config.limits.strangers_per_source = 1000;
-            config.limits.connections = 10_000;
-        })
-        .await;
+        let shop = Shop::open_with(wide).await;
         let member_1 = shop.join("client-1").await;
         let mut streams = Vec::new();
         for _ in 0..64 {
@@ -75,5 +77,25 @@ fn an_identity_has_a_share_of_the_connections() {
             // An end of any kind.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
+    });
+}
+
+#[test]
+fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
+    run(async {
+        let shop = Shop::open_with(wide).await;
+        let member_1 = shop.join("client-1").await;
+        let mut proven = Proxy::connect(&shop.control, &member_1, &[], &[]).await;
+        proven.update(|_| true).await;
+        let mut streams = Vec::new();
+        for _ in 0..64 {
+            streams.push(member(&shop.control, &member_1).await);
+        }
+        for stream in &mut streams[..30] {
+            // An end of any kind.
+            assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
+        }
+        proven.say(Request::Subscribe(vec![stock()])).await;
+        proven.update(|update| update.snapshot.services.contains_key(&stock())).await;
     });
 }
