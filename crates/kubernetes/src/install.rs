@@ -104,7 +104,7 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     all.push(control_plane::namespace(options));
     all.extend(access::objects(options));
     // The control plane makes its authority for the trust domain that it finds. Where the settings of another mesh are to
-    // apply, no object of ours may be there: the trust domain is in the environment of the control plane then.
+    // apply, the trust domain is in the environment of the control plane alone.
     let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
     if !has_default && options.settings_namespaces.is_empty() {
         all.push(mesh_config(options));

@@ -46,18 +46,19 @@ impl Settings {
         oldest.into_values()
     }
 
-    /// The reason that settings of another mesh are ignored, whatever the settings of ours are.
-    fn ignored(&self, origin: &Origin) -> Option<Warning> {
+    /// The reason that settings of another mesh are ignored, whatever the settings of ours are. `is_weaker` when the
+    /// mesh is permissive although these settings are strict.
+    fn ignored(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
         if !self.is_named(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
+            let (problem, written) = match is_weaker {
+                true => (format!("{NOT_NAMED}, {WEAKER}"), " with `trafficMode: strict`"),
+                false => (NOT_NAMED.to_owned(), ""),
+            };
             let remedy = format!(
-                "write a MeshConfig of leno.dev, or install with `--settings-namespaces {namespace}`"
+                "write a MeshConfig of leno.dev{written}, or install with `--settings-namespaces {namespace}`"
             );
-            return Some(Warning {
-                at: place(origin, "metadata.namespace"),
-                problem: NOT_NAMED.to_owned(),
-                remedy,
-            });
+            return Some(Warning { at: place(origin, "metadata.namespace"), problem, remedy });
         }
         let (oldest, _) = self.named().find(|(oldest, _)| oldest.kind == origin.kind)?;
         (oldest != origin).then(|| Warning {
@@ -80,9 +81,25 @@ impl Ledger {
         self.settings.namespaces.contains(namespace)
     }
 
-    /// The settings of other meshes that apply: none once there is a `MeshConfig` of ours.
+    /// The settings of other meshes that apply: none once a `MeshConfig` of ours says more than the trust domain.
     fn applied(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
-        self.settings.named().filter(|_| self.own_config().is_none())
+        self.settings.named().filter(|_| !self.is_configured())
+    }
+
+    /// The object of ours says more than the trust domain, which is all that `leno install` writes into one.
+    fn is_configured(&self) -> bool {
+        let fields = self.own_fields();
+        fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN))
+    }
+
+    /// The mesh is permissive although the settings of another mesh are strict, and no object of ours says a mode.
+    fn is_weaker_than(&self, foreign: &Foreign) -> bool {
+        if foreign.mode != TrafficMode::Strict || self.mentions(TRAFFIC_MODE) {
+            return false;
+        }
+        let config = self.mesh_config().unwrap_or_default();
+        let mode = config.floor.mode.map_or(config.mode, |least| config.mode.stricter(least));
+        mode == TrafficMode::Permissive
     }
 
     /// The trust domain of the mesh while no object of ours says one.
@@ -166,9 +183,13 @@ impl Ledger {
 
     /// Whether the object of ours says something itself.
     fn mentions(&self, field: &str) -> bool {
-        let origin = self.customs.in_force(&ObjectKey::MeshConfig);
-        let mentioned = origin.and_then(|origin| self.settings.mentioned.get(origin));
-        mentioned.is_some_and(|mentioned| mentioned.contains(field))
+        self.own_fields().is_some_and(|fields| fields.contains(field))
+    }
+
+    /// The fields of the object of ours that is in force.
+    fn own_fields(&self) -> Option<&BTreeSet<String>> {
+        let origin = self.customs.in_force(&ObjectKey::MeshConfig)?;
+        self.settings.mentioned.get(origin)
     }
 
     pub(super) fn own_config(&self) -> Option<&MeshConfig> {
@@ -178,8 +199,8 @@ impl Ledger {
         }
     }
 
-    /// The object of ours, or where there is none the settings of another mesh, and for namespaces that it does not
-    /// list, their annotations.
+    /// The object of ours, or where it says no more than the trust domain the settings of another mesh, and for
+    /// namespaces that it does not list, their annotations.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (written, others) = (self.own_config().cloned(), self.of_others());
         let assumed = self.settings.assumed.as_ref();
@@ -205,19 +226,22 @@ impl Ledger {
 
     /// The reason that another mesh's settings are ignored, or the part of them that cannot be met.
     pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
-        if !self.settings.foreign.contains_key(origin) {
-            return Vec::new();
-        }
+        let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
+        let is_weaker = self.is_weaker_than(foreign);
         let by_ours = || {
-            let own = self.customs.in_force(&ObjectKey::MeshConfig)?;
-            let name = &own.id.name;
+            let own = self.customs.in_force(&ObjectKey::MeshConfig);
+            let name = &own.filter(|_| self.is_configured())?.id.name;
+            let (also, such_as) = match is_weaker {
+                true => (format!(", {WEAKER}"), ", such as `trafficMode: strict`"),
+                false => (String::new(), ""),
+            };
             Some(Warning {
                 at: place(origin, "spec"),
-                problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force"),
-                remedy: format!("write into {name} what should hold, and remove this one"),
+                problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force{also}"),
+                remedy: format!("write into {name} what should hold{such_as}, and remove this one"),
             })
         };
-        let ignored = self.settings.ignored(origin).or_else(by_ours);
+        let ignored = self.settings.ignored(origin, is_weaker).or_else(by_ours);
         ignored.or_else(|| self.unmet(origin)).into_iter().collect()
     }
 
@@ -287,4 +311,6 @@ fn shown(origin: &Origin) -> String {
 /// The most remarks told of one object.
 const REMARKS_MAX: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
+const TRAFFIC_MODE: &str = "trafficMode";
+const WEAKER: &str = "and the mesh is permissive although this object is strict";
 const NOT_NAMED: &str = "is ignored: settings of the whole mesh are read only from the namespaces that its operator names";

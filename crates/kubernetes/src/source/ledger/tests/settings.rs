@@ -141,10 +141,16 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     ledger.take(kind, news);
     assert_eq!(config(ledger.flush()).egress, Egress::Deny);
     assert_eq!(ledger.ingress_gateways().count(), 1);
-    // The fields of ours do not matter.
-    for spec in
-        [json!({"trafficMode": "strict"}), json!({"trustDomain": "prod.example"}), json!({})]
-    {
+    // One field besides the trust domain is enough.
+    for (spec, told) in [
+        (
+            json!({"trafficMode": "strict"}),
+            "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev is in force; \
+             write into mesh what should hold, and remove this one",
+        ),
+        (json!({"egress": "allow"}), WEAKER_THAN_OSM),
+        (json!({"trustDomain": "prod.example", "egress": "allow"}), WEAKER_THAN_OSM),
+    ] {
         ledger.take(own, custom(own, "mesh", THEN, spec.clone()));
         let update = ledger.flush();
         let found = ledger.mesh_config().unwrap();
@@ -159,14 +165,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
         assert_eq!(ledger.ingress_gateways().count(), 0, "{spec}");
         let warnings = update.map(|it| it.warnings).unwrap_or_default();
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-        assert_eq!(
-            warnings,
-            [
-                "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev is in \
-              force; write into mesh what should hold, and remove this one"
-            ],
-            "{spec}"
-        );
+        assert_eq!(warnings, [told], "{spec}");
         // In an event, too.
         let statements = ledger.statements().unwrap();
         let remarks: Vec<&String> = statements.iter().filter_map(|it| it.remark.as_ref()).collect();
@@ -175,6 +174,59 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     ledger.take(own, gone("", "mesh"));
     assert_eq!(config(ledger.flush()).egress, Egress::Deny);
     assert_eq!(ledger.exclusions().inbound_ports, BTreeSet::from([80]));
+}
+
+/// The warning about strict settings of OSM when the object of ours has no mode.
+const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev \
+                               is in force, and the mesh is permissive although this object is strict; write into \
+                               mesh what should hold, such as `trafficMode: strict`, and remove this one";
+
+#[test]
+fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
+    let own = index("MeshConfig", "leno.dev");
+    for spec in [json!({"trustDomain": "prod.example"}), json!({})] {
+        let mut ledger = settled();
+        ledger.take(own, custom(own, "mesh", THEN, spec.clone()));
+        let (kind, news) = foreign(json!({"traffic": {"inboundPortExclusionList": [80]}}));
+        ledger.take(kind, news);
+        let update = ledger.flush().unwrap();
+        assert_eq!(update.warnings, [], "{spec}");
+        let found = config(Some(update));
+        assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny), "{spec}");
+        let is_said = found.trust_domain.to_string() == "prod.example";
+        assert_eq!(is_said, spec["trustDomain"].is_string());
+        assert_eq!(ledger.exclusions().inbound_ports, BTreeSet::from([80]), "{spec}");
+    }
+}
+
+#[test]
+fn strict_settings_that_are_ignored_are_told_with_the_mode_of_the_mesh() {
+    let mut ledger = settled();
+    let own = index("MeshConfig", "leno.dev");
+    let (kind, news) = settings_of_osm("shop", THEN, json!({}));
+    ledger.take(kind, news);
+    let told = |ledger: &mut Ledger| {
+        let warnings = ledger.flush().unwrap().warnings;
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let expected = [
+        "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: settings of the whole mesh are read \
+         only from the namespaces that its operator names, and the mesh is permissive although this object is \
+         strict; write a MeshConfig of leno.dev with `trafficMode: strict`, or install with \
+         `--settings-namespaces shop`",
+    ];
+    assert_eq!(told(&mut ledger), expected);
+    let statements = ledger.statements().unwrap();
+    assert!(statements[0].remark.as_ref().unwrap().contains("the mesh is permissive"));
+    ledger.take(own, custom(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
+    assert_eq!(told(&mut ledger), expected);
+    // The operator says a mode.
+    for mode in ["permissive", "strict"] {
+        ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": mode})));
+        let told = told(&mut ledger);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(!told[0].contains("permissive"), "{told:?}");
+    }
 }
 
 #[test]
