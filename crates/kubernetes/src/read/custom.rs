@@ -1,11 +1,11 @@
 //! Custom resources: read by the same readers as documents in files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
 use leno_model::Object;
 use leno_registry::{Rejected, ServedKind, UNKNOWN_FIELD, Warning, read_json};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::created;
 use super::ours::keep_ours;
@@ -26,6 +26,7 @@ pub(crate) fn custom(
     mut object: DynamicObject,
 ) -> Option<Custom> {
     let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
+    let whole = (kind.kind == GRANT).then(|| spec.clone());
     if !keep_ours(kind.group, kind.kind, &mut spec) {
         return None;
     }
@@ -33,7 +34,7 @@ pub(crate) fn custom(
         "MeshConfig" => spec.as_object().map(|spec| spec.keys().cloned().collect()),
         _ => None,
     };
-    let dropped = dropped_fields(kind, &object);
+    let dropped = dropped_fields(kind, &object, whole.as_ref().unwrap_or(&spec));
     // Only what readers look at: a cluster adds much, and what it adds is not the author's.
     let created = created(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
@@ -60,8 +61,9 @@ pub(crate) fn custom(
 
 /// The fields that the author applied and that the API server dropped because the schema of the kind has none: a rule
 /// would be read without a condition that its author wrote. Only `kubectl apply` without `--server-side` leaves the
-/// manifest in an annotation of the object.
-pub(crate) fn dropped_fields(kind: ServedKind, object: &DynamicObject) -> Vec<Rejected> {
+/// manifest in an annotation of the object. Other clients correct an object without that annotation: a field counts
+/// while `live`, the spec without the parts that are not for a mesh, is still the one that was applied.
+fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec<Rejected> {
     // Objects of ours keep their unknown fields: the reader sees them.
     if kind.group == OUR_GROUP {
         return Vec::new();
@@ -84,9 +86,15 @@ pub(crate) fn dropped_fields(kind: ServedKind, object: &DynamicObject) -> Vec<Re
     }
     let written =
         json!({"apiVersion": version, "kind": kind.kind, "metadata": metadata, "spec": spec});
-    let unknown = read_json(&written).err().unwrap_or_default().into_iter();
+    let mut unknown = read_json(&written).err().unwrap_or_default();
+    unknown.retain(|refused| refused.problem == UNKNOWN_FIELD);
+    let corrected = corrected_fields(&written["spec"], live, &unknown);
+    let is_corrected = |refused: &Rejected| {
+        refused.at.field.as_ref().is_some_and(|field| corrected.contains(field))
+    };
     unknown
-        .filter(|refused| refused.problem == UNKNOWN_FIELD)
+        .into_iter()
+        .filter(|refused| !is_corrected(refused))
         .map(|refused| Rejected {
             problem: "was applied and is not in the object: the API server dropped it, because the schema of \
                       the kind does not have it"
@@ -99,9 +107,113 @@ pub(crate) fn dropped_fields(kind: ServedKind, object: &DynamicObject) -> Vec<Re
 
 /// Reads a `ReferenceGrant` that lost fields, also one that is for gateways alone: it grants nothing.
 pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<Custom> {
-    let dropped = if kind.kind == GRANT { dropped_fields(kind, object) } else { Vec::new() };
+    let dropped = match kind.kind {
+        GRANT => dropped_fields(kind, object, &object.data["spec"]),
+        _ => Vec::new(),
+    };
     let (created, mentioned) = (created(&object.metadata), BTreeSet::new());
     (!dropped.is_empty()).then_some(Custom { outcome: Err(dropped), created, mentioned })
+}
+
+/// The unknown fields of an applied spec that another client corrected later.
+fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTreeSet<String> {
+    let field = |it: &Rejected| Some((it.at.field.clone()?, it.remedy.clone()));
+    let unknown = unknown.iter().filter_map(field).collect();
+    let mut comparison = Comparison { unknown, corrected: BTreeSet::new() };
+    comparison.walk(applied, Some(live), "spec");
+    comparison.corrected
+}
+
+/// A comparison of an applied spec with the live one, which has more fields: those that the API server sets by default.
+struct Comparison {
+    /// The unknown fields of the applied one, each with its remedy.
+    unknown: BTreeMap<String, String>,
+    corrected: BTreeSet<String>,
+}
+
+impl Comparison {
+    fn walk(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
+        match applied {
+            Value::Object(fields) => {
+                let there = live.and_then(Value::as_object);
+                for (key, value) in fields {
+                    let at = below(path, key);
+                    if !self.unknown.contains_key(&at) {
+                        self.walk(value, there.and_then(|there| there.get(key)), &at);
+                    } else if there
+                        .is_none_or(|it| self.is_corrected(fields, it, (path, key.as_str())))
+                    {
+                        self.corrected.insert(at);
+                    }
+                }
+            }
+            Value::Array(elements) => {
+                let there = live.and_then(Value::as_array);
+                for (index, element) in elements.iter().enumerate() {
+                    let element_there = there.and_then(|there| there.get(index));
+                    self.walk(element, element_there, &format!("{path}[{index}]"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The map around an unknown field is another one now, or has the field under the name that was meant.
+    fn is_corrected(
+        &self,
+        applied: &Map<String, Value>,
+        live: &Map<String, Value>,
+        (path, key): (&str, &str),
+    ) -> bool {
+        let at = below(path, key);
+        let remedy = self.unknown.get(&at).map(String::as_str).unwrap_or_default();
+        let is_meant = |(name, value): (&String, &Value)| {
+            let is_new = !applied.contains_key(name) && remedy.contains(&format!("`{name}`"));
+            is_new && applied.get(key).is_some_and(|written| self.is_within(written, value, &at))
+        };
+        live.contains_key(key) || !self.are_within(applied, live, path) || live.iter().any(is_meant)
+    }
+
+    /// The known fields of an applied map are in the live one, with the same values.
+    fn are_within(
+        &self,
+        applied: &Map<String, Value>,
+        live: &Map<String, Value>,
+        path: &str,
+    ) -> bool {
+        applied.iter().all(|(key, value)| {
+            let at = below(path, key);
+            match live.get(key) {
+                _ if self.unknown.contains_key(&at) => true,
+                Some(there) => self.is_within(value, there, &at),
+                None => value.is_null(),
+            }
+        })
+    }
+
+    fn is_within(&self, applied: &Value, live: &Value, path: &str) -> bool {
+        match (applied, live) {
+            (Value::Object(applied), Value::Object(live)) => self.are_within(applied, live, path),
+            (Value::Array(applied), Value::Array(live)) => {
+                let mut pairs = applied.iter().zip(live).enumerate();
+                applied.len() == live.len()
+                    && pairs.all(|(index, (applied, live))| {
+                        self.is_within(applied, live, &format!("{path}[{index}]"))
+                    })
+            }
+            // An API server may write `1` for `1.0`.
+            (Value::Number(applied), Value::Number(live)) => {
+                applied == live || applied.as_f64() == live.as_f64()
+            }
+            _ => applied == live,
+        }
+    }
+}
+
+/// The path of a field, as readers of objects write it.
+fn below(path: &str, key: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if key.chars().all(is_plain) { format!("{path}.{key}") } else { format!("{path}[{key:?}]") }
 }
 
 const GRANT: &str = "ReferenceGrant";
@@ -111,6 +223,8 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 #[cfg(test)]
 mod tests {
+    use leno_registry::Place;
+
     use super::*;
 
     const GROUPS: ServedKind = ServedKind {
@@ -154,6 +268,55 @@ mod tests {
         // A field that an edit removed later is known.
         let edited = json!({"name": "all", "pathRegex": "/a", "methods": ["GET"]});
         assert!(read(&live, &edited).is_ok());
+    }
+
+    #[test]
+    fn a_field_that_another_client_corrected_is_not_missing() {
+        let applied = json!({"name": "all", "pathRegex": "/a", "metods": ["GET"]});
+        for live in [
+            json!({"name": "all", "pathRegex": "/a", "methods": ["GET"]}),
+            json!({"name": "all", "pathRegex": "/b"}),
+            json!({"name": "gets", "methods": ["GET"]}),
+        ] {
+            assert!(read(&live, &applied).is_ok(), "{live}");
+        }
+        // Other fields are defaults of the API server, or a correction of something else.
+        for live in [
+            json!({"name": "all", "pathRegex": "/a"}),
+            json!({"name": "all", "pathRegex": "/a", "methods": ["*"]}),
+            json!({"name": "all", "pathRegex": "/a", "headers": {"a": "b"}}),
+        ] {
+            assert!(read(&live, &applied).is_err(), "{live}");
+        }
+    }
+
+    #[test]
+    fn a_live_spec_has_the_applied_one_within_it() {
+        let unknown = |field: &str| Rejected {
+            at: Place { field: Some(field.to_owned()), ..Place::default() },
+            problem: UNKNOWN_FIELD.to_owned(),
+            remedy: "did you mean `path`?".to_owned(),
+        };
+        let applied = json!({"rules": [
+            {"matches": [{"pth": {"value": "/a"}, "weight": 1.0, "none": null}]},
+            {"matches": []},
+        ]});
+        let field = "spec.rules[0].matches[0].pth";
+        for (found, is_corrected) in [
+            (json!({"weight": 1}), false),
+            // A default is not the value that was written.
+            (json!({"weight": 1, "path": {"type": "PathPrefix", "value": "/"}}), false),
+            (json!({"weight": 1, "path": {"type": "PathPrefix", "value": "/a"}}), true),
+            (json!({"weight": 2}), true),
+            (json!({}), true),
+        ] {
+            // An edit of another rule does not bring the field back.
+            let live = json!({"rules": [{"matches": [found]}], "more": true});
+            let corrected = corrected_fields(&applied, &live, &[unknown(field)]);
+            assert_eq!(corrected.contains(field), is_corrected, "{live}");
+        }
+        let corrected = corrected_fields(&applied, &json!({"rules": []}), &[unknown(field)]);
+        assert!(corrected.contains(field), "its rule is gone");
     }
 
     #[test]
