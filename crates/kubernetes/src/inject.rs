@@ -209,7 +209,12 @@ pub fn inject(
         Some(Skip::Disabled) if floor.is_some_and(|it| decision::is_required(pod, demand, it)) => {
             overruled.push(REQUIRED.to_owned());
         }
-        Some(skip) => return Ok(Outcome::Skipped(skip)),
+        Some(skip) => {
+            if skip == Skip::Present {
+                decision::reject_imitation(pod, demand, settings)?;
+            }
+            return Ok(Outcome::Skipped(skip));
+        }
     }
     let wishes = Wishes::read(pod, demand.namespace(), settings)?;
     decision::refuse_sidecar_user(pod)?;

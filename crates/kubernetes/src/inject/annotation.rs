@@ -54,6 +54,26 @@ pub enum InjectError {
         /// The user.
         uid: u32,
     },
+    /// The floor of the mesh requires a sidecar, and a container has only its name.
+    #[error(
+        "container {container} ({field}) has the name of the sidecar and runs {image}, which is no image of the \
+         sidecar, and spec.floor.injection of the MeshConfig requires a sidecar; remove the container, and the pod \
+         gets a sidecar, or add the repository to spec.floor.sidecarImages"
+    )]
+    Imitation {
+        /// The field of its image.
+        field: String,
+        /// The container.
+        container: String,
+        /// The image.
+        image: String,
+    },
+    /// The floor of the mesh requires a sidecar, and the pod has the redirection to one alone.
+    #[error(
+        "spec has a container leno-intercept and no container leno-proxy, and spec.floor.injection of the MeshConfig \
+         requires a sidecar; remove leno-intercept, and the pod gets both"
+    )]
+    Incomplete,
     /// What is given is no pod.
     #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]
     NoPod(String),

@@ -3,12 +3,13 @@
 //! First what never gets one; then the pod's own word, then its namespace's, each in our form before
 //! OSM's before FSM's. The forms of those two count in namespaces that they monitor.
 
-use leno_model::Floor;
+use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
 use super::annotation::{InjectError, Of, of_pod, switch};
-use super::{Demand, NamespaceFacts, Skip, is_ours};
-use crate::words::{INJECTION, PREFIXES, PROXY_UID};
+use super::wishes::wanted_image;
+use super::{Demand, NamespaceFacts, Settings, Skip, is_ours};
+use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Why the pod gets none; nothing when it does.
 pub(crate) fn decide(
@@ -29,12 +30,8 @@ pub(crate) fn decide(
             return Ok(word);
         }
     };
-    let name = namespace.name.as_str();
-    if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
-        return Ok(Some(Skip::SystemNamespace));
-    }
-    if PREFIXES.iter().any(|prefix| namespace.labels.contains_key(&format!("{prefix}/ignore"))) {
-        return Ok(Some(Skip::Ignored));
+    if let Some(skip) = never_in(namespace, system_namespace) {
+        return Ok(Some(skip));
     }
     // Both are read: a slip of the pen is told even where it decides nothing.
     let (of_pod, of_namespace) =
@@ -53,6 +50,48 @@ pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> boo
     floor.injection_required && demand.namespace().is_some_and(wants) && opts_out()
 }
 
+/// Rejects a pod that has containers with the names of a sidecar and none of its images, where the floor of the mesh
+/// requires a sidecar: such a pod would stay without one.
+pub(super) fn reject_imitation(
+    pod: &Value,
+    demand: Demand<'_>,
+    settings: &Settings,
+) -> Result<(), InjectError> {
+    let floor = settings.floor_in(demand.namespace()).filter(|floor| floor.injection_required);
+    let has_injection = |facts: &&NamespaceFacts| {
+        never_in(facts, &settings.system_namespace).is_none()
+            && spoken_by_namespace(facts) == Ok(Some(true))
+    };
+    let (Some(floor), Some(namespace)) = (floor, demand.namespace().filter(has_injection)) else {
+        return Ok(());
+    };
+    let wanted = wanted_image(pod, Some(namespace))?;
+    let is_permitted = |image: &str| {
+        if floor.sidecar_images.is_empty() {
+            // Annotations may name any image, and a pod may come here again with the one that it got.
+            wanted == Some(image) || repository_of(image) == repository_of(&settings.image)
+        } else {
+            settings.permits_image(floor, image)
+        }
+    };
+    let mut has_sidecar = false;
+    for list in ["initContainers", "containers"] {
+        let containers = pod["spec"][list].as_array().into_iter().flatten();
+        for (index, container) in containers.enumerate().filter(|(_, it)| is_ours(it)) {
+            let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
+            if !is_permitted(container["image"].as_str().unwrap_or_default()) {
+                return Err(InjectError::Imitation {
+                    field: format!("spec.{list}[{index}].image"),
+                    container: text("name"),
+                    image: text("image"),
+                });
+            }
+            has_sidecar |= container["name"] == PROXY_CONTAINER;
+        }
+    }
+    if has_sidecar { Ok(()) } else { Err(InjectError::Incomplete) }
+}
+
 /// Somebody who runs as the sidecar does would not be led to it.
 pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     let spec = &pod["spec"];
@@ -67,6 +106,17 @@ pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
         }
     }
     Ok(())
+}
+
+/// The reason that no pod of a namespace gets a sidecar, whatever the pod says.
+fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<Skip> {
+    let name = namespace.name.as_str();
+    if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
+        return Some(Skip::SystemNamespace);
+    }
+    let is_ignored =
+        PREFIXES.iter().any(|prefix| namespace.labels.contains_key(&format!("{prefix}/ignore")));
+    is_ignored.then_some(Skip::Ignored)
 }
 
 fn never(pod: &Value) -> Option<Skip> {
@@ -160,3 +210,108 @@ const OTHER_MESHES: &[(&str, &str, &str)] = &[
     ("security.istio.io/tlsMode", "istio-proxy", "Istio"),
     ("linkerd.io/control-plane-ns", "linkerd-proxy", "Linkerd"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{Name, TrustDomain};
+    use serde_json::json;
+
+    use super::super::{Outcome, inject};
+    use super::*;
+    use crate::api::NamespaceName;
+
+    fn settings(floor: Floor) -> Settings {
+        let trust_domain = TrustDomain::new("cluster.local").unwrap();
+        let system = NamespaceName::literal("leno-system");
+        let image = "registry.example/leno:1".to_owned();
+        Settings { floor, ..Settings::new(image, system, trust_domain, String::new()) }
+    }
+
+    fn required(images: &[&str]) -> Floor {
+        let sidecar_images = images.iter().map(|image| (*image).to_owned()).collect();
+        Floor { injection_required: true, sidecar_images, ..Floor::default() }
+    }
+
+    fn shop(labels: &[(&str, &str)]) -> NamespaceFacts {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        NamespaceFacts {
+            name: "shop".to_owned(),
+            labels: labels.iter().map(owned).collect(),
+            ..NamespaceFacts::default()
+        }
+    }
+
+    /// `None` when the pod stays as it is because it has a sidecar, or the reason that it is rejected.
+    fn verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
+        match inject(pod, Demand::Namespace(facts), &settings(floor)) {
+            Ok(outcome) => {
+                assert_eq!(outcome, Outcome::Skipped(Skip::Present));
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn with(containers: Value) -> Value {
+        json!({"metadata": {"name": "web"}, "spec": {"containers": containers}})
+    }
+
+    #[test]
+    fn a_container_with_the_name_of_the_sidecar_is_none_where_the_floor_requires_one() {
+        let on = || shop(&[("leno.dev/injection", "enabled")]);
+        let pod = |image: &str| {
+            with(json!([{"name": "app", "image": "app:1"}, {"name": "leno-proxy", "image": image}]))
+        };
+        let idle = pod("busybox:1");
+        let why = verdict(&idle, &on(), required(&[])).unwrap();
+        assert_eq!(
+            why,
+            "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs busybox:1, which is no \
+             image of the sidecar, and spec.floor.injection of the MeshConfig requires a sidecar; remove the \
+             container, and the pod gets a sidecar, or add the repository to spec.floor.sidecarImages"
+        );
+        assert!(verdict(&idle, &on(), required(&["mirror.example/"])).is_some());
+        for image in ["registry.example/leno:1", "registry.example/leno@sha256:0"] {
+            assert_eq!(verdict(&pod(image), &on(), required(&[])), None, "{image}");
+            assert_eq!(verdict(&pod(image), &on(), required(&["other"])), None, "{image}");
+        }
+        let mirrored = pod("mirror.example/leno:1");
+        assert_eq!(verdict(&mirrored, &on(), required(&["mirror.example/"])), None);
+        assert!(verdict(&mirrored, &on(), required(&[])).is_some());
+        // A pod that got the image of its annotation.
+        let mut annotated = mirrored;
+        annotated["metadata"]["annotations"] =
+            json!({"leno.dev/sidecar-image": "mirror.example/leno:1"});
+        assert_eq!(verdict(&annotated, &on(), required(&[])), None);
+        // Without an image.
+        let bare = with(json!([{"name": "leno-proxy"}]));
+        assert!(verdict(&bare, &on(), required(&[])).is_some());
+    }
+
+    #[test]
+    fn redirection_alone_is_no_sidecar() {
+        let facts = shop(&[("leno.dev/injection", "enabled")]);
+        let pod = with(json!([{"name": "leno-intercept", "image": "registry.example/leno:1"}]));
+        let why = verdict(&pod, &facts, required(&[])).unwrap();
+        assert!(why.contains("no container leno-proxy"), "{why}");
+        assert_eq!(verdict(&pod, &facts, Floor::default()), None);
+    }
+
+    #[test]
+    fn any_container_counts_where_no_sidecar_is_required() {
+        let pod = with(json!([{"name": "leno-proxy", "image": "busybox"}]));
+        let on = ("leno.dev/injection", "enabled");
+        let shop_name = Name::new("shop").unwrap();
+        let excepted = Floor { except_namespaces: [shop_name].into(), ..required(&[]) };
+        for (facts, floor) in [
+            (shop(&[on]), Floor::default()),
+            (shop(&[on]), excepted),
+            (shop(&[]), required(&[])),
+            (shop(&[("leno.dev/injection", "disabled")]), required(&[])),
+            (shop(&[on, ("leno.dev/ignore", "true")]), required(&[])),
+            (NamespaceFacts { name: "leno-system".to_owned(), ..shop(&[on]) }, required(&[])),
+        ] {
+            assert_eq!(verdict(&pod, &facts, floor), None, "{facts:?}");
+        }
+    }
+}

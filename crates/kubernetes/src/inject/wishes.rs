@@ -111,6 +111,14 @@ impl Wishes {
     }
 }
 
+/// The image that an annotation of the pod or its namespace names.
+pub(super) fn wanted_image<'a>(
+    pod: &'a Value,
+    namespace: Option<&'a NamespaceFacts>,
+) -> Result<Option<&'a str>, InjectError> {
+    Written { pod, namespace }.image()
+}
+
 /// Where annotations stand.
 struct Written<'a> {
     pod: &'a Value,
