@@ -72,8 +72,8 @@ pub(crate) struct InstallArgs {
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = ranges)]
     api_server: Option<Vec<Option<AddressRange>>>,
     /// Namespaces with objects about the whole mesh, in addition to that of the control plane: osm-mesh-config or
-    /// fsm-mesh-config until there is a MeshConfig of leno.dev; TagRoutes for all services; Egress
-    /// objects for accounts of other namespaces; repeatable; `none` removes all of them [default: as installed
+    /// fsm-mesh-config until a MeshConfig of leno.dev says more than the trust domain; TagRoutes for all services;
+    /// Egress objects for accounts of other namespaces; repeatable; `none` removes all of them [default: as installed
     /// before, or none]
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', value_parser = cluster::namespace_name)]
     settings_namespaces: Option<Vec<Name>>,

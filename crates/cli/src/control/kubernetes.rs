@@ -64,9 +64,9 @@ pub(super) struct ClusterArgs {
     /// in the settings of OSM and FSM, are made for
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     access_certs: Vec<Name>,
-    /// Namespaces with objects about the whole mesh, in addition to its own: osm-mesh-config and fsm-mesh-config, until there
-    /// is a MeshConfig of leno.dev; TagRoutes for all services; Egress objects for accounts of other
-    /// namespaces
+    /// Namespaces with objects about the whole mesh, in addition to its own: osm-mesh-config and fsm-mesh-config, until a
+    /// MeshConfig of leno.dev says more than the trust domain; TagRoutes for all services; Egress objects for
+    /// accounts of other namespaces
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',', requires = "kubernetes", value_parser = namespace_name)]
     settings_namespaces: Vec<Name>,
     /// Clients that get /metrics of sidecars with the annotation leno.dev/metrics: enabled, and of gateways: `any`, or
