@@ -74,7 +74,7 @@ pub(crate) fn regardless_of_case(pattern: &str) -> Result<Regex, regex::Error> {
 
 /// True when letters that a pattern excludes are more of them without regard to case, so that it fits less.
 pub(crate) fn may_exclude(pattern: &str) -> bool {
-    ["[^", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
+    ["[^", ":^", "!=", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
 }
 
 /// True when a text that ends in a slash may fit a pattern.

@@ -109,6 +109,7 @@ pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
             "/a/b/?",
             "/a/(b/)?",
             "/[^A]",
+            "/[[:^upper:]]+",
             "/a;v.*",
             "/a%2.*",
             r"/a/b\.(json|c)",

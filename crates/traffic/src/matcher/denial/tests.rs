@@ -465,6 +465,8 @@ fn paths_of_rules_fit_their_spellings_and_no_others() {
         (regex("/v[0-9]/admin"), "/v1/admins", false),
         (regex("/v[0-9]/admin"), "/v1;a=b/admin", true),
         (regex("/[^a]+"), "/A", true),
+        (regex("/x/[[:^upper:]]+"), "/x/abc", true),
+        (regex(r"/x/\p{gc!=Lu}+"), "/x/abc", true),
     ] {
         let rule = RequestMatch { path, ..RequestMatch::default() };
         assert_eq!(denies(&rule, &Sent::get(sent)), expected, "{:?} {sent}", rule.path);
