@@ -21,7 +21,8 @@ use crate::spelling::{
 /// * A path counts as the most forgiving application reads it: decoded until no escape is left, without regard to case,
 ///   with backslashes as slashes, without empty elements, parameters of elements, a last slash, and blanks or dots at the
 ///   end of an element. A last element counts with and without what follows a dot in it. Below a file
-///   (`/admin.php/x`) a rule about the file counts. A path that climbs fits every rule about paths.
+///   (`/admin.php/x`) a rule about the file counts, and one about all below the path without the dot (`/admin`). A path
+///   that climbs fits every rule about paths.
 /// * The name of a header counts without regard to case and separators (`X_Role`). Of a repeated header, or a list in one,
 ///   each value counts, and all of them joined, without regard to case, quotes and parameters.
 /// * A host counts as it was sent, and in lower case without port and final dot.
@@ -187,8 +188,9 @@ impl MeantPath {
             Self::Any => true,
             _ if path.climbs() => true,
             Self::Text { text, below, parameters } => {
-                read(*parameters).strip_prefix(&**text).is_some_and(|rest| {
-                    rest.is_empty() || is_format(rest, text) || *below && rest.starts_with('/')
+                read(*parameters).strip_prefix(&**text).is_some_and(|rest| match *below {
+                    true => rest.is_empty() || is_below(rest, text),
+                    false => rest.is_empty() || is_format(rest, text),
                 })
             }
             Self::Begins { folded, sent: text, parameters } => {
@@ -251,6 +253,16 @@ impl AnyCase {
 /// True for the rest of a path that may be the format of the answer: Rails takes it so, and Spring did.
 fn is_format(rest: &str, path: &str) -> bool {
     matches!(rest.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
+}
+
+/// True for the rest of a path that may be below a path: Apache's MultiViews and PHP without extensions serve
+/// `/admin/users` at `/admin.php/users`, too.
+fn is_below(rest: &str, path: &str) -> bool {
+    match rest.as_bytes() {
+        [b'/', ..] => true,
+        [b'.', ..] => path != "/",
+        _ => false,
+    }
 }
 
 /// True for the path of a file: servers pass everything below a script to the script.
