@@ -99,9 +99,7 @@ impl Spelling {
         if is_odd && !spelling.climbs {
             spelling.read(path);
         }
-        let dots = |text: &str| text.bytes().filter(|byte| *byte == b'.').count();
-        let read = spelling.folded(path);
-        if read.len() > STEMS_MAX && dots(read) > STEMS_MAX {
+        if spelling.is_dotted && has_many_stems(spelling.folded(path)) {
             spelling.climbs = true;
         }
         spelling
@@ -275,8 +273,21 @@ const IN_SPELLINGS: [u8; 256] = {
     found
 };
 
+/// True when a path has more beginnings, or longer ones, than rules are compared with.
+fn has_many_stems(folded: &str) -> bool {
+    if folded.len() <= STEMS_MAX {
+        return false;
+    }
+    let dots = folded.bytes().filter(|byte| *byte == b'.').count();
+    dots > STEMS_MAX || dots.saturating_mul(folded.len()) > STEM_BYTES_MAX
+}
+
 /// A path with more dots may be any: no rule is compared with so many beginnings of one path.
 const STEMS_MAX: usize = 64;
+
+/// A path may be any as well when its beginnings could have more bytes together: each regular expression of a rule
+/// reads all of them, and a path may be as long as the head of a request.
+const STEM_BYTES_MAX: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -333,6 +344,20 @@ mod tests {
     fn a_path_of_very_many_dots_may_be_any() {
         let dotted = "/".to_owned() + &"a.".repeat(STEMS_MAX + 1) + "b";
         assert!(Spelling::of(&dotted, PathKind::of(&dotted)).climbs());
+    }
+
+    #[test]
+    fn a_long_path_with_dots_may_be_any() {
+        let path = |letters: usize| format!("/{}/a.b.c", "x".repeat(letters));
+        for (path, may_be_any) in [
+            (path(STEM_BYTES_MAX / 4), false),
+            (path(STEM_BYTES_MAX / 2), true),
+            (path(STEM_BYTES_MAX).replace('.', "%2E"), true),
+            (path(STEM_BYTES_MAX * 4).replace('.', ""), false),
+        ] {
+            let spelling = Spelling::of(&path, PathKind::of(&path));
+            assert_eq!(spelling.climbs(), may_be_any, "{} bytes", path.len());
+        }
     }
 
     #[test]
