@@ -20,7 +20,8 @@ pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> 
 }
 
 /// True when applications may take the encoded name of a parameter for this one, which is [folded](folded_name): without
-/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks before it, and with `.` or a blank for `_`.
+/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks before it, and with `.`, a blank or
+/// a `[` that nothing closes for `_`.
 pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
     if encoded.len() < folded.len() {
         return false;
@@ -29,7 +30,16 @@ pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
         return true;
     }
     let name = folded_name(encoded);
-    name == folded || name.split_once('[').is_some_and(|(name, _)| name == folded)
+    name == folded
+        || name.split_once('[').is_some_and(|(list, place)| {
+            list == folded || !place.contains(']') && is_underscored(&name, folded)
+        })
+}
+
+/// True for a name that has `[` where the other has `_`: PHP reads a `[` so that nothing closes.
+fn is_underscored(name: &str, folded: &str) -> bool {
+    let is_same = |(byte, other): (u8, u8)| byte == other || byte == b'[' && other == b'_';
+    name.len() == folded.len() && name.bytes().zip(folded.bytes()).all(is_same)
 }
 
 /// The name of a parameter as the most forgiving application reads it.

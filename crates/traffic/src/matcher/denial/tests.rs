@@ -522,3 +522,18 @@ fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
         assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
     }
 }
+
+#[test]
+fn a_bracket_that_nothing_closes_is_an_underscore() {
+    for (name, folded, expected) in [
+        ("user[role", "user_role", true),
+        ("User%5Brole", "user_role", true),
+        ("user[role[x", "user_role_x", true),
+        ("user]x[role", "user]x_role", true),
+        ("user[role]", "user_role", false),
+        ("user[roles", "user_role", false),
+        ("user_role", "user[role", false),
+    ] {
+        assert_eq!(may_be_named(name, folded), expected, "{name} {folded}");
+    }
+}
