@@ -78,7 +78,8 @@ pub(crate) struct Spelling {
 
 /// The readings of a path that is not written plainly.
 struct Odd {
-    decoded: String,
+    /// Absent for a path without escapes.
+    decoded: Option<String>,
     folded: String,
     /// Folded as well, where that differs.
     with_parameters: Option<String>,
@@ -106,17 +107,20 @@ impl Spelling {
     }
 
     fn read(&mut self, path: &str) {
-        let Some(bytes) = decoded_throughout(path) else {
+        let is_escaped = path.contains('%');
+        let read: Option<Cow<'_, str>> = match is_escaped {
+            true => decoded_throughout(path).map(|bytes| Cow::Owned(lossy(&bytes))),
+            false => Some(Cow::Borrowed(path)),
+        };
+        let Some(read) = read else {
             self.climbs = true;
             return;
         };
-        let decoded = String::from_utf8_lossy(&bytes);
-        let folded = folded_path(&decoded, Parameters::Dropped);
+        let folded = folded_path(&read, Parameters::Dropped);
         self.climbs |= folded.climbs;
         self.is_dotted = folded.text.contains('.');
-        let with_parameters =
-            decoded.contains(';').then(|| folded_path(&decoded, Parameters::Kept).text);
-        let decoded = String::from_utf8_lossy(&percent_decoded(path).collect::<Vec<u8>>()).into();
+        let with_parameters = read.contains(';').then(|| folded_path(&read, Parameters::Kept).text);
+        let decoded = is_escaped.then(|| lossy(&percent_decoded(path).collect::<Vec<u8>>()));
         self.odd = Some(Box::new(Odd { decoded, folded: folded.text, with_parameters }));
     }
 
@@ -157,10 +161,16 @@ impl Spelling {
     pub(crate) fn any_other(&self, sent: &str, fits: impl Fn(&str) -> bool) -> bool {
         let odd = self.odd.as_ref();
         let others = odd.into_iter().flat_map(|odd| {
-            [Some(sent), Some(&*odd.decoded), odd.with_parameters.as_deref()].into_iter().flatten()
+            [Some(sent), odd.decoded.as_deref(), odd.with_parameters.as_deref()]
+                .into_iter()
+                .flatten()
         });
         others.chain(self.stems(sent)).any(fits)
     }
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The beginnings of a path that applications may take for all of it.
