@@ -409,6 +409,21 @@ proptest! {
         prop_assert!(respelled.is_denied_by(&matcher), "{}: {used:?}: {respelled:?}", framework.name);
     }
 
+    /// httpd.apache.org/docs/current/content-negotiation.html: MultiViews serves `/a/x` at `/a.php/x`.
+    #[test]
+    fn a_script_without_its_extension_is_below_a_prefix(
+        (path, _) in path_and_rule(),
+        extension in "[a-z]{1,4}",
+        below in "[a-z]{1,5}",
+        at in any::<Index>(),
+    ) {
+        let path_match = PathMatch::Prefix(path.clone());
+        let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
+        let sent = Sent::get(&format!("{path}.{extension}/{below}"));
+        prop_assert!(denies(&rule, &sent), "{sent:?}");
+        prop_assert!(denies(&rule, &upper_letter(sent, &at)));
+    }
+
     #[test]
     fn what_plainly_fits_is_denied(
         request in crate::many::tests::any_match(),
