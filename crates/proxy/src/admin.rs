@@ -69,8 +69,10 @@ impl Default for Scraping {
 /// Answers until the listener is dropped with the control thread.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // All clients are on this machine: they are one source.
-    let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+    // All clients are on this machine: they are one source. A connection with a request counts as
+    // half-open until its end, and is not to evict others.
+    let bounds =
+        Bounds { half_open: CONNECTIONS_MAX, ..Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX) };
     let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
     let mut listener = Listener::new("admin", listener);
     loop {

@@ -37,7 +37,9 @@ impl Health {
     /// Answers until the listener is dropped with the control thread.
     pub(crate) async fn serve(self, listener: TcpListener) {
         let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
-        let admission = Admission::new(Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX));
+        // A connection with a request counts as half-open until its end, and is not to evict others.
+        let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+        let admission = Admission::new(Bounds { half_open: CONNECTIONS_MAX, ..bounds });
         let mut listener = Listener::new("health", listener);
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
@@ -118,7 +120,8 @@ impl Health {
 const NO_METRICS: &str = "metrics are not open to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
-/// Connections at once; more wait. Half of them may be without a request, and a quarter those of one source.
+/// Connections at once; more wait. Half of them may be without a request, and a quarter may be such ones of a
+/// single source.
 const CONNECTIONS_MAX: usize = 64;
 /// Probes under way at once: more than a pod has.
 const PROBES_MAX: usize = 32;
