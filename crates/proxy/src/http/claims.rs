@@ -92,6 +92,8 @@ const OF_X: &[&str] = &[
     "x-proxy-*",
     "x-proxyuser-*",
     "x-azure-*",
+    "x-arr-*",
+    "x-waws-*",
     "x-appengine-*",
     "x-vercel-*",
     "x-akamai-*",
@@ -102,6 +104,7 @@ const OF_X: &[&str] = &[
     "x-ssl-*",
     "x-tls-client*",
     "x-rewrite-url",
+    "x-override-url",
     "x-host",
     "x-host-override",
     "x-http-host*",
@@ -158,6 +161,10 @@ mod tests {
             "cf.connecting-ip",
             "REMOTE_ADDR",
             "clientip",
+            "X-ARR-ClientCert",
+            "x_arr_ssl",
+            "X-WAWS-Unencoded-URL",
+            "X_Override.Url",
         ] {
             assert!(is_claim(name.as_bytes()), "{name}");
         }
@@ -198,6 +205,8 @@ mod tests {
             "x-client-version",
             "x-clip",
             "x-ship",
+            "x-arrival",
+            "x-override",
             "x-membership",
             "clip",
             "x-shipping-address",

@@ -152,7 +152,8 @@ const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host fo
     x-gateway-client-ip x-lb-client-ip x-envoy-external-address x-envoy-original-path x-host x-host-override \
     x-http-host-override x-rewrite-url x-request-uri x-scheme x-url-scheme front-end-https x-custom-ip-authorization \
     x-coming-from coming-from client-cert client-cert-chain ssl-client-verify ssl-client-cert x-ssl-client-cert \
-    x-client-cert x-client-verify x-amzn-mtls-clientcert x-amzn-remapped-host z-forwarded-for ns-client-ip";
+    x-client-cert x-client-verify x-amzn-mtls-clientcert x-amzn-remapped-host z-forwarded-for ns-client-ip \
+    x-arr-clientcert x-arr-ssl x-waws-unencoded-url x-override-url";
 
 #[test]
 fn strangers_are_told_reasons_and_no_names() {
