@@ -69,18 +69,29 @@ impl<L: Accept> Listener<L> {
     /// Accepts the next connection. Cancel-safe; a pause that was cancelled goes on at the next call.
     pub async fn accept(&mut self) -> (L::Stream, L::Peer) {
         loop {
-            if let Some(until) = self.pauses.until {
-                sleep_until(until).await;
-                self.pauses.until = None;
+            if let Some(accepted) = self.accept_or_pause().await {
+                return accepted;
             }
+        }
+    }
+
+    /// The same, but returns `None` when a pause begins, so that the caller can count it. The next call
+    /// waits for its end.
+    pub async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
+        if let Some(until) = self.pauses.until {
+            sleep_until(until).await;
+            self.pauses.until = None;
+        }
+        while self.pauses.until.is_none() {
             match self.listener.accept_one().await {
                 Ok(accepted) => {
                     self.pauses.succeed();
-                    return accepted;
+                    return Some(accepted);
                 }
                 Err(error) => self.fail(&error),
             }
         }
+        None
     }
 
     /// Accept calls that were followed by a pause, since the start.
@@ -225,6 +236,17 @@ mod tests {
         let mut listener = Script::repeated(&[(Errno::CONNABORTED, 1000)]);
         listener.accept().await;
         assert!(listener.paused() > 900, "an error that never ends is one of the listener");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_pause_is_reported_when_it_begins() {
+        let mut listener = Script::repeated(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
+        let start = Instant::now();
+        assert!(listener.accept_or_pause().await.is_none());
+        assert_eq!((start.elapsed(), listener.paused()), (Duration::ZERO, 1));
+        assert!(listener.accept_or_pause().await.is_none());
+        assert!(listener.accept_or_pause().await.is_some());
+        assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.paused() == 2);
     }
 
     #[tokio::test(start_paused = true)]

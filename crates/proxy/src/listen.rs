@@ -94,9 +94,10 @@ async fn accept(
         Err(error) => return tracing::error!(?gate, %error, "a listener cannot be used"),
     };
     loop {
-        let paused = listener.paused();
-        let (tcp, peer) = listener.accept().await;
-        worker.shard.add(Count::AcceptPauses, listener.paused() - paused);
+        let Some((tcp, peer)) = listener.accept_or_pause().await else {
+            worker.shard.add(Count::AcceptPauses, 1);
+            continue;
+        };
         let max = worker.config.limits.connections_max;
         // Who is sent away needs a moment to go.
         let is_made_room = || open.get() < max + max / 8 && worker.idle.shed();
