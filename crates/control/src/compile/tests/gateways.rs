@@ -179,6 +179,16 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     for policy in enforced {
         assert_eq!(reviews_beside(&policy), [("reviews-v1-1".to_owned(), true)], "{policy}");
     }
+    // Services over the same pods: `reviews` selects those of `reviews-v1` too, and `reviews-b` leads to the same port.
+    let beside = of_service("RateLimit", "concurrency: {requests: 10}");
+    let other = beside.replace("name: reviews-v1", "name: reviews");
+    assert_eq!(reviews_beside(&other), [("reviews-v1-1".to_owned(), true)], "{other}");
+    let renamed = beside.replace("name: reviews-v1", "name: reviews-b");
+    let another = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: reviews-b, namespace: bookinfo}}\n\
+         spec: {{selector: {{app: reviews}}, ports: [{{port: 81, targetPort: http}}]}}\n---\n{renamed}"
+    );
+    assert_eq!(reviews_beside(&another), [("reviews-v1-1".to_owned(), true)], "{another}");
     let others = [
         of_service("Hedging", "after: 50ms"),
         access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
