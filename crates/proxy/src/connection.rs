@@ -19,16 +19,17 @@ use tokio::time::{sleep_until, timeout};
 use crate::connections::{Connection, Counted, Listed};
 use crate::crew::Crew;
 use crate::drain::Phase;
-use crate::first_bytes::detect;
+use crate::first_bytes::{detect, preface};
 use crate::gateway;
 use crate::handshake;
-use crate::http::message::Writer;
+use crate::http::message::{Reader, Writer};
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
 use crate::outside;
+use crate::patience::finished_within;
 use crate::plaintext;
 use crate::session::{Entrance, Session};
 use crate::tcp;
@@ -180,7 +181,7 @@ pub(crate) enum Ended {
 }
 
 /// From a client without mutual TLS: whatever the application speaks. A client of HTTP is half-open until
-/// it has sent something.
+/// it has sent the head of a request, or the preface of HTTP/2.
 async fn plain_inbound(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
@@ -195,7 +196,6 @@ async fn plain_inbound(
     let Some(spoken) = handshake::begun(worker, &half_open, spoken).await else {
         return io.reset();
     };
-    drop(half_open);
     let Some(spoken) = spoken else {
         return;
     };
@@ -212,21 +212,79 @@ async fn plain_inbound(
     match spoken {
         Spoken::Http1 => {
             let listed = list("http");
-            Box::pin(from_http1(session, listed, &io, early)).await;
+            Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
         }
         Spoken::Http2 => {
             let _listed = list("http2");
-            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+            Box::pin(half_open_http2((session, half_open), &io, early)).await;
         }
         Spoken::Opaque => {
+            drop(half_open);
             let _listed = list("tcp");
             Box::pin(tcp::plainly(&session, port, io, early)).await;
         }
     }
 }
 
+/// Serves HTTP/1.1 in clear. The connection is half-open until the head of its first request is whole.
+pub(crate) async fn half_open_http1(
+    (session, half_open): (Session, HalfOpen),
+    listed: Listed,
+    io: &Io,
+    early: BytesMut,
+) {
+    let first = Box::pin(first_request(&session, half_open, io, early)).await;
+    if let Some(early) = first {
+        from_http1(session, listed, io, early).await;
+    }
+}
+
+/// Reads the head of the first request, and returns all that was read. `None`: the connection is over.
+async fn first_request(
+    session: &Session,
+    half_open: HalfOpen,
+    io: &Io,
+    early: BytesMut,
+) -> Option<BytesMut> {
+    let worker = &session.worker;
+    let mut reader = Reader::new(io.clone());
+    reader.buffer = early;
+    let mut head = worker.request_heads.lend();
+    let read = finished_within(worker.config.limits.head_timeout, reader.whole_request(&mut head));
+    let read = handshake::begun(worker, &half_open, read).await;
+    drop(half_open);
+    match read {
+        Some(Some(())) => return Some(reader.buffer),
+        // Empty lines begin no request: the connection is idle.
+        Some(None) if matches!(&reader.buffer[..], b"" | b"\r") => return Some(reader.buffer),
+        Some(None) => drop(refuse(session, io, Reason::HeadTimeout).await),
+        None => io.reset(),
+    }
+    None
+}
+
+/// Serves HTTP/2 in clear. The connection is half-open until its preface is whole; from then on it is idle
+/// while it has no request, and makes room as such.
+pub(crate) async fn half_open_http2(
+    (session, half_open): (Session, HalfOpen),
+    io: &Io,
+    mut early: BytesMut,
+) {
+    let worker = &session.worker;
+    let read = timeout(worker.config.limits.handshake_timeout, preface(io, &mut early));
+    let read = handshake::begun(worker, &half_open, read).await;
+    drop(half_open);
+    match read {
+        // A client that is late or sends something else hears of it from the handshake of HTTP/2.
+        Some(Ok(()) | Err(_)) => {
+            Box::pin(http2::server::serve(Rc::new(session), io, early)).await;
+        }
+        None => io.reset(),
+    }
+}
+
 /// Serves a connection that begins in HTTP/1.1; its client may go on in HTTP/2.
-pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
+async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
     if let Served::Http2 { first, early } = serve(&session, io, early).await {
         listed.goes_on_in("http2");
         Box::pin(http2::server::go_on(Rc::new(session), io, (first, early))).await;

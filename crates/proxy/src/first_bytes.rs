@@ -27,6 +27,23 @@ pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
     poll_fn(look).await
 }
 
+/// Reads until the preface of HTTP/2 is whole (RFC 9113 §3.4) or cannot become one.
+pub(crate) async fn preface(io: &Io, early: &mut BytesMut) {
+    let look = |cx: &mut Context<'_>| {
+        loop {
+            if early.len() >= PREFACE.len() || !PREFACE.starts_with(early) {
+                return Poll::Ready(());
+            }
+            match io.poll_read(cx, early) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    };
+    poll_fn(look).await;
+}
+
 /// The server name that a client of TLS asks for, once its ClientHello is there.
 pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
     let mut reader = ClientHelloReader::default();
@@ -46,3 +63,5 @@ pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String>
     };
     poll_fn(look).await
 }
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

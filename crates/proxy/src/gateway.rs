@@ -10,7 +10,7 @@ use leno_model::{Protocol, Reason, Scheme};
 use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
 
-use crate::connection::{Spoken, from_http1, list, spoken};
+use crate::connection::{Spoken, half_open_http1, half_open_http2, list, spoken};
 use crate::handshake;
 use crate::http::server::{refuse, serve};
 use crate::http2;
@@ -61,19 +61,19 @@ async fn http(session: Session, half_open: HalfOpen, io: Io) {
     let Some(spoken) = handshake::begun(&session.worker, &half_open, spoken).await else {
         return io.reset();
     };
-    drop(half_open);
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
             let listed = list(&session, "http", told_of(&session));
-            Box::pin(from_http1(session, listed, &io, early)).await;
+            Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
         }
         Some(Spoken::Http2) => {
             let _listed = list(&session, "http2", told_of(&session));
-            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+            Box::pin(half_open_http2((session, half_open), &io, early)).await;
         }
         // TLS at a port without.
         Some(Spoken::Opaque) => {
+            drop(half_open);
             refuse(&session, &io, Reason::BadRequest).await;
         }
     }

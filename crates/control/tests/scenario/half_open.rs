@@ -35,7 +35,7 @@ fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
     run(async {
         let shop = Shop::open_with(narrow).await;
         let stock_1 = shop.join("stock-1").await;
-        for sent in [&[Sent::Nothing][..], &Sent::HANDSHAKES].concat() {
+        for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
             let silent = (sent, leno_discovery::JOIN_ALPN);
             expect_served((shop.control.address(), 10 * ROOM), silent, async || {
                 shop.join("client-1").await;

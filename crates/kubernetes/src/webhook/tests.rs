@@ -471,7 +471,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
         "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
         "namespace": "shop", "object": {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}},
     }});
-    for sent in [&[Sent::Nothing][..], &Sent::HANDSHAKES].concat() {
+    for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
         // Those of one source that there is room for.
         let number = 10 * listen::WAITING_MAX / 2;
         expect_served((address, number), (sent, b"h2"), async || {

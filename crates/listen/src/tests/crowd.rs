@@ -23,11 +23,17 @@ pub(crate) enum Sent {
     Whole,
     /// A ClientHello, one byte after another, that takes longer than the test.
     Trickle,
+    /// A part of the head of a request, in clear.
+    Head,
+    /// A part of the preface of HTTP/2, in clear.
+    Preface,
 }
 
 impl Sent {
     /// Every kind of client that begins a handshake.
     pub(crate) const HANDSHAKES: [Self; 4] = [Self::Byte, Self::Half, Self::Whole, Self::Trickle];
+    /// Every kind of client in clear that sends no whole request.
+    pub(crate) const REQUESTS: [Self; 3] = [Self::Nothing, Self::Head, Self::Preface];
 }
 
 /// Clients that are connected until this is dropped.
@@ -52,6 +58,8 @@ impl Crowd {
                 Sent::Byte => &hello[..1],
                 Sent::Half => &hello[..hello.len() / 2],
                 Sent::Whole => &hello[..],
+                Sent::Head => &b"GET / HTTP/1.1\r\n"[..],
+                Sent::Preface => &b"PRI * HTTP/2.0"[..],
                 Sent::Trickle => {
                     let hello = hello.clone();
                     trickling.spawn(async move {

@@ -81,6 +81,19 @@ impl Reader {
         }
     }
 
+    /// Reads until a request head is whole or cannot become one. It stays in the buffer, for
+    /// [`Reader::request`]; `head` is for parsing only.
+    pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
+        if !matches!(self.wait().await, Ok(true)) {
+            return;
+        }
+        while let Ok(Parsed::Partial) = head.parse(&self.buffer) {
+            if self.more_of_head().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Reads one response head, whole. The head's spans refer to the returned bytes.
     pub(crate) async fn response(
         &mut self,

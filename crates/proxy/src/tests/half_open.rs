@@ -58,7 +58,7 @@ fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
 }
 
 #[test]
-fn clients_that_send_nothing_hold_a_part_of_the_connections() {
+fn clients_that_send_no_request_hold_a_part_of_the_connections() {
     run(async {
         let mut setup = narrow();
         setup.limits.connections_max = 4 * ROOM;
@@ -67,13 +67,14 @@ fn clients_that_send_nothing_hold_a_part_of_the_connections() {
         let plan = serving_plan(&mesh.server, Protocol::Http, Access::Permissive);
         mesh.server.know(WorkloadPlan { plaintext: Plaintext::Accept, ..plan }, Vec::new());
         let identity = credential(&mesh.authority, "foreign");
-        let silent = (Sent::Nothing, ALPN_LINK);
-        expect_served((mesh.inbound, 10 * ROOM), silent, async || {
-            assert_eq!(Client::connect(mesh.inbound).await.ask(GET).await.status, 200);
-            let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
-            assert_eq!(Client::new(tls).ask(GET).await.status, 200);
-        })
-        .await;
+        for sent in Sent::REQUESTS {
+            expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+                assert_eq!(Client::connect(mesh.inbound).await.ask(GET).await.status, 200);
+                let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+                assert_eq!(Client::new(tls).ask(GET).await.status, 200);
+            })
+            .await;
+        }
         assert_eq!(mesh.server.telemetry.refusals().get("too-many-connections"), None);
     });
 }
