@@ -31,6 +31,7 @@ mod output;
 mod ports;
 mod proxy;
 mod range;
+mod revoke;
 mod root;
 mod status;
 mod stop;
@@ -94,6 +95,8 @@ enum Command {
     Load(load::LoadArgs),
     /// Make a join token for a workload on another machine
     Token(token::TokenArgs),
+    /// End the membership of one workload, whatever certificates it holds
+    Revoke(revoke::RevokeArgs),
     /// Replace the root of a mesh in stages
     Root(root::RootArgs),
     /// Run one sidecar
@@ -161,6 +164,7 @@ impl Command {
             Self::BugReport(args) => args.run(),
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
+            Self::Revoke(args) => args.run(),
             Self::Root(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Gateway(args) => args.run(),

@@ -1,22 +1,35 @@
 //! Signing what a workload asks for, after finding out whether it is the one it says it is.
 
+mod claim;
+mod fair;
+mod reviews;
+mod suspects;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining};
 use leno_identity::{
-    AuthorityError, CertificateRequest, Issued, Peer, RequestError, Subject, TokenError, Tokens,
+    AuthorityError, CertificateRequest, Issued, Registrations, RequestError, Subject, TokenError,
+    Tokens,
 };
-use leno_model::{ServiceAccount, SpiffeId, TrustDomain, Workload, WorkloadName};
+use leno_listen::Source;
+use leno_model::{Instance, ServiceAccount, SpiffeId, Uid, Workload, WorkloadName};
 use leno_telemetry::LogLimit;
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::timeout;
+use tokio::time::Instant;
 
 use crate::authority::Current;
-use crate::review::{Holder, ReviewError, Reviewer};
+use crate::review::{ReviewError, Reviewer};
+use claim::renewed;
+use fair::FairQueue;
+use reviews::Reviews;
+
+pub(crate) use claim::{ClaimError, Held, vouch};
+pub(crate) use reviews::{NoReview, Reviewed};
 
 /// The authority's directory in the data directory.
 pub(crate) const AUTHORITY_DIRECTORY: &str = "authority";
@@ -24,16 +37,31 @@ pub(crate) const AUTHORITY_DIRECTORY: &str = "authority";
 /// The directory of unused tokens in the data directory.
 pub(crate) const TOKENS_DIRECTORY: &str = "tokens";
 
+/// The directory of registrations in the data directory.
+const REGISTRATIONS_DIRECTORY: &str = "registrations";
+
+/// The proofs by which a workload gets its first certificate.
+#[derive(Debug)]
+pub(crate) struct Proofs {
+    /// One-time tokens that are not used yet.
+    pub(crate) tokens: Arc<Tokens>,
+    /// The newest use of one by each workload.
+    pub(crate) registrations: Registrations,
+}
+
 /// Signs certificates, on threads of their own: a token is a file and a signature is work.
 #[derive(Debug)]
 pub(crate) struct Certifier {
     desk: Arc<Desk>,
     jobs: JoinSet<Outcome>,
-    /// Who knows whose a token is that we did not make.
-    reviewer: Option<Arc<dyn Reviewer>>,
-    reviews: JoinSet<Reviewed>,
+    /// Joins with tokens of ours that are under way, and those that wait for their turn.
+    joins: JoinSet<Outcome>,
+    waiting: FairQueue<(Joining, Option<Target>)>,
+    reviews: Reviews,
     /// The last certificate of each workload that is known.
     known: BTreeMap<WorkloadName, Signed>,
+    /// The newest registration of each workload that has joined with a token, as far as it was read.
+    registrations: BTreeMap<WorkloadName, u64>,
     pub(crate) issued: u64,
     pub(crate) refused: u64,
 }
@@ -43,6 +71,7 @@ pub(crate) struct Certifier {
 pub(crate) struct Signed {
     pub(crate) workload: WorkloadName,
     pub(crate) id: SpiffeId,
+    pub(crate) instance: Option<Instance>,
     pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
     /// Of the authority that signed.
@@ -67,11 +96,22 @@ pub(crate) enum Done {
     Reviewed(Reviewed),
 }
 
-/// A token of somebody else's making, and whose it is.
-#[derive(Debug)]
-pub(crate) struct Reviewed {
-    pub(crate) joining: Joining,
-    pub(crate) holder: Result<Holder, ReviewError>,
+/// The workload that a certificate is for, as the mesh knows it now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) name: WorkloadName,
+    pub(crate) account: ServiceAccount,
+    pub(crate) uid: Option<Uid>,
+}
+
+impl Target {
+    pub(crate) fn of(workload: &Workload) -> Self {
+        Self {
+            name: workload.name.clone(),
+            account: workload.account.clone(),
+            uid: workload.uid.clone(),
+        }
+    }
 }
 
 /// What came of a request.
@@ -86,18 +126,20 @@ enum Outcome {
 #[derive(Debug)]
 struct Desk {
     authority: Current,
-    tokens: Arc<Tokens>,
+    proofs: Arc<Proofs>,
     lifetime: Duration,
 }
 
 impl Certifier {
-    pub(crate) fn new(authority: Current, tokens: Arc<Tokens>, lifetime: Duration) -> Self {
+    pub(crate) fn new(authority: Current, proofs: Arc<Proofs>, lifetime: Duration) -> Self {
         Self {
-            desk: Arc::new(Desk { authority, tokens, lifetime }),
+            desk: Arc::new(Desk { authority, proofs, lifetime }),
             jobs: JoinSet::new(),
-            reviewer: None,
-            reviews: JoinSet::new(),
+            joins: JoinSet::new(),
+            waiting: FairQueue::new(),
+            reviews: Reviews::new(),
             known: BTreeMap::new(),
+            registrations: BTreeMap::new(),
             issued: 0,
             refused: 0,
         }
@@ -105,7 +147,7 @@ impl Certifier {
 
     /// The same, asking `reviewer` about tokens that it did not make.
     pub(crate) fn asking(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
-        self.reviewer = reviewer;
+        self.reviews.set_reviewer(reviewer);
         self
     }
 
@@ -114,58 +156,69 @@ impl Certifier {
         self.desk.lifetime
     }
 
-    /// Has it found out whose a token is that we did not make. What is ours, or all when nobody
-    /// could be asked, is given back.
-    pub(crate) fn review(&mut self, joining: Joining) -> Option<Joining> {
-        let reviewer = self.reviewer.clone().filter(|_| !Tokens::is_ours(&joining.token));
-        let Some(reviewer) = reviewer else { return Some(joining) };
-        if self.reviews.len() >= JOBS_MAX {
-            self.refuse(joining.answer, CertifyError::Busy);
-            return None;
+    /// The reviewer of this token; none when it is one of ours, or no reviewer is configured.
+    pub(crate) fn reviewer_of(&self, token: &str) -> Option<&Arc<dyn Reviewer>> {
+        self.reviews.reviewer().filter(|_| !Tokens::is_ours(token))
+    }
+
+    /// Permits the review of a token, unless it was rejected a moment ago.
+    pub(crate) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
+        self.reviews.permit(joining, now)
+    }
+
+    /// Has a token reviewed that we did not make.
+    pub(crate) fn review(&mut self, joining: Joining, now: Instant) {
+        if let Some((joining, reason)) = self.reviews.start(joining, now) {
+            self.refuse(joining.answer, reason.into());
         }
-        self.reviews.spawn(async move {
-            let reviewed = timeout(REVIEW_WAIT, reviewer.review(&joining.token)).await;
-            let late = || ReviewError::Unavailable("there was no answer in time".to_owned());
-            let holder = reviewed.unwrap_or_else(|_| Err(late()));
-            Reviewed { joining, holder }
-        });
-        None
     }
 
     /// A first certificate for somebody who has proved to be this workload.
-    pub(crate) fn admit(&mut self, joining: Joining, account: ServiceAccount, now: SystemTime) {
-        let Joining { workload, csr, answer, .. } = joining;
+    pub(crate) fn admit(&mut self, joining: Joining, target: Target, now: SystemTime) {
+        let Joining { csr, answer, .. } = joining;
         self.spawn(answer, Occasion::Join, move |desk| {
             let request = CertificateRequest::from_der(&csr)?;
-            desk.sign(&request, (&workload, account), now)
+            let instance = desk.instance(&target)?;
+            desk.sign(&request, (&target, instance), now)
         });
     }
 
-    /// A first certificate in exchange for a one-time token.
-    pub(crate) fn join(
-        &mut self,
-        joining: Joining,
-        account: Option<ServiceAccount>,
-        now: SystemTime,
-    ) {
-        let Joining { token, workload, csr, answer } = joining;
-        self.spawn(answer, Occasion::Join, move |desk| {
-            desk.join(&token, &csr, (&workload, account), now)
-        });
+    /// A first certificate in exchange for a one-time token, when it is the turn of its source.
+    pub(crate) fn join(&mut self, joining: Joining, target: Option<Target>, now: SystemTime) {
+        let source = Source::from(joining.source);
+        if let Some((rejected, _)) = self.waiting.push(source, (joining, target)) {
+            self.refuse(rejected.answer, CertifyError::Busy);
+        }
+        self.join_next(now);
+    }
+
+    fn join_next(&mut self, now: SystemTime) {
+        while self.joins.len() < JOINS_MAX
+            && let Some((_, (joining, target))) = self.waiting.pop(|_| true)
+        {
+            let Joining { token, workload, csr, answer, .. } = joining;
+            if answer.is_closed() {
+                continue;
+            }
+            let sign = move |desk: &Desk| desk.join(&token, &csr, (workload, target), now);
+            let work = answered(Arc::clone(&self.desk), (answer, Occasion::Join), sign);
+            self.joins.spawn_blocking(work);
+        }
     }
 
     /// A new certificate for a workload whose connection proves who it is.
     pub(crate) fn renew(
         &mut self,
-        (connection, workload): (ConnectionId, &Workload),
+        (connection, workload, held): (ConnectionId, &Workload, Held),
         csr: Vec<u8>,
         answer: CertificateAnswer,
         now: SystemTime,
     ) {
-        let (name, account) = (workload.name.clone(), workload.account.clone());
+        let target = Target::of(workload);
         self.spawn(answer, Occasion::Renewal(connection), move |desk| {
             let request = CertificateRequest::from_der(&csr)?;
-            desk.sign(&request, (&name, account), now)
+            let instance = renewed(&target.name, &held, &desk.instance(&target)?)?;
+            desk.sign(&request, (&target, instance), now)
         });
     }
 
@@ -184,13 +237,13 @@ impl Certifier {
                         return Done::Signed(signed, occasion);
                     }
                 }
-                Some(reviewed) = self.reviews.join_next() => match reviewed {
-                    Ok(reviewed) => return Done::Reviewed(reviewed),
-                    Err(error) => {
-                        self.refused += 1;
-                        tracing::error!(%error, "a review was not finished");
+                Some(done) = self.joins.join_next() => {
+                    self.join_next(SystemTime::now());
+                    if let Some((signed, occasion)) = self.finish(done) {
+                        return Done::Signed(signed, occasion);
                     }
-                },
+                }
+                Some(reviewed) = self.reviews.next() => return Done::Reviewed(reviewed),
                 else => return std::future::pending().await,
             }
         }
@@ -215,16 +268,46 @@ impl Certifier {
 
     /// Remembers the certificate that a workload holds.
     pub(crate) fn note(&mut self, signed: Signed) {
+        if let Some(Instance::Registration(number)) = signed.instance {
+            let newest = self.registrations.entry(signed.workload.clone()).or_default();
+            *newest = number.max(*newest);
+        }
         self.known.insert(signed.workload.clone(), signed);
     }
 
     pub(crate) fn forget(&mut self, workload: &WorkloadName) {
         self.known.remove(workload);
+        self.registrations.remove(workload);
+    }
+
+    /// Looks whether the workload has joined at another control plane with the same files. One small file, so that
+    /// it is read here: pods have none.
+    pub(crate) fn look_up_registration(&mut self, found: &Workload) {
+        let workload = &found.name;
+        if found.uid.is_some() {
+            return;
+        }
+        match self.desk.proofs.registrations.newest(workload) {
+            Ok(0) => {}
+            Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
+            Err(error) => tracing::error!(%error, %workload, "its registration cannot be read"),
+        }
+    }
+
+    /// The instance that a workload is, as far as it is known here.
+    pub(crate) fn instance_of(&self, workload: &Workload) -> Instance {
+        match &workload.uid {
+            Some(uid) => Instance::Pod(uid.clone()),
+            None => {
+                let newest = self.registrations.get(&workload.name).copied();
+                Instance::Registration(newest.unwrap_or_default())
+            }
+        }
     }
 
     /// How many signatures are under way.
     pub(crate) fn under_way(&self) -> usize {
-        self.jobs.len()
+        self.jobs.len() + self.joins.len()
     }
 
     pub(crate) fn known(&self) -> impl Iterator<Item = &Signed> {
@@ -241,17 +324,26 @@ impl Certifier {
             self.refuse(answer, CertifyError::Busy);
             return;
         }
-        let desk = Arc::clone(&self.desk);
-        self.jobs.spawn_blocking(move || match sign(&desk) {
-            Ok((issued, signed)) => {
-                let told = answer.send(Ok(bytes(&issued)));
-                told.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
-            }
-            Err(error) => {
-                decline(answer, &error);
-                Outcome::Refused
-            }
-        });
+        let work = answered(Arc::clone(&self.desk), (answer, occasion), sign);
+        self.jobs.spawn_blocking(work);
+    }
+}
+
+/// The work of a signature, up to the answer.
+fn answered(
+    desk: Arc<Desk>,
+    (answer, occasion): (CertificateAnswer, Occasion),
+    sign: impl FnOnce(&Desk) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
+) -> impl FnOnce() -> Outcome + Send + 'static {
+    move || match sign(&desk) {
+        Ok((issued, signed)) => {
+            let told = answer.send(Ok(bytes(&issued)));
+            told.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
+        }
+        Err(error) => {
+            decline(answer, &error);
+            Outcome::Refused
+        }
     }
 }
 
@@ -260,82 +352,54 @@ impl Desk {
         &self,
         token: &str,
         csr: &[u8],
-        (workload, account): (&WorkloadName, Option<ServiceAccount>),
+        (workload, target): (WorkloadName, Option<Target>),
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
         // The request first: a token that is redeemed for nothing is lost.
         let request = CertificateRequest::from_der(csr)?;
         // The token stays good for when the workload exists.
-        let account = account.ok_or_else(|| CertifyError::Stranger(workload.clone()))?;
-        self.tokens.redeem(token, workload, now)?;
-        self.sign(&request, (workload, account), now)
+        let target = target.ok_or_else(|| CertifyError::Stranger(workload.clone()))?;
+        self.proofs.tokens.redeem(token, &workload, now)?;
+        let instance = match &target.uid {
+            Some(uid) => Instance::Pod(uid.clone()),
+            None => {
+                let number = self.proofs.registrations.advance(&workload, now);
+                Instance::Registration(number.map_err(CertifyError::Registration)?)
+            }
+        };
+        self.sign(&request, (&target, instance), now)
+    }
+
+    /// The instance that a workload is now.
+    fn instance(&self, target: &Target) -> Result<Instance, CertifyError> {
+        let Some(uid) = &target.uid else {
+            let newest = self.proofs.registrations.newest(&target.name);
+            return newest.map(Instance::Registration).map_err(CertifyError::Registration);
+        };
+        Ok(Instance::Pod(uid.clone()))
     }
 
     fn sign(
         &self,
         request: &CertificateRequest,
-        (workload, account): (&WorkloadName, ServiceAccount),
+        (target, instance): (&Target, Instance),
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
         let authority = Arc::clone(&self.authority.borrow());
+        let account = target.account.clone();
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
-        let subject = Subject { id: &id, workload: Some(workload) };
+        let subject = Subject { id: &id, workload: Some(&target.name), instance: Some(&instance) };
         let issued = authority.sign(request, subject, self.lifetime, now)?;
         let signed = Signed {
-            workload: workload.clone(),
+            workload: target.name.clone(),
             id,
+            instance: Some(instance),
             issued: now,
             not_after: issued.not_after,
             edition: authority.edition(),
         };
         Ok((issued, signed))
     }
-}
-
-/// Whether a certificate lets its holder speak for a workload: it must be that workload's, and of
-/// the account that the workload runs under now.
-///
-/// # Errors
-/// [`ClaimError`], in words for whoever operates the proxy.
-pub(crate) fn vouch(
-    peer: &Peer,
-    claimed: &WorkloadName,
-    workload: Option<&Workload>,
-    trust_domain: &TrustDomain,
-) -> Result<(), ClaimError> {
-    if peer.workload.as_ref() != Some(claimed) {
-        return Err(ClaimError::OtherWorkload {
-            claimed: claimed.clone(),
-            held: peer.workload.as_ref().map(ToString::to_string).unwrap_or_default(),
-        });
-    }
-    let Some(workload) = workload else {
-        return Err(ClaimError::UnknownWorkload(claimed.clone()));
-    };
-    let expected =
-        SpiffeId { trust_domain: trust_domain.clone(), account: workload.account.clone() };
-    if peer.id != expected {
-        return Err(ClaimError::OtherIdentity {
-            workload: claimed.clone(),
-            held: Box::new(peer.id.clone()),
-            expected: Box::new(expected),
-        });
-    }
-    Ok(())
-}
-
-/// Why a proxy may not speak for a workload.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ClaimError {
-    #[error("the certificate is that of workload `{held}` and not of {claimed}")]
-    OtherWorkload { claimed: WorkloadName, held: String },
-    #[error("there is no Workload {0}: create it, or use the name of one that exists")]
-    UnknownWorkload(WorkloadName),
-    #[error(
-        "workload {workload} runs as {expected} and the certificate is for {held}: join again \
-         with a new token"
-    )]
-    OtherIdentity { workload: WorkloadName, held: Box<SpiffeId>, expected: Box<SpiffeId> },
 }
 
 /// Why there is no certificate.
@@ -348,11 +412,30 @@ pub(crate) enum CertifyError {
     Stranger(WorkloadName),
     #[error("{0} is revoked: the MeshConfig says so")]
     Revoked(ServiceAccount),
+    #[error(
+        "workload {0} is revoked: take it out of `spec.revoked` of the MeshConfig, or use `leno \
+         revoke --undo`"
+    )]
+    RevokedWorkload(WorkloadName),
     #[error("too many certificates are being signed: try again")]
     Busy,
     /// Whose a token is that we did not make.
     #[error(transparent)]
     Review(#[from] ReviewError),
+    /// It is not reviewed now.
+    #[error(transparent)]
+    NoReview(#[from] NoReview),
+    /// The certificate that is to be renewed.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The directory of registrations.
+    #[error("the registration of the workload cannot be read or written: {0}")]
+    Registration(#[source] io::Error),
+    #[error(
+        "the token is that of the pod {workload} with UID {held}, and the pod of that name has UID \
+         {expected} now"
+    )]
+    OtherPod { workload: WorkloadName, held: Uid, expected: Uid },
     #[error("the token is that of pod {holder}, and not of {claimed}")]
     OtherHolder { claimed: WorkloadName, holder: WorkloadName },
     #[error(
@@ -375,7 +458,9 @@ impl CertifyError {
     /// a stranger does not learn from a guess which workloads there are, or whose a token is.
     fn explained(&self) -> String {
         match self {
-            Self::Token(TokenError::Io(_)) | Self::Review(ReviewError::Unavailable(_)) => {
+            Self::Token(TokenError::Io(_))
+            | Self::Registration(_)
+            | Self::Review(ReviewError::Unavailable(_)) => {
                 "the control plane cannot check join tokens at the moment".to_owned()
             }
             Self::Authority(_) => {
@@ -392,10 +477,18 @@ static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// Says no, and keeps the whole reason in the log.
 fn decline(answer: CertificateAnswer, error: &CertifyError) {
-    let line = REFUSED.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
+    // Each source could fill the log with these.
+    if matches!(error, CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::Stranger(_)) {
+        tracing::debug!(%error, "a certificate is refused");
+        answer.send(Err(error.explained())).ok();
+        return;
+    }
+    let line =
+        REFUSED.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now().into_std());
     if let Some(suppressed) = line.map(|line| line.suppressed) {
         match error {
             CertifyError::Token(TokenError::Io(_))
+            | CertifyError::Registration(_)
             | CertifyError::Review(ReviewError::Unavailable(_))
             | CertifyError::Authority(_) => {
                 tracing::error!(%error, suppressed, "a certificate cannot be made");
@@ -407,11 +500,13 @@ fn decline(answer: CertificateAnswer, error: &CertifyError) {
     answer.send(Err(error.explained())).ok();
 }
 
-/// Opens the directory of tokens, of which expired ones are removed.
-pub(crate) fn open_tokens(data: &Path, now: SystemTime) -> io::Result<Tokens> {
-    let tokens = Tokens::open(&data.join(TOKENS_DIRECTORY))?;
+/// Opens the directories of tokens and of registrations, of which expired ones are removed.
+pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<Proofs> {
+    let tokens = Arc::new(Tokens::open(&data.join(TOKENS_DIRECTORY))?);
     tokens.sweep(now)?;
-    Ok(tokens)
+    let registrations = Registrations::open(&data.join(REGISTRATIONS_DIRECTORY))?;
+    registrations.sweep(now)?;
+    Ok(Proofs { tokens, registrations })
 }
 
 fn bytes(issued: &Issued) -> IssuedBytes {
@@ -426,11 +521,11 @@ const NOT_WELCOME: &str = "the join token is not known, has expired, was used al
                            another workload, or its Workload does not exist: create the Workload, \
                            and make a new token for it";
 
-/// Signatures under way at once, and reviews.
+/// Signatures under way at once, but for those of joins with tokens.
 const JOBS_MAX: usize = 64;
 
-/// How long it may take to find out whose a token is: what joins waits a few seconds in all.
-const REVIEW_WAIT: Duration = Duration::from_secs(3);
+/// Joins with tokens of ours under way at once: guesses of tokens leave the threads to renewals.
+const JOINS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests;

@@ -138,6 +138,11 @@ impl Config {
         }
     }
 
+    /// The file of the intermediates that members trust, old and new.
+    pub(crate) fn pins(&self) -> PathBuf {
+        self.keep().join(PINS_FILE)
+    }
+
     /// Where the admin socket is.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
@@ -174,6 +179,9 @@ impl Default for Limits {
 
 /// Often enough to watch, and seldom enough not to be noticed with thousands of sidecars.
 pub const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// The file of intermediates that members trust, in the directory of the tokens.
+const PINS_FILE: &str = "issuers.pem";
 
 /// The admin socket's name in the data directory.
 const SOCKET_FILE: &str = "control.sock";

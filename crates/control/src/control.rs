@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Budgets, ChangeId, EventQueue, Taps, event_queue};
-use leno_identity::{Authority, AuthorityError, JoinBundle, Roots, Tokens, control_id};
+use leno_identity::{Authority, AuthorityError, JoinBundle, RevocationFile, Roots, control_id};
 use leno_model::{ServiceAccount, TrustDomain, Workload, WorkloadName};
 use leno_outside::{Post, Source};
 use leno_registry::{Rejected, Update};
@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::admin::{self, Admin, Questions};
-use crate::authority::keep_current;
-use crate::certify::{Certifier, open_tokens};
+use crate::authority::{Revoked, keep_current, keep_revoked};
+use crate::certify::{Certifier, Proofs, open_proofs};
 use crate::config::Config;
 use crate::dial::Plainly;
 use crate::history::History;
@@ -96,9 +96,13 @@ impl Control {
             return Err(StartError::MeshConfig(in_doubt));
         }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
-        let authority = Arc::new(config.authority().open_or_create(&trust_domain, wall)?);
+        let revoked = RevocationFile::in_directory(config.keep()).read();
+        let revoked = watch::Sender::new(revoked.map_err(StartError::Revoked)?);
+        let authority = config.authority().open_or_create(&trust_domain, wall)?;
+        let authority = authority.remembered(&config.pins(), wall).map_err(AuthorityError::Io)?;
+        let authority = Arc::new(authority);
         let authority = watch::Sender::new(authority);
-        let tokens = Arc::new(open_tokens(config.keep(), wall).map_err(StartError::Tokens)?);
+        let proofs = Arc::new(open_proofs(config.keep(), wall).map_err(StartError::Tokens)?);
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
         let address = listener.local_addr();
@@ -118,7 +122,8 @@ impl Control {
         let ground = Ground {
             config,
             authority,
-            tokens,
+            proofs,
+            revoked,
             listener,
             address,
             admin,
@@ -247,6 +252,9 @@ pub enum StartError {
     /// The tokens.
     #[error("the directory of join tokens cannot be opened: {0}")]
     Tokens(#[source] io::Error),
+    /// The workloads that `leno revoke` has revoked: they would be members again.
+    #[error("the revoked workloads cannot be read: {0}")]
+    Revoked(#[source] io::Error),
     /// The listener.
     #[error("cannot listen on {0}: {1}; use another address")]
     Listen(SocketAddr, #[source] io::Error),
@@ -289,7 +297,8 @@ impl Feed {
 struct Ground {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
-    tokens: Arc<Tokens>,
+    proofs: Arc<Proofs>,
+    revoked: watch::Sender<Revoked>,
     listener: TcpListener,
     address: SocketAddr,
     admin: UnixListener,
@@ -346,12 +355,12 @@ impl Ground {
             events: from_proxies,
             questions: asked,
             authority: self.authority.subscribe(),
+            revoked: self.revoked.subscribe(),
             keys,
             last: asked_last,
             stop: self.stop.subscribe(),
         };
-        let wanted_keys = owner.told.keys.subscribe();
-        let socket = self.config.socket();
+        let (wanted_keys, socket) = (owner.told.keys.subscribe(), self.config.socket());
         let told = || self.stop.subscribe();
         let parts = || self.parts.clone();
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
@@ -366,7 +375,7 @@ impl Ground {
         let keeping = until(self.keys.keep(wanted_keys, key_news), told());
         tasks.spawn(parts().run(Part::Keys, keeping));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = until(keep_current(self.config.authority(), self.authority), told());
+        let looking = until(follow_files(&self.config, self.authority, self.revoked), told());
         tasks.spawn(parts().run(Part::Authority, looking));
         Control {
             address: self.address,
@@ -455,7 +464,7 @@ impl Ground {
         let number = u64::try_from(since_epoch.as_micros()).unwrap_or_default();
         let times = self.config.times;
         let lifetime = self.config.certificate_lifetime;
-        let (authority, tokens) = (self.authority.subscribe(), Arc::clone(&self.tokens));
+        let (authority, proofs) = (self.authority.subscribe(), Arc::clone(&self.proofs));
         let edition = self.authority.borrow().edition();
         Owner {
             times,
@@ -464,7 +473,7 @@ impl Ground {
             audience: Audience::new(times, ChangeId(number)),
             presence: Presence::default(),
             start: Start::new(now, times.settle),
-            certifier: Certifier::new(authority, tokens, lifetime)
+            certifier: Certifier::new(authority, proofs, lifetime)
                 .asking(self.config.reviewer.clone()),
             applicants: Vec::new(),
             remarks: Remarks::default(),
@@ -483,7 +492,7 @@ impl Ground {
             page: self.page.as_ref().map(Page::url),
             live: self.page.as_ref().map(Page::live_url),
         }
-        .with(first, &self.trust_domain(), edition)
+        .with(first, &self.trust_domain(), edition, self.revoked.borrow().clone())
     }
 
     fn trust_domain(&self) -> TrustDomain {
@@ -500,13 +509,27 @@ impl Ground {
     fn invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
         let known = Some(self.address).filter(|address| !address.ip().is_unspecified());
         Invitations {
-            tokens: Arc::clone(&self.tokens),
+            tokens: Arc::clone(&self.proofs.tokens),
             authority: self.authority.subscribe(),
             trust_domain: self.trust_domain(),
             control: self.config.advertise.or(known).into_iter().chain(self.others()).collect(),
             lifetime: self.config.token_lifetime,
             workloads,
         }
+    }
+}
+
+/// Follows the files of the authority and of revocations.
+fn follow_files(
+    config: &Config,
+    authority: watch::Sender<Arc<Authority>>,
+    revoked: watch::Sender<Revoked>,
+) -> impl Future<Output = ()> + use<> {
+    let (source, pins) = (config.authority(), config.pins());
+    let file = RevocationFile::in_directory(config.keep());
+    async move {
+        let ((), ()) =
+            tokio::join!(keep_current(source, pins, authority), keep_revoked(file, revoked));
     }
 }
 

@@ -10,6 +10,7 @@ mod index;
 mod objects;
 mod policies;
 mod retries;
+mod revocations;
 mod tags;
 mod touched;
 
@@ -19,9 +20,10 @@ use std::sync::Arc;
 
 use leno_model::{
     Change, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup,
-    MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, RouteGroupName, RouteKind,
-    RouteName, Service, ServiceAccount, ServiceName, TargetRule, TcpRoute, TcpRouteName, TlsRoute,
-    TrafficMode, TrafficSplit, TrafficTarget, Workload, WorkloadName,
+    MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, Revocations, RevokedWorkload,
+    RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule,
+    TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficSplit, TrafficTarget, Workload,
+    WorkloadName,
 };
 
 pub(crate) use attached::{Attached, Route};
@@ -37,6 +39,10 @@ pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
+    /// The revocations of the config and of `leno revoke`.
+    revocations: Revocations,
+    /// The revocations of `leno revoke`.
+    recorded: BTreeSet<RevokedWorkload>,
     /// The edition of the authority.
     edition: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
@@ -387,11 +393,6 @@ impl Mesh {
             ObjectKey::AccessCert(name) => self.set_access_cert(name, None),
             ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
         }
-    }
-
-    fn set_config(&mut self, config: MeshConfig, touched: &mut Touched) {
-        touched.everybody |= self.config != config;
-        self.config = config;
     }
 
     fn set_workload(&mut self, name: &WorkloadName, new: Option<Workload>, touched: &mut Touched) {

@@ -2,6 +2,7 @@
 
 mod answers;
 mod applicants;
+mod claims;
 mod elsewhere;
 mod keys;
 mod proxies;
@@ -12,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{ConnectionId, Event, InboundListener, Queued, Registered, Turn};
-use leno_identity::Peer;
 use leno_model::{
     Change, MeshConfig, MetricsPush, Object, ObjectKey, TrustDomain, Workload, WorkloadName,
 };
@@ -21,8 +21,8 @@ use leno_telemetry::LogLimits;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::authority::Current;
-use crate::certify::{Certifier, Done, vouch};
+use crate::authority::{Current, Revoked};
+use crate::certify::{Certifier, Done};
 use crate::config::{Limits, Times};
 use crate::history::History;
 use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
@@ -87,6 +87,7 @@ pub(crate) struct Inbox {
     pub(crate) events: mpsc::Receiver<Queued>,
     pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
     pub(crate) authority: Current,
+    pub(crate) revoked: watch::Receiver<Revoked>,
     pub(crate) keys: mpsc::Receiver<KeyNews>,
     /// What is asked when all is over, unless nobody wants to know.
     pub(crate) last: oneshot::Receiver<(Question, oneshot::Sender<Answer>)>,
@@ -122,6 +123,8 @@ enum Input {
     Certifier(Done),
     /// Certificates are issued in this edition from now on.
     Edition(u64),
+    /// These workloads are revoked from now on, and no others by `leno revoke`.
+    Revoked(Revoked),
     Keys(KeyNews),
     Clock,
     Stop,
@@ -174,9 +177,11 @@ impl Owner {
         (first, keys): (Update, Vec<KeyNews>),
         trust_domain: &TrustDomain,
         edition: u64,
+        revoked: Revoked,
     ) -> Self {
         let now = Now::read();
         self.mesh.issue_in(edition);
+        self.mesh.revoke(revoked);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
@@ -201,6 +206,9 @@ impl Owner {
             Some((question, answer)) = inbox.questions.recv() => Input::Question(question, answer),
             Ok(()) = inbox.authority.changed() => {
                 Input::Edition(inbox.authority.borrow_and_update().edition())
+            }
+            Ok(()) = inbox.revoked.changed() => {
+                Input::Revoked(inbox.revoked.borrow_and_update().clone())
             }
             Some(news) = inbox.keys.recv() => Input::Keys(news),
             () = std::future::ready(()), if has_slices => Input::Slice,
@@ -253,7 +261,7 @@ impl Owner {
                     drop(answer.send(self.answer(question, now)));
                 }
             }
-            Input::Certifier(Done::Signed(signed, occasion)) => self.signed(&signed, occasion),
+            Input::Certifier(Done::Signed(signed, occasion)) => self.signed(&signed, occasion, now),
             Input::Certifier(Done::Reviewed(reviewed)) => self.reviewed(reviewed, now),
             Input::Edition(edition) => {
                 let touched = self.mesh.issue_in(edition);
@@ -262,6 +270,7 @@ impl Owner {
                     self.audience.notice(&touched, &self.mesh, cause, now.clock);
                 }
             }
+            Input::Revoked(revoked) => self.revoke(revoked, now),
             Input::Keys(news) => self.keys_read(news, now),
             Input::Clock => {}
             Input::Stop => {
@@ -353,7 +362,7 @@ impl Owner {
         let any_workload = !workloads.is_empty();
         if touched.everybody {
             // Some of them may be revoked.
-            workloads.extend(self.audience.contacts().map(|(_, contact)| contact.workload.clone()));
+            workloads.extend(self.audience.workloads());
         }
         for name in &workloads {
             self.check_claim(name, now);
@@ -369,33 +378,6 @@ impl Owner {
             self.told.workloads.send_replace(Arc::new(all));
             self.consider_all(now);
         }
-    }
-
-    /// A workload changed or is gone: its proxy may no longer be who it was.
-    fn check_claim(&mut self, name: &WorkloadName, now: Now) {
-        if self.mesh.workload(name).is_none() {
-            self.presence.forget(name);
-            self.certifier.forget(name);
-        }
-        let Some(connection) = self.audience.of_workload(name) else {
-            return;
-        };
-        let peer = self.audience.contact(connection).map(|contact| contact.peer.clone());
-        if let Some(Err(reason)) = peer.map(|peer| self.claim(&peer, name)) {
-            self.dismiss(connection, reason, now);
-            // It will not be back as who it was: there is no grace for it.
-            self.presence.forget(name);
-            self.listen(name, None, now);
-        }
-    }
-
-    fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), String> {
-        let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
-        if revoked.contains(&peer.id.account) {
-            return Err(format!("{} is revoked: the MeshConfig says so", peer.id.account));
-        }
-        let found = self.mesh.workload(workload);
-        vouch(peer, workload, found, trust_domain).map_err(|error| error.to_string())
     }
 
     fn event(&mut self, event: Event, now: Now) -> Answered {
@@ -416,7 +398,7 @@ impl Owner {
                 }
             }
             Event::Certify { connection, csr, answer } => {
-                self.certify(connection, csr, answer, now)
+                self.certify(connection, csr, answer, now);
             }
             Event::Join(joining) => self.join(joining, now),
             Event::Left { connection } => self.left(connection, now),

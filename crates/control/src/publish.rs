@@ -130,6 +130,11 @@ impl Audience {
         self.contacts.get_mut(&connection)
     }
 
+    /// The workloads of all connected proxies.
+    pub(crate) fn workloads(&self) -> Vec<WorkloadName> {
+        self.contacts.values().map(|contact| contact.workload.clone()).collect()
+    }
+
     pub(crate) fn of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
         self.by_workload.get(workload).copied()
     }

@@ -99,6 +99,7 @@ async fn serve_one(
     server: &Server,
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
+    let source = tcp.peer_addr().map_err(ConnectionError::Socket)?.ip();
     let ends = Ends::of(&tcp).map_err(ConnectionError::Socket)?;
     let handshake = timeout(server.limits.handshake, greet(tcp, &half_open, server));
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
@@ -109,7 +110,7 @@ async fn serve_one(
     match purpose {
         Purpose::Join => {
             let stream = Unproved::new(stream, half_open);
-            Ok(Box::pin(serve_join(stream, connect())).await?)
+            Ok(Box::pin(serve_join(stream, source, connect())).await?)
         }
         Purpose::Peer(peer) => {
             let visitor = server.visitors.admit(connection, (peer, ends), half_open);

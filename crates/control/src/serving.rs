@@ -135,7 +135,7 @@ fn issue(
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request())?;
     let id = control_id(authority.trust_domain());
-    let subject = Subject { id: &id, workload: None };
+    let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, lifetime, now)?;
     Ok(Credential::new(key, issued)?)
 }

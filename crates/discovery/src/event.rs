@@ -5,6 +5,7 @@
 //! it never waits for a slow proxy.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use leno_model::WorkloadName;
 use tokio::sync::watch;
@@ -114,6 +115,8 @@ pub struct Joining {
     pub workload: WorkloadName,
     /// A certificate signing request, DER.
     pub csr: Vec<u8>,
+    /// The address that it came from.
+    pub source: IpAddr,
     /// Where the answer is awaited.
     pub answer: CertificateAnswer,
 }
@@ -163,7 +166,13 @@ mod tests {
         let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
         let request =
             JoinRequest { token: token.clone(), workload: workload.to_string(), csr: vec![1] };
-        let event = Event::Join(Joining { token, workload, csr: vec![1], answer });
+        let event = Event::Join(Joining {
+            token,
+            workload,
+            csr: vec![1],
+            source: [127, 0, 0, 1].into(),
+            answer,
+        });
         for text in [format!("{event:?}"), format!("{request:?}")] {
             assert!(text.contains("gateway-1") && !text.contains("secret"), "{text}");
         }

@@ -138,6 +138,7 @@ pub(crate) fn hello() -> Hello {
         looked_up: vec![named("reviews")],
         session: 1,
         edition: 0,
+        process: 0,
     }
 }
 

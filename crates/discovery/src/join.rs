@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use leno_model::WorkloadName;
@@ -54,18 +55,19 @@ where
     }
 }
 
-/// Serves one join: reads the request, asks the owner of the mesh, writes the answer.
+/// Serves one join that came from the address `source`: reads the request, asks the owner of the mesh, writes
+/// the answer.
 ///
 /// # Errors
 /// [`ServeError`] when the stream breaks, what came is not a join, or all of it takes too long.
-pub async fn serve_join<S>(stream: S, events: EventSender) -> Result<(), ServeError>
+pub async fn serve_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    timeout(JOIN_WAIT, answer(stream, events)).await.unwrap_or(Err(ServeError::Silent))
+    timeout(JOIN_WAIT, answer(stream, source, events)).await.unwrap_or(Err(ServeError::Silent))
 }
 
-async fn answer<S>(stream: S, events: EventSender) -> Result<(), ServeError>
+async fn answer<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -76,7 +78,7 @@ where
     let request = proto::JoinRequest::decode(frame)?;
     let workload = parsed("workload", &request.workload)?;
     let (answer, answered) = oneshot::channel();
-    let joining = Joining { token: request.token, workload, csr: request.csr, answer };
+    let joining = Joining { token: request.token, workload, csr: request.csr, source, answer };
     events.announce(Event::Join(joining)).await?;
     let outcome = match timeout(ANSWER_WAIT, answered).await {
         Ok(Ok(Ok(issued))) => Outcome::Issued(issued_to_wire(issued)),

@@ -33,6 +33,8 @@ pub struct Hello {
     pub session: u64,
     /// Which signer and which roots its certificate is of; 0 when it does not say.
     pub edition: u64,
+    /// A number that the process drew at its start; 0 when it does not say.
+    pub process: u64,
 }
 
 /// Where one application port is reached through mutual TLS.

@@ -82,6 +82,8 @@ pub struct Hello {
     pub session: u64,
     #[prost(fixed64, tag = "21")]
     pub edition: u64,
+    #[prost(fixed64, tag = "70")]
+    pub process: u64,
     #[prost(bytes = "vec", repeated, tag = "22")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     #[prost(message, repeated, tag = "23")]
@@ -435,6 +437,8 @@ pub struct Plan {
     pub revoked: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(fixed64, tag = "41")]
     pub edition: u64,
+    #[prost(message, repeated, tag = "70")]
+    pub revoked_workloads: ::prost::alloc::vec::Vec<RevokedWorkload>,
     #[prost(message, optional, tag = "20")]
     pub caller: ::core::option::Option<Caller>,
     #[prost(message, repeated, tag = "21")]
@@ -459,6 +463,13 @@ pub struct Plan {
     pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
     #[prost(message, repeated, tag = "134")]
     pub retries: ::prost::alloc::vec::Vec<ServiceRetry>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RevokedWorkload {
+    #[prost(string, tag = "1")]
+    pub workload: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub uid: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GuardedPort {

@@ -4,6 +4,7 @@ mod files;
 mod guests;
 mod issuer;
 mod rotation;
+mod succession;
 
 use std::fmt;
 use std::io;
@@ -11,10 +12,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::{digest, rand};
-use leno_model::{BadSubject, GuestId, Name, SpiffeId, TrustDomain, WorkloadName};
+use leno_model::{BadSubject, GuestId, Instance, Name, SpiffeId, TrustDomain, WorkloadName};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SerialNumber,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    SerialNumber,
 };
 use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
@@ -46,6 +48,10 @@ pub struct Authority {
     /// What leads from the signer to a root, the signer first; empty when it is a root itself.
     chain: Vec<CertificateDer<'static>>,
     roots: Roots,
+    /// Intermediates before this one that members trust still.
+    pins: Vec<CertificateDer<'static>>,
+    /// Certificates that lead from those to this one, at the end of the chain.
+    crosses: Vec<CertificateDer<'static>>,
     /// What an intermediate signs begins no earlier: nothing that leads to a root did. A root of its
     /// own was made to begin early enough.
     not_before: SystemTime,
@@ -110,7 +116,7 @@ impl Authority {
         now: SystemTime,
     ) -> Result<Issued, AuthorityError> {
         self.check(subject, lifetime)?;
-        let Subject { id, workload } = subject;
+        let Subject { id, workload, instance } = subject;
         let (not_before, not_after) = self.validity(lifetime, now)?;
         let mut parameters = parameters(not_before, not_after)?;
         parameters.subject_alt_names = vec![uri(id.to_string())?];
@@ -118,6 +124,13 @@ impl Authority {
         if let Some(workload) = workload {
             let name = &mut parameters.distinguished_name;
             name.push(DnType::CommonName, workload.to_string());
+        }
+        if let Some(instance) = instance {
+            // Not a second URI name, of which a SPIFFE certificate has exactly one.
+            let text = instance.to_string().try_into().map_err(AuthorityError::Encoding)?;
+            let name = &mut parameters.distinguished_name;
+            let serial = DnType::CustomDnType(SERIAL_NUMBER.to_vec());
+            name.push(serial, DnValue::PrintableString(text));
         }
         parameters.is_ca = IsCa::ExplicitNoCa;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -229,13 +242,15 @@ impl Authority {
             signer: der,
             chain: Vec::new(),
             roots,
+            pins: Vec::new(),
+            crosses: Vec::new(),
             not_before: UNIX_EPOCH,
             not_after,
         })
     }
 
     fn check(&self, subject: Subject<'_>, lifetime: Duration) -> Result<(), AuthorityError> {
-        let Subject { id, workload } = subject;
+        let Subject { id, workload, .. } = subject;
         if id.trust_domain != self.trust_domain {
             return Err(AuthorityError::ForeignTrustDomain {
                 found: id.trust_domain.to_string(),
@@ -280,6 +295,8 @@ pub struct Subject<'a> {
     pub id: &'a SpiffeId,
     /// The instance behind it, of the same namespace; none for the control plane.
     pub workload: Option<&'a WorkloadName>,
+    /// The pod or registration of that workload; none for the control plane.
+    pub instance: Option<&'a Instance>,
 }
 
 /// How long a member's certificate lives unless the operator says otherwise.
@@ -508,6 +525,10 @@ const DNS_NAME_BYTES_MAX: usize = 253;
 const DNS_LABEL_BYTES_MAX: usize = 63;
 const ROOT_LIFETIME: Duration = Duration::from_secs(3652 * 24 * 3600);
 const LEAF_LIFETIME_MIN: Duration = Duration::from_secs(1);
+
+/// The attribute `serialNumber` of a subject (X.520 §6.2.9): what tells its holder from others of the same
+/// common name.
+const SERIAL_NUMBER: [u64; 4] = [2, 5, 4, 5];
 
 const KEY_FILE: &str = "ca.key";
 const ROOTS_FILE: &str = "ca.pem";

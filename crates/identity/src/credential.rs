@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest;
 use leno_model::{SpiffeId, WorkloadName};
+use rustls::RootCertStore;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -263,9 +264,23 @@ pub(crate) fn edition(signer: &[u8], roots: &Roots) -> u64 {
     u64::from_be_bytes(first).max(1)
 }
 
+/// Verifies an issued certificate as a member does that trusts all of these roots, and pins none.
+pub(crate) fn verify_unpinned(issued: &Issued, roots: &Roots) -> Result<(), rustls::Error> {
+    let store = roots.company().unwrap_or_else(|| roots.store());
+    verify_by(&issued.chain, store, issued.not_before)
+}
+
 fn verify_chain(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
+    at: SystemTime,
+) -> Result<(), rustls::Error> {
+    verify_by(chain, roots.store(), at)
+}
+
+fn verify_by(
+    chain: &[CertificateDer<'static>],
+    store: &RootCertStore,
     at: SystemTime,
 ) -> Result<(), rustls::Error> {
     let Some((leaf, intermediates)) = chain.split_first() else {
@@ -274,7 +289,7 @@ fn verify_chain(
     let since_epoch: Duration = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     verify_server_cert_signed_by_trust_anchor(
         &ParsedCertificate::try_from(leaf)?,
-        roots.store(),
+        store,
         intermediates,
         UnixTime::since_unix_epoch(since_epoch),
         provider().signature_verification_algorithms.all,
@@ -284,8 +299,9 @@ fn verify_chain(
 /// Certificates begin this much before they are issued: a peer's clock may be behind ours.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// A holder's certificate and three intermediates: more than corporate authorities use.
-const CHAIN_MAX: usize = 4;
+/// A holder's certificate, three intermediates, which is more than corporate authorities use, and two that lead from
+/// former ones to the one that signs.
+const CHAIN_MAX: usize = 6;
 
 const CREDENTIAL_FILE: &str = "credential.pem";
 const ROOTS_FILE: &str = "roots.pem";

@@ -22,7 +22,9 @@ mod outside;
 mod pem;
 mod provider;
 mod refusal;
+mod registration;
 mod request;
+mod revocations;
 mod roots;
 #[cfg(test)]
 mod testing;
@@ -46,11 +48,13 @@ pub use jwt::{BadJwt, BadKeys, Expected, JwtKeys, UnverifiedJwt, texts_of};
 pub use key::PrivateKey;
 pub use outside::{OutsideRoots, OutsideRootsError};
 pub use refusal::{reason_of, reason_of_tls};
+pub use registration::{REGISTRATIONS_MAX, Registrations};
 pub use request::{CertificateRequest, RequestError};
+pub use revocations::{REVOKED_MAX, RevocationFile};
 pub use roots::{Roots, RootsError};
 pub use tls::{
     TlsError, client_config, control_id, guest_server_config, join_client_config,
     join_server_config, open_server_config, server_config, server_name,
 };
-pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret};
-pub use verify::{Peer, VerifyError, peer};
+pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret, token_digest};
+pub use verify::{Peer, VerifyError, is_member_chain, peer};

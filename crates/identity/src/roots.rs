@@ -7,14 +7,21 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject};
 use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::ParsedExtension;
 
 use crate::pem::{CERTIFICATE, write};
 
 /// At least one root certificate that is trusted to vouch for identities. Cheap to clone.
+///
+/// If intermediate authorities are among them, those alone vouch for members: the roots above are a company's, and
+/// its other intermediates have nothing to say in this mesh. A client outside the mesh may have a certificate of theirs
+/// where a policy names it.
 #[derive(Clone)]
 pub struct Roots {
     certificates: Arc<[CertificateDer<'static>]>,
     store: Arc<RootCertStore>,
+    /// All of them, where `store` has only some.
+    company: Option<Arc<RootCertStore>>,
 }
 
 impl Roots {
@@ -42,7 +49,13 @@ impl Roots {
         if unique.is_empty() {
             return Err(RootsError::Empty);
         }
-        Ok(Self { certificates: unique.into(), store: Arc::new(store) })
+        let certificates: Arc<[CertificateDer<'static>]> = unique.into();
+        let all = Arc::new(store);
+        let pins = pins(&certificates);
+        Ok(match pins {
+            None => Self { certificates, store: all, company: None },
+            Some(pins) => Self { certificates, store: Arc::new(pins), company: Some(all) },
+        })
     }
 
     /// Reads all certificates of a PEM text.
@@ -81,8 +94,14 @@ impl Roots {
         Self::new(both.cloned().collect())
     }
 
+    /// Those that vouch for members.
     pub(crate) fn store(&self) -> &Arc<RootCertStore> {
         &self.store
+    }
+
+    /// All of them, where not all vouch for members.
+    pub(crate) fn company(&self) -> Option<&Arc<RootCertStore>> {
+        self.company.as_ref()
     }
 }
 
@@ -118,6 +137,35 @@ pub enum RootsError {
     /// Not PEM.
     #[error("the trust bundle is not valid PEM")]
     Pem(#[from] pem::Error),
+}
+
+/// The intermediates among some certificates, when there are any.
+fn pins(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
+        // It was added to another one before.
+        store.add(certificate.clone()).ok()?;
+    }
+    (!store.is_empty()).then_some(store)
+}
+
+/// True of a root: it names itself as its issuer, also by its key where it names keys.
+pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
+    let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { return true };
+    if certificate.subject().as_raw() != certificate.issuer().as_raw() {
+        return false;
+    }
+    let (mut own, mut above) = (None, None);
+    for extension in certificate.extensions() {
+        match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => own = Some(id.0),
+            ParsedExtension::AuthorityKeyIdentifier(id) => {
+                above = id.key_identifier.as_ref().map(|id| id.0);
+            }
+            _ => {}
+        }
+    }
+    own.zip(above).is_none_or(|(own, above)| own == above)
 }
 
 /// RFC 5280 §4.2.1.9 and §4.2.1.3: an authority, and for this purpose.

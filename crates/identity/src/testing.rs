@@ -75,7 +75,7 @@ pub(crate) fn member_of(
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request()).unwrap();
     let workload = workload_name(&format!("{}-1", id.account.name));
-    let subject = Subject { id, workload: Some(&workload) };
+    let subject = Subject { id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, lifetime, now);
     Credential::new(key, issued.unwrap()).unwrap()
 }

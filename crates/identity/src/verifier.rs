@@ -41,6 +41,8 @@ pub(crate) enum Guests {
 #[derive(Debug)]
 pub(crate) struct MemberVerifier {
     chain: Arc<dyn ClientCertVerifier>,
+    /// Verifies certificates of the company, which are not enough for a member.
+    company: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
     guests: Guests,
 }
@@ -52,14 +54,38 @@ impl MemberVerifier {
         (anonymous, guests): (Anonymous, Guests),
     ) -> Result<Self, VerifierBuilderError> {
         // The roots' names are not sent as a hint: members have one certificate to choose from.
-        let builder =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots.store()), provider())
-                .clear_root_hint_subjects();
-        let chain = match anonymous {
-            Anonymous::Refused => builder.build()?,
-            Anonymous::Allowed => builder.allow_unauthenticated().build()?,
+        let verifier = |store: &Arc<RootCertStore>| {
+            let builder =
+                WebPkiClientVerifier::builder_with_provider(Arc::clone(store), provider())
+                    .clear_root_hint_subjects();
+            match anonymous {
+                Anonymous::Refused => builder.build(),
+                Anonymous::Allowed => builder.allow_unauthenticated().build(),
+            }
         };
-        Ok(Self { chain, trust_domain, guests })
+        let chain = verifier(roots.store())?;
+        let company = roots.company().map(verifier).transpose()?;
+        Ok(Self { chain, company, trust_domain, guests })
+    }
+
+    /// A client that no authority of the mesh vouches for: one of the company's may come in where guests may, and
+    /// is a member nowhere.
+    fn judge_other(
+        &self,
+        (end_entity, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        now: UnixTime,
+        reason: Error,
+    ) -> Result<ClientCertVerified, Error> {
+        let Some(company) = &self.company else { return Err(reason) };
+        let verified = company.verify_client_cert(end_entity, intermediates, now);
+        let (Ok(verified), Ok(leaf)) = (verified, Leaf::read(end_entity)) else {
+            return Err(reason);
+        };
+        let found = leaf.peer.id;
+        match self.guests == Guests::Allowed && found.trust_domain == self.trust_domain {
+            true => Ok(verified),
+            false => Err(refused(VerifyError::OtherIssuer { found })),
+        }
     }
 
     /// Whose a certificate is that leads to a root.
@@ -100,9 +126,13 @@ impl ClientCertVerifier for MemberVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        self.judge(end_entity).map_err(refused)?;
-        Ok(verified)
+        match self.chain.verify_client_cert(end_entity, intermediates, now) {
+            Ok(verified) => {
+                self.judge(end_entity).map_err(refused)?;
+                Ok(verified)
+            }
+            Err(reason) => self.judge_other((end_entity, intermediates), now, reason),
+        }
     }
 
     fn verify_tls12_signature(
@@ -131,7 +161,7 @@ impl ClientCertVerifier for MemberVerifier {
 /// Accepts one identity as the server, whatever name or address it was reached by.
 #[derive(Debug)]
 pub(crate) struct IdentityVerifier {
-    roots: Arc<RootCertStore>,
+    roots: Roots,
     expected: SpiffeId,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -139,10 +169,25 @@ pub(crate) struct IdentityVerifier {
 impl IdentityVerifier {
     pub(crate) fn new(roots: &Roots, expected: SpiffeId) -> Self {
         Self {
-            roots: Arc::clone(roots.store()),
+            roots: roots.clone(),
             expected,
             algorithms: provider().signature_verification_algorithms,
         }
+    }
+
+    fn verify_chain(
+        &self,
+        store: &RootCertStore,
+        (end_entity, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        verify_server_cert_signed_by_trust_anchor(
+            &ParsedCertificate::try_from(end_entity)?,
+            store,
+            intermediates,
+            now,
+            self.algorithms.all,
+        )
     }
 }
 
@@ -155,13 +200,16 @@ impl ServerCertVerifier for IdentityVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(end_entity)?,
-            &self.roots,
-            intermediates,
-            now,
-            self.algorithms.all,
-        )?;
+        let chain = (end_entity, intermediates);
+        if let Err(reason) = self.verify_chain(self.roots.store(), chain, now) {
+            let of_company = self.roots.company().map(|all| self.verify_chain(all, chain, now));
+            return match (of_company, Leaf::read(end_entity)) {
+                (Some(Ok(())), Ok(leaf)) => {
+                    Err(refused(VerifyError::OtherIssuer { found: leaf.peer.id }))
+                }
+                _ => Err(reason),
+            };
+        }
         let found = Leaf::read(end_entity).map_err(refused)?.peer.id;
         if found.trust_domain != self.expected.trust_domain {
             return Err(refused(VerifyError::ForeignTrustDomain {
@@ -199,6 +247,17 @@ impl ServerCertVerifier for IdentityVerifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
     }
+}
+
+/// True when an authority of the mesh vouches for a chain, and not only the root of its company.
+pub(crate) fn is_of_mesh(roots: &Roots, chain: &[CertificateDer<'_>], now: UnixTime) -> bool {
+    if roots.company().is_none() {
+        return true;
+    }
+    let Some((end_entity, intermediates)) = chain.split_first() else { return false };
+    let store = Arc::clone(roots.store());
+    let verifier = WebPkiClientVerifier::builder_with_provider(store, provider()).build();
+    verifier.is_ok_and(|it| it.verify_client_cert(end_entity, intermediates, now).is_ok())
 }
 
 /// Carries our reason through rustls; [`crate::reason_of_tls`] finds it again.

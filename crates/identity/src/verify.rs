@@ -2,13 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_model::{GuestId, InvalidName, SpiffeId, TrustDomain, WorkloadName};
-use rustls::pki_types::CertificateDer;
+use leno_model::{GuestId, Instance, InvalidName, SpiffeId, TrustDomain, WorkloadName};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
+use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
 use x509_parser::time::ASN1Time;
 
 use crate::credential::CLOCK_SKEW;
+use crate::roots::Roots;
+use crate::verifier::is_of_mesh;
 
 /// The verified other end of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -17,6 +20,9 @@ pub struct Peer {
     pub id: SpiffeId,
     /// Which instance it is, when its certificate says so.
     pub workload: Option<WorkloadName>,
+    /// The pod or registration of the workload, when its certificate says so. Those of older
+    /// releases do not.
+    pub instance: Option<Instance>,
     /// When its certificate began to be valid.
     pub not_before: SystemTime,
     /// When its certificate expires.
@@ -53,6 +59,14 @@ pub fn peer(
     Ok(Some(leaf.peer))
 }
 
+/// True when the mesh's own authority vouches for the certificates that a session reports. Where members trust an
+/// intermediate of a company's root, a client with a certificate of another one may come in as one outside the mesh.
+#[must_use]
+pub fn is_member_chain(roots: &Roots, chain: &[CertificateDer<'_>], now: SystemTime) -> bool {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    is_of_mesh(roots, chain, UnixTime::since_unix_epoch(since))
+}
+
 /// Why a certificate is not that of the peer it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
@@ -87,6 +101,15 @@ pub enum VerifyError {
     /// A guest that is called nothing, or something that is no name.
     #[error("the certificate of a guest has no name of the DNS, or one that is none")]
     GuestNames,
+    /// A company's root vouches for it, and the mesh's own intermediate does not.
+    #[error(
+        "the certificate of `{found}` is of another intermediate authority of the company's root: only \
+         the mesh's own signs for its members"
+    )]
+    OtherIssuer {
+        /// The identity in the certificate.
+        found: SpiffeId,
+    },
     /// A member of the mesh, but another one than expected.
     #[error("the peer is `{found}` and not `{expected}`")]
     WrongIdentity {
@@ -118,6 +141,7 @@ impl Leaf {
         let peer = Peer {
             id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
             workload: sole_workload(&certificate),
+            instance: sole_instance(&certificate),
             not_before: instant(validity.not_before)?,
             not_after: instant(validity.not_after)?,
         };
@@ -153,6 +177,16 @@ fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
     let name = names.next()?;
     match names.next() {
         None => name.as_str().ok()?.parse().ok(),
+        Some(_) => None,
+    }
+}
+
+/// Our authority writes it as the one serial number of the subject; others write any text.
+fn sole_instance(certificate: &X509Certificate<'_>) -> Option<Instance> {
+    let mut numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
+    let number = numbers.next()?;
+    match numbers.next() {
+        None => number.as_str().ok()?.parse().ok(),
         Some(_) => None,
     }
 }

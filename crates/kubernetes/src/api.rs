@@ -216,6 +216,10 @@ pub(crate) async fn server_date(client: &Client) -> Result<Option<String>, ApiEr
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use serde_json::json;
+
     use super::*;
     use crate::testing::Server;
 
@@ -257,8 +261,13 @@ mod tests {
         server.store.lock().unwrap().forbidden = Some(("POST", "tokenreviews"));
         let reviewer = crate::review::TokenReviewer::new(server.client.clone());
         // The header and payload of a token that claims to be one for Leno.
-        let token = "e30.eyJhdWQiOiJsZW5vIiwic3ViIjoic3lzdGVtOnNlcnZpY2VhY2NvdW50OmE6YiJ9.c2ln";
-        let error = reviewer.review(token).await.unwrap_err();
+        let payload = json!({
+            "aud": "leno", "exp": 4_102_444_800_u64, "sub": "system:serviceaccount:a:b",
+            "kubernetes.io": {"namespace": "a", "pod": {"name": "c", "uid": "d"}},
+        });
+        let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()));
+        let error = reviewer.review(&token).await.unwrap_err();
+        assert!(matches!(error, crate::review::ReviewError::Api(_)), "{error}");
         assert!(!format!("{error} {error:?}").contains("eyJ"), "{error}");
     }
 }

@@ -259,7 +259,7 @@ impl SharedAuthority {
     /// Everybody may read whom to trust.
     async fn tell_roots(&mut self) {
         let roots = self.synced.roots();
-        let Some(roots) = roots.filter(|roots| self.told.as_deref() != Some(roots)) else { return };
+        let Some(roots) = roots.filter(|roots| self.told.as_ref() != Some(roots)) else { return };
         let map = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -268,7 +268,7 @@ impl SharedAuthority {
         });
         let parameters = PatchParams::apply(CONTROL).force();
         match self.maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
-            Ok(_) => self.told = Some(roots.to_owned()),
+            Ok(_) => self.told = Some(roots),
             Err(error) => {
                 tracing::warn!(%error, "the roots are not written to the ConfigMap `{ROOTS_CONFIG_MAP}`");
             }

@@ -1,17 +1,19 @@
 //! Whose a service account token is: asked of the API server (`TokenReview`).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::Client;
-use leno_model::{ServiceAccount, WorkloadName};
+use leno_model::{ServiceAccount, Uid, WorkloadName};
 use leno_telemetry::LogLimit;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use crate::api::{ApiError, create_secretly, escaped};
 use crate::words::TOKEN_AUDIENCE;
@@ -19,6 +21,10 @@ use crate::words::TOKEN_AUDIENCE;
 /// Asks the API server whose tokens are.
 pub struct TokenReviewer {
     client: Client,
+    /// The issuers of the tokens that the API server has accepted.
+    issuers: Mutex<BTreeSet<String>>,
+    /// For tokens of other issuers.
+    unfamiliar: Semaphore,
 }
 
 /// The pod that a token was made for.
@@ -28,6 +34,8 @@ pub struct PodHolder {
     pub workload: WorkloadName,
     /// Its service account.
     pub account: ServiceAccount,
+    /// Its UID, if the review has it.
+    pub uid: Option<Uid>,
 }
 
 /// Why it is not known which pod has a token. None of these says the token.
@@ -42,6 +50,11 @@ pub enum ReviewError {
          tokenreviews.authentication.k8s.io"
     )]
     Api(#[source] ApiError),
+    /// Tokens of an issuer that is not known are reviewed one or two at a time.
+    #[error(
+        "too many tokens of issuers that the API server has not confirmed yet are reviewed: try again"
+    )]
+    Unfamiliar,
     /// What it answers is no review.
     #[error("the API server's answer to a review is not understood")]
     Malformed,
@@ -51,7 +64,16 @@ impl TokenReviewer {
     /// Asks with the rights of this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        Self { client }
+        Self { client, issuers: Mutex::default(), unfamiliar: Semaphore::new(UNFAMILIAR_MAX) }
+    }
+
+    /// The pod that a token names as its holder, by its text. Nothing of it is proved.
+    ///
+    /// # Errors
+    /// [`ReviewError::Refused`] when the API server could not find it good: it is not for us, not of a pod, or it
+    /// has expired.
+    pub fn claimed(&self, token: &str, now: SystemTime) -> Result<PodHolder, ReviewError> {
+        Ok(claimed(token, now)?.holder)
     }
 
     /// Finds out which pod a token was made for.
@@ -60,7 +82,11 @@ impl TokenReviewer {
     /// [`ReviewError`].
     pub async fn review(&self, token: &str) -> Result<PodHolder, ReviewError> {
         // Strangers must not keep the API server busy with anything that comes to their minds.
-        claimed(token)?;
+        let Claimed { issuer, .. } = claimed(token, SystemTime::now())?;
+        let _turn = match self.is_familiar(&issuer) {
+            true => None,
+            false => Some(self.unfamiliar.try_acquire().map_err(|_| ReviewError::Unfamiliar)?),
+        };
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -72,7 +98,22 @@ impl TokenReviewer {
             ApiError::Undecodable(_) => ReviewError::Malformed,
             error => ReviewError::Api(error),
         })?;
-        holder(review.status.unwrap_or_default())
+        let holder = holder(review.status.unwrap_or_default())?;
+        self.learn(issuer);
+        Ok(holder)
+    }
+
+    /// True when the API server has accepted a token of this issuer, or none of any issuer yet.
+    fn is_familiar(&self, issuer: &str) -> bool {
+        let issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
+        issuers.is_empty() || issuers.contains(issuer)
+    }
+
+    fn learn(&self, issuer: String) {
+        let mut issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
+        if issuers.len() < ISSUERS_MAX {
+            issuers.insert(issuer);
+        }
     }
 }
 
@@ -82,16 +123,17 @@ impl fmt::Debug for TokenReviewer {
     }
 }
 
-/// Whether a token says of itself that it is one for us, as service account tokens do (RFC 7519
+/// The claims of a token about its holder.
+#[derive(Debug)]
+struct Claimed {
+    holder: PodHolder,
+    issuer: String,
+}
+
+/// Reads the claims of a token when it is one for us, bound to a pod, as projected service account tokens are (RFC 7519
 /// section 3, RFC 7515 section 7.1). Nothing of it is proved.
-fn claimed(token: &str) -> Result<(), ReviewError> {
-    #[derive(Deserialize)]
-    struct Claims {
-        #[serde(default)]
-        aud: Value,
-        #[serde(default)]
-        sub: String,
-    }
+fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
+    let refused = |reason: &str| ReviewError::Refused(reason.to_owned());
     let mut parts = token.split('.');
     let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
@@ -103,11 +145,54 @@ fn claimed(token: &str) -> Result<(), ReviewError> {
             claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
         audiences.iter().any(|it| it == TOKEN_AUDIENCE) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
-    claims.map(drop).ok_or_else(|| {
+    let claims = claims.ok_or_else(|| {
         ReviewError::Refused(format!(
             "it is no token of a service account for the audience `{TOKEN_AUDIENCE}`"
         ))
-    })
+    })?;
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    if claims.exp.saturating_add(LEEWAY.as_secs()) <= now.as_secs() {
+        return Err(refused("the token has expired, or does not say when it does"));
+    }
+    let Bound { namespace, pod } = claims.kubernetes;
+    let account = claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|it| it.split_once(':'));
+    let account = account.filter(|(of, _)| *of == namespace).map(|(_, name)| name);
+    let (Some(account), Some(pod)) = (account, pod) else { return Err(refused(UNBOUND)) };
+    let workload = WorkloadName::new(&namespace, &pod.name);
+    let account = ServiceAccount::new(&namespace, account);
+    let (Ok(workload), Ok(account)) = (workload, account) else { return Err(refused(UNBOUND)) };
+    let holder = PodHolder { workload, account, uid: Uid::new(&pod.uid).ok() };
+    Ok(Claimed { holder, issuer: claims.iss })
+}
+
+/// The claims of a service account token that matter here.
+#[derive(Deserialize)]
+struct Claims {
+    #[serde(default)]
+    aud: Value,
+    #[serde(default)]
+    sub: String,
+    #[serde(default)]
+    iss: String,
+    #[serde(default)]
+    exp: u64,
+    #[serde(default, rename = "kubernetes.io")]
+    kubernetes: Bound,
+}
+
+/// The object that a token is bound to.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Bound {
+    namespace: String,
+    pod: Option<BoundPod>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct BoundPod {
+    name: String,
+    uid: String,
 }
 
 /// What a review says of the holder.
@@ -137,15 +222,13 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     let mut extra = user.extra.unwrap_or_default();
     let pods = extra.remove(POD_NAME).unwrap_or_default();
     let [pod] = pods.as_slice() else {
-        return refused(
-            "the token is not bound to a pod: it must be one of a projected volume of the pod, and \
-             neither a secret nor made by hand"
-                .to_owned(),
-        );
+        return refused(UNBOUND.to_owned());
     };
+    let uids = extra.remove(POD_UID).unwrap_or_default();
+    let uid = uids.first().and_then(|uid| Uid::new(uid).ok());
     let names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
     match names {
-        (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account }),
+        (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account, uid }),
         (Err(error), _) | (_, Err(error)) => refused(error.to_string()),
     }
 }
@@ -157,6 +240,17 @@ static UNKNOWN: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// Where it says which pod a token is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+/// The key under which it has the UID of that pod.
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+/// Why a token is no pod's.
+const UNBOUND: &str = "the token is not bound to a pod: it must be one of a projected volume of the pod, and \
+                       neither a secret nor made by hand";
+/// By so much clocks may differ.
+const LEEWAY: Duration = Duration::from_secs(300);
+/// The most issuers that are remembered: API servers have one, and another while it is replaced.
+const ISSUERS_MAX: usize = 8;
+/// The most tokens of other issuers that are reviewed at once.
+const UNFAMILIAR_MAX: usize = 2;
 
 #[cfg(test)]
 mod tests {
@@ -191,25 +285,49 @@ mod tests {
 
     #[test]
     fn only_what_says_that_it_is_for_us_is_asked_about() {
-        let token =
-            |claims: Value| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
-        let account = "system:serviceaccount:shop:cart";
-        for audience in [json!("leno"), json!(["other", "leno"])] {
-            claimed(&token(json!({"aud": audience, "sub": account}))).unwrap();
+        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let good = json!({
+            "aud": ["leno"], "exp": 1_800_000_600, "iss": "https://kubernetes.default.svc",
+            "sub": "system:serviceaccount:shop:cart",
+            "kubernetes.io": {
+                "namespace": "shop", "pod": {"name": "cart-7d4b9-x2x", "uid": "a-b"},
+                "serviceaccount": {"name": "cart", "uid": "c"},
+            },
+        });
+        let sent =
+            |claims: &Value| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
+        let with = |pointer: &str, value: Value| {
+            let mut claims = good.clone();
+            *claims.pointer_mut(pointer).unwrap() = value;
+            sent(&claims)
+        };
+        for token in [sent(&good), with("/aud", json!("leno")), with("/exp", json!(1_799_999_800))]
+        {
+            let Claimed { holder, issuer } = claimed(&token, now).unwrap();
+            assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
+            assert_eq!(
+                (holder.account.to_string().as_str(), holder.uid),
+                ("shop/cart", Uid::new("a-b").ok())
+            );
+            assert_eq!(issuer, "https://kubernetes.default.svc");
         }
-        let strange = [
-            token(json!({"aud": "other", "sub": account})),
-            token(json!({"aud": ["leno"], "sub": "somebody"})),
-            token(json!({"sub": account})),
-            token(json!([])),
-            "e30.%.c2ln".to_owned(),
-            format!("{}.more", token(json!({"aud": "leno", "sub": account}))),
-            String::new(),
-            "a".repeat(10_000),
-        ];
-        for token in strange {
-            let error = claimed(&token).unwrap_err().to_string();
-            assert!(error.contains("audience `leno`") && !error.contains("e30"), "{error}");
+        for (token, expected) in [
+            (with("/aud", json!("other")), "audience `leno`"),
+            (with("/sub", json!("somebody")), "audience `leno`"),
+            (with("/aud", Value::Null), "audience `leno`"),
+            (sent(&json!([])), "audience `leno`"),
+            ("e30.%.c2ln".to_owned(), "audience `leno`"),
+            (format!("{}.more", sent(&good)), "audience `leno`"),
+            (String::new(), "audience `leno`"),
+            ("a".repeat(10_000), "audience `leno`"),
+            (with("/exp", json!(1_799_999_700)), "has expired"),
+            (with("/exp", json!(0)), "has expired"),
+            (with("/sub", json!("system:serviceaccount:other:cart")), "not bound to a pod"),
+            (with("/kubernetes.io", json!({})), "not bound to a pod"),
+            (with("/kubernetes.io/pod/name", json!("a/b")), "not bound to a pod"),
+        ] {
+            let error = claimed(&token, now).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains("e30"), "{error}");
         }
     }
 
@@ -218,6 +336,7 @@ mod tests {
         let found = judged(answer(|_| {})).unwrap();
         assert_eq!(found.workload.to_string(), "shop/cart-7d4b9-x2x");
         assert_eq!(found.account.to_string(), "shop/cart");
+        assert_eq!(found.uid, Uid::new("a").ok());
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod health_check;
 pub mod hedging;
 pub mod identity;
 pub mod ingress;
+pub mod instance;
 pub mod ip_range;
 pub mod jwt;
 pub mod log_template;
@@ -36,6 +37,7 @@ pub mod rate_limit;
 pub mod reason;
 pub mod request_need;
 pub mod retry_policy;
+pub mod revocation;
 pub mod rivals;
 pub mod route;
 pub mod rule_kind;
@@ -89,6 +91,7 @@ pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{
     Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
 };
+pub use instance::{Instance, InvalidInstance, Uid};
 pub use ip_range::{InvalidIpRange, IpRange};
 pub use jwt::{
     ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, KeyServer, KeySource,
@@ -111,6 +114,7 @@ pub use rate_limit::{
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use request_need::RequestNeed;
 pub use retry_policy::{RetryPolicy, ServiceRetry};
+pub use revocation::{Revocations, RevokedWorkload};
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend, leads_back,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::floor::{Floor, Overruled};
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
+use crate::revocation::RevokedWorkload;
 use crate::sight::Sight;
 use crate::workload::Workload;
 
@@ -17,6 +18,8 @@ pub struct MeshConfig {
     pub mode: TrafficMode,
     /// Accounts that are no members any more, whatever certificates they still hold.
     pub revoked: BTreeSet<ServiceAccount>,
+    /// Workloads of other accounts that are no members any more.
+    pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// What namespaces have of their own; workloads may differ again.
     pub namespaces: BTreeMap<Name, Admission>,
     /// What operators see of single requests.
@@ -101,6 +104,7 @@ impl Default for MeshConfig {
             trust_domain: TrustDomain(domain),
             mode: TrafficMode::Permissive,
             revoked: BTreeSet::new(),
+            revoked_workloads: BTreeSet::new(),
             namespaces: BTreeMap::new(),
             sight: Box::default(),
             egress: Egress::default(),

@@ -197,9 +197,9 @@ reasons! {
     /// The time that the route gives one attempt passed.
     AttemptTimeout "E2010" "attempt-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.backendRequest`.";
-    /// The peer's account is revoked, whatever its certificate says.
+    /// The peer's account or workload is revoked, whatever its certificate says.
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
-        "Take the account out of `spec.revoked` of the MeshConfig, if it is to be a member again.";
+        "Take it out of `spec.revoked` of the MeshConfig, or use `leno revoke --undo`, if it is to be a member again.";
     /// No instance carries the tags that a tag rule demands for the request.
     NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Ours Never
         "Start a workload with these labels, or say in the TagRoute what takes such requests \

@@ -17,6 +17,7 @@ use crate::occupant::Occupant;
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
 use crate::retry_policy::ServiceRetry;
+use crate::revocation::RevokedWorkload;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::Treatment;
@@ -61,6 +62,8 @@ pub struct WorkloadPlan {
     pub access: Access,
     /// Accounts that may not, whatever their certificates and the rules say.
     pub revoked: BTreeSet<ServiceAccount>,
+    /// Workloads of other accounts that may not either.
+    pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// The edition that certificates are issued in now; 0 when none is to be renewed for that.
     pub edition: u64,
     /// What tag rules may ask about the workload.
@@ -110,6 +113,7 @@ impl WorkloadPlan {
             doors: Vec::new(),
             access,
             revoked: BTreeSet::new(),
+            revoked_workloads: BTreeSet::new(),
             edition: 0,
             caller: Caller::default(),
             lanes: BTreeMap::new(),

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::endpoint::Weight;
 use crate::identity::ServiceAccount;
+use crate::instance::Uid;
 use crate::mesh::Admission;
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::service::Protocol;
@@ -14,6 +15,8 @@ use crate::service::Protocol;
 pub struct Workload {
     /// Its name.
     pub name: WorkloadName,
+    /// The UID of its pod; absent where it is none of Kubernetes.
+    pub uid: Option<Uid>,
     /// What services select it by.
     pub labels: BTreeMap<String, String>,
     /// The account it runs under, in its own namespace.

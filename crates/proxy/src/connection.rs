@@ -106,6 +106,16 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
 
 /// Serves a connection inside TLS, for as long as its client is allowed.
 async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: SocketAddr) {
+    let proved = accepted.client.member().cloned();
+    if proved.as_ref().is_some_and(|proved| worker.world.revokes_workload(proved)) {
+        let reason = Reason::RevokedPeer.label();
+        if let Some(line) = worker.log_line(peer) {
+            let suppressed = line.suppressed;
+            tracing::info!(%peer, reason, suppressed, "a connection is rejected");
+        }
+        worker.shard.refuse(reason);
+        return;
+    }
     let (member, guest, expires) = accepted.client.into_parts();
     let identity = member.map(Rc::new);
     let state = accepted.tls.get_ref().1;
@@ -114,18 +124,17 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     let io = Io::new(Stream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
-    let account = session.identity.as_ref().map(|id| id.account.clone());
     let origin = session.origin();
     let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
     let forbidden = pin!(async {
-        match &account {
-            Some(account) => worker.world.revoked(account).await,
+        match &proved {
+            Some(proved) => worker.world.revoked(proved).await,
             // Nothing but an opening lets somebody in who is no member.
             None => worker.world.kept_out(port, origin).await,
         }
     });
     if until(served, forbidden, &io).await == Ended::Cut {
-        let reason = match account {
+        let reason = match proved {
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRefused,
         };

@@ -168,6 +168,7 @@ async fn follow_one(
         looked_up: follower.looked_up.borrow().iter().cloned().collect(),
         session: session(SystemTime::now()),
         edition: credential.edition(),
+        process: follower.seed,
     };
     let mut station = Station { follower };
     follower.counted.borrow_mut().connected(Instant::now());

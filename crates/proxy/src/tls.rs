@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{
-    Credential, Guest, Peer, VerifyError, client_config, guest, guest_server_config,
-    open_server_config, peer, server_config,
+    Credential, Guest, Peer, Roots, VerifyError, client_config, guest, guest_server_config,
+    is_member_chain, open_server_config, peer, server_config,
 };
 use leno_listen::{HalfOpen, read_hello, reset, shake_hands};
 use leno_model::{Name, Reason, SpiffeId};
@@ -139,17 +139,34 @@ pub(crate) struct Accepted {
 /// Who is at the other end of a session.
 pub(crate) enum Client {
     Member(Peer),
+    /// Of the mesh's company, with a certificate that the mesh has not made: by its name it may come in where a guest
+    /// of that name may, and it is no member.
+    External(Peer),
     /// A guest: it has names, and no identity.
     Guest(Guest),
     Anonymous,
 }
 
 impl Client {
+    /// The member, if it is one.
+    pub(crate) fn member(&self) -> Option<&Peer> {
+        match self {
+            Self::Member(peer) => Some(peer),
+            Self::External(_) | Self::Guest(_) | Self::Anonymous => None,
+        }
+    }
+
     /// The member, if it is one, what it is called if it is a guest, and when its certificate ends, if it
     /// has shown one.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
             Self::Member(peer) => (Some(peer.id), Arc::default(), Some(until(peer.not_after))),
+            Self::External(peer) => {
+                let SpiffeId { account, trust_domain } = &peer.id;
+                let name = format!("{}.{}.{trust_domain}", account.name, account.namespace);
+                let names = Name::new(&name).into_iter().collect();
+                (None, names, Some(until(peer.not_after)))
+            }
             Self::Guest(guest) => (None, guest.names.into(), Some(until(guest.not_after))),
             Self::Anonymous => (None, Arc::default(), None),
         }
@@ -193,7 +210,7 @@ pub(crate) async fn accept(
     reset(&hello.io);
     let tls = shake_hands(half_open, hello, config).await;
     let tls = tls.map_err(|error| handshake::reason(worker, &error))?;
-    match client(&tls, clients, SystemTime::now()) {
+    match client(&tls, (credential.roots(), clients), SystemTime::now()) {
         Ok(client) => {
             // Failing means that the socket is gone already, as its first read will find.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
@@ -204,13 +221,23 @@ pub(crate) async fn accept(
 }
 
 /// Who it is, by what the session reports: it may be an older one that goes on.
-fn client(tls: &TlsStream<TcpStream>, clients: Clients, now: SystemTime) -> Result<Client, Reason> {
+fn client(
+    tls: &TlsStream<TcpStream>,
+    (roots, clients): (&Roots, Clients),
+    now: SystemTime,
+) -> Result<Client, Reason> {
     let shown = tls.get_ref().1.peer_certificates();
     let of = |error: &VerifyError| match error {
         VerifyError::Expired => Reason::ExpiredPeer,
         _ => Reason::UntrustedPeer,
     };
     match (peer(shown, now), shown.and_then(<[_]>::first)) {
+        (Ok(Some(peer)), _)
+            if clients != Clients::Members
+                && !shown.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
+        {
+            Ok(Client::External(peer))
+        }
         (Ok(Some(peer)), _) => Ok(Client::Member(peer)),
         (Ok(None), _) if clients == Clients::Anyone => Ok(Client::Anonymous),
         // That configuration demands a certificate, so this is a handshake gone wrong.

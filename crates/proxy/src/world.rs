@@ -1,6 +1,6 @@
 //! The current world: one atomic pointer to what this proxy knows, and how it asks for more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
-use leno_identity::Credential;
+use leno_identity::{Credential, Peer};
 use leno_model::{
-    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Protocol, Reason,
-    ServiceAccount, ServiceName, Whereabouts,
+    Egress, Endpoint, EndpointId, Occupant, OccupantPort, Plaintext, Protocol, Reason, Revocations,
+    ServiceName, Whereabouts,
 };
 use leno_traffic::{BadPattern, Origin, Outlets, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -27,8 +27,8 @@ pub(crate) struct World {
     credential: ArcSwapOption<Credential>,
     /// Counts swaps; who waits for a change watches this.
     version: watch::Sender<u64>,
-    /// Accounts that are no members any more; told of only when they change.
-    revoked: watch::Sender<BTreeSet<ServiceAccount>>,
+    /// Accounts and workloads that are no members any more; told of only when they change.
+    revoked: watch::Sender<Revocations>,
     /// Told when who may come in is decided otherwise than before.
     access: watch::Sender<()>,
     /// What becomes of connections that cross the border of the mesh; told of only when that changes.
@@ -134,7 +134,7 @@ impl World {
             scene: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
             version: watch::channel(0).0,
-            revoked: watch::channel(BTreeSet::new()).0,
+            revoked: watch::Sender::default(),
             access: watch::channel(()).0,
             borders: watch::Sender::default(),
             wants,
@@ -192,7 +192,8 @@ impl World {
         let edge =
             edge::configs(&plans, previous.as_ref().map(|scene| (&scene.plans, &scene.edge)));
         let version = *self.version.borrow() + 1;
-        let revoked = &update.snapshot.plan.revoked;
+        let plan = &update.snapshot.plan;
+        let (accounts, workloads) = (&plan.revoked, &plan.revoked_workloads);
         let borders = Borders {
             egress: Some(update.snapshot.plan.egress),
             outlets: Some(Arc::clone(&plans.outlets)),
@@ -214,9 +215,10 @@ impl World {
         self.sights.say(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
-            let news = known != revoked;
+            let news = (&known.accounts, &known.workloads) != (accounts, workloads);
             if news {
-                known.clone_from(revoked);
+                known.accounts.clone_from(accounts);
+                known.workloads.clone_from(workloads);
             }
             news
         });
@@ -236,11 +238,19 @@ impl World {
         self.access.subscribe()
     }
 
-    /// Resolves when this account is no member any more.
-    pub(crate) async fn revoked(&self, account: &ServiceAccount) {
+    /// True when a peer's workload is revoked, whatever becomes of its account.
+    pub(crate) fn revokes_workload(&self, peer: &Peer) -> bool {
+        covers_workload(&self.revoked.borrow(), peer)
+    }
+
+    /// Resolves when a peer is no member any more, by its account or by its workload.
+    pub(crate) async fn revoked(&self, peer: &Peer) {
+        let covers = |revoked: &Revocations| {
+            revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
+        };
         let mut revoked = self.revoked.subscribe();
         // The world outlives who waits here.
-        drop(revoked.wait_for(|revoked| revoked.contains(account)).await);
+        drop(revoked.wait_for(covers).await);
     }
 
     /// Resolves when clients that prove nothing and come this way are let in no more.
@@ -436,6 +446,12 @@ impl World {
     fn seconds(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
+}
+
+/// True when the workload of a peer is revoked.
+fn covers_workload(revoked: &Revocations, peer: &Peer) -> bool {
+    let workload = peer.workload.as_ref();
+    workload.is_some_and(|it| revoked.covers_workload(it, peer.instance.as_ref()))
 }
 
 /// What is known of addresses or names, with how they were used before.

@@ -148,7 +148,7 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request()).expect("a request");
     let (me, workload) = (id("web"), WorkloadName::new("shop", "web-1").expect("a name"));
-    let subject = Subject { id: &me, workload: Some(&workload) };
+    let subject = Subject { id: &me, workload: Some(&workload), instance: None };
     let hour = Duration::from_secs(3600);
     let issued = authority.sign(&request, subject, hour, SystemTime::now()).expect("it signs");
     let credential = Credential::new(key, issued).expect("a credential");

@@ -24,7 +24,7 @@ pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
         let workload: WorkloadName = format!("bench/{name}-1").parse().context("a workload")?;
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.request())?;
-        let subject = Subject { id: &id, workload: Some(&workload) };
+        let subject = Subject { id: &id, workload: Some(&workload), instance: None };
         let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
         let state = dir.join(name);
         Credential::new(key, issued)?.save(&state).context("a credential cannot be saved")?;

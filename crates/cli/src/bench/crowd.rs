@@ -200,6 +200,7 @@ impl Life {
                     looked_up: Vec::new(),
                     session: since_1970(),
                     edition: credential.edition(),
+                    process: 0,
                 };
                 let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
                 audience.stream(false);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -349,14 +350,26 @@ async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc
 #[derive(Debug)]
 struct ByTokenReview(TokenReviewer);
 
+impl ByTokenReview {
+    fn holder(found: review::PodHolder) -> Holder {
+        let review::PodHolder { workload, account, uid } = found;
+        Holder { workload, account, uid }
+    }
+
+    fn error(error: review::ReviewError) -> ReviewError {
+        match error {
+            review::ReviewError::Refused(reason) => ReviewError::Refused(reason),
+            error => ReviewError::Unavailable(error.to_string()),
+        }
+    }
+}
+
 impl Reviewer for ByTokenReview {
+    fn claimed(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
+        self.0.claimed(token, now).map(Self::holder).map(Some).map_err(Self::error)
+    }
+
     fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
-        Box::pin(async move {
-            match self.0.review(token).await {
-                Ok(review::PodHolder { workload, account }) => Ok(Holder { workload, account }),
-                Err(review::ReviewError::Refused(reason)) => Err(ReviewError::Refused(reason)),
-                Err(error) => Err(ReviewError::Unavailable(error.to_string())),
-            }
-        })
+        Box::pin(async move { self.0.review(token).await.map(Self::holder).map_err(Self::error) })
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use leno_discovery::IssuedBytes;
-use leno_identity::{Authority, Credential, LEAF_LIFETIME, PrivateKey, Roots, TOKEN_LIFETIME};
-use leno_model::Name;
+use leno_identity::{
+    Authority, Credential, LEAF_LIFETIME, Peer, PrivateKey, Roots, TOKEN_LIFETIME, peer,
+};
+use leno_model::{Name, TrustDomain};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -27,12 +29,10 @@ impl Office {
         let trust_domain = &mesh.config().trust_domain;
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, trust_domain, now).unwrap();
-        let tokens = Arc::new(open_tokens(data.path(), now).unwrap());
-        let certifier = Certifier::new(
-            tokio::sync::watch::Sender::new(Arc::new(authority)).subscribe(),
-            Arc::clone(&tokens),
-            LEAF_LIFETIME,
-        );
+        let proofs = open_proofs(data.path(), now).unwrap();
+        let tokens = Arc::clone(&proofs.tokens);
+        let authority = tokio::sync::watch::Sender::new(Arc::new(authority)).subscribe();
+        let certifier = Certifier::new(authority, Arc::new(proofs), LEAF_LIFETIME);
         Self { certifier, tokens, mesh, _data: data }
     }
 
@@ -43,11 +43,120 @@ impl Office {
     async fn join(&mut self, token: &str, name: &str, csr: Vec<u8>) -> Result<IssuedBytes, String> {
         let (answer, answered) = oneshot::channel();
         let workload = workload(name);
-        let account = self.mesh.workload(&workload).map(|workload| workload.account.clone());
-        let joining = Joining { token: token.to_owned(), workload, csr, answer };
-        self.certifier.join(joining, account, SystemTime::now());
+        let target = self.mesh.workload(&workload).map(Target::of);
+        let source = [10, 0, 0, 1].into();
+        let joining = Joining { token: token.to_owned(), workload, csr, source, answer };
+        self.certifier.join(joining, target, SystemTime::now());
         answered.await.unwrap()
     }
+
+    /// The instance in the certificate that a new token gives.
+    async fn joined(&mut self, name: &str) -> Option<Instance> {
+        let (token, request) = (self.token(name), PrivateKey::generate().request());
+        instance_in(self.join(&token, name, request).await.unwrap())
+    }
+
+    /// The instance in the certificate that follows one of the instance `held`.
+    async fn renewed(
+        &mut self,
+        workload: &Workload,
+        instance: Option<Instance>,
+    ) -> Result<Option<Instance>, String> {
+        // A minute ago.
+        let held = Held { instance, issued: SystemTime::now() - Duration::from_secs(60) };
+        self.renewed_after(workload, held).await
+    }
+
+    async fn renewed_after(
+        &mut self,
+        workload: &Workload,
+        held: Held,
+    ) -> Result<Option<Instance>, String> {
+        let (answer, answered) = oneshot::channel();
+        let request = PrivateKey::generate().request();
+        let renewed = (ConnectionId(7), workload, held);
+        self.certifier.renew(renewed, request, answer, SystemTime::now());
+        answered.await.unwrap().map(instance_in)
+    }
+}
+
+fn held() -> Held {
+    Held { instance: None, issued: SystemTime::now() }
+}
+
+fn instance_in(issued: IssuedBytes) -> Option<Instance> {
+    let chain: Vec<_> = issued.chain.into_iter().map(Into::into).collect();
+    peer(Some(&chain), SystemTime::now()).unwrap().unwrap().instance
+}
+
+#[tokio::test]
+async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it() {
+    let mut office = Office::open();
+    let details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    // Of an older release, before and after it is renewed.
+    let unbound = office.renewed(&details, None).await.unwrap();
+    assert_eq!(unbound, Some(Instance::Registration(0)));
+    assert_eq!(office.renewed(&details, unbound.clone()).await.unwrap(), unbound);
+
+    let first = office.joined("details-1").await;
+    assert_eq!(office.renewed(&details, first.clone()).await.unwrap(), first);
+    for former in [None, unbound] {
+        let error = office.renewed(&details, former).await.unwrap_err();
+        assert!(error.contains("bookinfo/details-1 has been replaced"), "{error}");
+    }
+    let second = office.joined("details-1").await;
+    assert!(second > first);
+    assert!(office.renewed(&details, first).await.is_err());
+    assert_eq!(office.renewed(&details, second.clone()).await.unwrap(), second);
+    // A control plane of an older release has renewed it since.
+    let later = Held { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
+    assert_eq!(office.renewed_after(&details, later).await.unwrap(), second);
+    // Others are not concerned.
+    let reviews = office.mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    assert!(office.renewed(&reviews, None).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_other() {
+    let mut office = Office::open();
+    let mut details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    let uid = |text: &str| Some(Uid::new(text).unwrap());
+    details.uid = uid("former");
+    let former = office.renewed(&details, None).await.unwrap();
+    assert_eq!(former, Some(Instance::Pod(Uid::new("former").unwrap())));
+    assert_eq!(office.renewed(&details, former.clone()).await.unwrap(), former);
+    details.uid = uid("new");
+    for held in [former, Some(Instance::Registration(7))] {
+        let error = office.renewed(&details, held).await.unwrap_err();
+        assert!(error.contains("it is `pod:new` now"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
+    let mut office = Office::open();
+    let token = office.token("details-1");
+    let target = office.mesh.workload(&workload("details-1")).map(Target::of);
+    let mut guesses = Vec::new();
+    let send = |office: &mut Office, token: String, source: [u8; 4]| {
+        let (answer, answered) = oneshot::channel();
+        let (workload, csr) = (workload("details-1"), PrivateKey::generate().request());
+        let joining = Joining { token, workload, csr, source: source.into(), answer };
+        office.certifier.join(joining, target.clone(), SystemTime::now());
+        answered
+    };
+    for guess in 0..500 {
+        guesses.push(send(&mut office, format!("leno-join-{guess:064}"), [10, 0, 0, 9]));
+    }
+    let mut honest = send(&mut office, token, [10, 0, 0, 1]);
+    let answered = loop {
+        tokio::select! {
+            biased;
+            answered = &mut honest => break answered.unwrap(),
+            _ = office.certifier.next() => {}
+        }
+    };
+    assert!(answered.is_ok(), "{answered:?}");
 }
 
 #[tokio::test]
@@ -111,7 +220,7 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
     let details = office.mesh.workload(&workload("details-1")).unwrap().clone();
     let (answer, _) = oneshot::channel();
     let request = PrivateKey::generate().request();
-    office.certifier.renew((ConnectionId(7), &details), request, answer, SystemTime::now());
+    office.certifier.renew((ConnectionId(7), &details, held()), request, answer, SystemTime::now());
     while office.certifier.issued == 0 {
         tokio::select! {
             biased;
@@ -130,7 +239,7 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
     details.account.name = Name::new("other").unwrap();
     let (answer, answered) = oneshot::channel();
     let request = PrivateKey::generate().request();
-    office.certifier.renew((ConnectionId(1), &details), request, answer, SystemTime::now());
+    office.certifier.renew((ConnectionId(1), &details, held()), request, answer, SystemTime::now());
     assert!(answered.await.unwrap().is_ok());
     let Done::Signed(signed, _) = office.certifier.next().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
@@ -143,6 +252,7 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
     let peer = |id: &str, name: Option<&str>| Peer {
         id: format!("spiffe://{id}").parse().unwrap(),
         workload: name.map(workload),
+        instance: None,
         not_before: SystemTime::UNIX_EPOCH,
         not_after: SystemTime::UNIX_EPOCH,
     };
@@ -156,7 +266,9 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
         (peer("cluster.local/ns/bookinfo/sa/x", Some("details-1")), details, Some("join again")),
         (peer("other.local/ns/bookinfo/sa/details", Some("details-1")), details, Some("other")),
     ] {
-        let vouched = vouch(&peer, &workload("details-1"), found, &domain);
+        let instance = Instance::Registration(0);
+        let vouched =
+            vouch(&peer, &workload("details-1"), found.map(|found| (found, &instance)), &domain);
         let error = vouched.err().map(|error| error.to_string());
         match (&error, expected) {
             (None, None) => {}
@@ -164,4 +276,32 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
             _ => panic!("{peer:?}: {error:?}"),
         }
     }
+}
+
+#[test]
+fn vouches_for_no_former_instance_of_the_workload() {
+    let mesh = mesh(BOOKINFO);
+    let details = mesh.workload(&workload("details-1")).unwrap();
+    let domain = TrustDomain::new("cluster.local").unwrap();
+    let judged = |held: Option<Instance>, current: &Instance| {
+        let peer = Peer {
+            id: "spiffe://cluster.local/ns/bookinfo/sa/details".parse().unwrap(),
+            workload: Some(workload("details-1")),
+            instance: held,
+            not_before: SystemTime::UNIX_EPOCH,
+            not_after: SystemTime::UNIX_EPOCH,
+        };
+        vouch(&peer, &workload("details-1"), Some((details, current)), &domain).is_ok()
+    };
+    let pod = |text: &str| Instance::Pod(Uid::new(text).unwrap());
+    let registration = Instance::Registration;
+    assert!(judged(Some(pod("a")), &pod("a")) && !judged(Some(pod("a")), &pod("b")));
+    assert!(judged(Some(registration(5_000)), &registration(5_000)));
+    assert!(!judged(Some(registration(4_000)), &registration(5_000)));
+    // A certificate of an older release, until its workload joins again.
+    assert!(judged(None, &pod("a")) && judged(None, &registration(0)));
+    assert!(!judged(None, &registration(5_000)));
+    assert!(
+        !judged(Some(pod("a")), &registration(0)) && !judged(Some(registration(5_000)), &pod("a"))
+    );
 }

@@ -104,7 +104,7 @@ fn occupant_port(
 ) -> OccupantPort {
     let listeners = mesh.listeners(&workload.name);
     // Nobody calls an account that is revoked, and its bytes do not go unprotected either.
-    let listeners = listeners.filter(|_| !mesh.config().revoked.contains(&workload.account));
+    let listeners = listeners.filter(|_| !mesh.is_revoked(workload));
     let address = listeners.and_then(|listeners| listeners.get(&number)).copied();
     let id = EndpointId {
         service: service.name.clone(),

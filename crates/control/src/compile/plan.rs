@@ -25,6 +25,7 @@ pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
         doors: workload.doors.clone(),
         access: access(mesh, workload),
         revoked: mesh.config().revoked.clone(),
+        revoked_workloads: mesh.revocations().workloads.clone(),
         edition: mesh.edition(),
         caller: caller(mesh, workload),
         lanes: lanes(mesh, workload),

@@ -448,10 +448,9 @@ fn places<'a>(
     port: &ServicePort,
     permitted: &Permitted<'_>,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
-    let revoked = &mesh.config().revoked;
     let unready = service.unready;
     let workloads = mesh.behind(&service.name).filter(move |workload| workload.ready || unready);
-    let workloads = workloads.filter(|workload| !revoked.contains(&workload.account));
+    let workloads = workloads.filter(|workload| !mesh.is_revoked(workload));
     let workloads = workloads.filter(|workload| permitted.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }

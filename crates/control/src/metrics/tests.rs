@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
-use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_tokens};
+use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh};
 use crate::history;
@@ -48,8 +48,8 @@ impl Busy {
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, &mesh.config().trust_domain, wall);
         let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
-        let tokens = Arc::new(open_tokens(data.path(), wall).unwrap());
-        let mut certifier = Certifier::new(authority, tokens, LEAF_LIFETIME);
+        let proofs = Arc::new(open_proofs(data.path(), wall).unwrap());
+        let mut certifier = Certifier::new(authority, proofs, LEAF_LIFETIME);
         (certifier.issued, certifier.refused) = (6, 7);
         let mut keys = KeyReadings::default();
         let source = KeySource::File("/keys.json".into());

@@ -1,29 +1,53 @@
 //! Joining: with a token of ours, or as whoever somebody else says that the holder of a token is.
 
 use leno_discovery::Joining;
+use leno_listen::Source;
+use leno_model::Workload;
 use tokio::time::Instant;
 
 use super::{Now, Owner};
-use crate::certify::{CertifyError, Reviewed};
+use crate::certify::{CertifyError, Reviewed, Target};
 use crate::review::Holder;
 
-/// Somebody who proved who it is, and whose workload is not known yet as it says: a new pod may ask
-/// before the source has told of it.
+/// A join with a token that names a workload which is not known like this yet: a new pod may join before the source has
+/// reported it.
 #[derive(Debug)]
 pub(crate) struct Applicant {
     joining: Joining,
     holder: Holder,
+    proof: Proof,
     until: Instant,
+}
+
+/// The proof that a token is its holder's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// Its own text: it is reviewed once its workload is known.
+    Text,
+    /// A review.
+    Review,
 }
 
 impl Owner {
     pub(super) fn join(&mut self, joining: Joining, now: Now) {
-        let Some(joining) = self.certifier.review(joining) else { return };
-        let workload = self.mesh.workload(&joining.workload);
-        let account = workload.map(|workload| workload.account.clone());
-        // Told as little as any stranger.
-        let account = account.filter(|account| !self.mesh.config().revoked.contains(account));
-        self.certifier.join(joining, account, now.wall);
+        let Some(reviewer) = self.certifier.reviewer_of(&joining.token) else {
+            let target = self.mesh.workload(&joining.workload);
+            // Told as little as any stranger.
+            let target = target.filter(|it| !self.mesh.is_revoked(it)).map(Target::of);
+            self.certifier.join(joining, target, now.wall);
+            return;
+        };
+        let holder = match reviewer.claimed(&joining.token, now.wall) {
+            Ok(holder) => holder,
+            Err(error) => return self.certifier.refuse(joining.answer, error.into()),
+        };
+        if let Err(reason) = self.certifier.permit_review(&joining, now.clock) {
+            return self.certifier.refuse(joining.answer, reason.into());
+        }
+        match holder {
+            None => self.certifier.review(joining, now.clock),
+            Some(holder) => self.arrived(joining, holder, Proof::Text, now),
+        }
     }
 
     /// It is known whose a token is, or why not.
@@ -31,24 +55,33 @@ impl Owner {
         let Reviewed { joining, holder } = reviewed;
         match holder {
             Err(error) => self.certifier.refuse(joining.answer, error.into()),
-            Ok(Holder { workload: holder, .. }) if holder != joining.workload => {
-                let claimed = joining.workload;
-                let error = CertifyError::OtherHolder { claimed, holder };
-                self.certifier.refuse(joining.answer, error);
-            }
-            Ok(holder) => {
-                let until = now.clock + self.times.newcomer;
-                self.consider(Applicant { joining, holder, until }, now);
-            }
+            Ok(holder) => self.arrived(joining, holder, Proof::Review, now),
+        }
+    }
+
+    fn arrived(&mut self, joining: Joining, holder: Holder, proof: Proof, now: Now) {
+        if holder.workload != joining.workload {
+            let (claimed, holder) = (joining.workload, holder.workload);
+            let error = CertifyError::OtherHolder { claimed, holder };
+            return self.certifier.refuse(joining.answer, error);
+        }
+        let until = now.clock + self.times.newcomer;
+        let waits = self.consider(Applicant { joining, holder, proof, until }, now);
+        let Some((applicant, mismatch)) = waits else { return };
+        match self.has_room(&applicant) {
+            true => self.applicants.push(applicant),
+            false => self.certifier.refuse(applicant.joining.answer, mismatch),
         }
     }
 
     /// Looks again whether the workloads of those who wait are known by now.
     pub(super) fn consider_all(&mut self, now: Now) {
         for applicant in std::mem::take(&mut self.applicants) {
-            if !applicant.joining.answer.is_closed() {
-                self.consider(applicant, now);
+            if applicant.joining.answer.is_closed() {
+                continue;
             }
+            let waits = self.consider(applicant, now);
+            self.applicants.extend(waits.map(|(applicant, _)| applicant));
         }
     }
 
@@ -57,32 +90,74 @@ impl Owner {
         self.applicants.iter().map(|applicant| applicant.until).min()
     }
 
-    fn consider(&mut self, applicant: Applicant, now: Now) {
-        let Holder { workload: name, account: held } = &applicant.holder;
-        let expected = self.mesh.workload(name).map(|workload| workload.account.clone());
-        if expected.as_ref() == Some(held) {
-            let Applicant { joining, holder, .. } = applicant;
-            match self.mesh.config().revoked.contains(&holder.account) {
-                true => {
-                    let error = CertifyError::Revoked(holder.account);
-                    self.certifier.refuse(joining.answer, error);
-                }
-                false => self.certifier.admit(joining, holder.account, now.wall),
-            }
-            return;
+    /// Accepts or refuses a join; returns one that may still wait for its workload, with the mismatch.
+    fn consider(&mut self, applicant: Applicant, now: Now) -> Option<(Applicant, CertifyError)> {
+        let found = self.mesh.workload(&applicant.holder.workload);
+        match check(&applicant.holder, found) {
+            Ok(target) => self.accept(applicant, target, now),
+            Err(mismatch) if now.clock < applicant.until => return Some((applicant, mismatch)),
+            Err(mismatch) => self.certifier.refuse(applicant.joining.answer, mismatch),
         }
-        if now.clock < applicant.until && self.applicants.len() < APPLICANTS_MAX {
-            self.applicants.push(applicant);
-            return;
+        None
+    }
+
+    /// The workload is known as the token says.
+    fn accept(&mut self, applicant: Applicant, target: Target, now: Now) {
+        let Applicant { joining, proof, .. } = applicant;
+        match proof {
+            Proof::Text => self.certifier.review(joining, now.clock),
+            Proof::Review => match self.revocation(&target) {
+                Some(error) => self.certifier.refuse(joining.answer, error),
+                None => self.certifier.admit(joining, target, now.wall),
+            },
         }
-        let (workload, held) = (name.clone(), held.clone());
-        let error = match expected {
-            Some(expected) => CertifyError::OtherAccount { workload, held, expected },
-            None => CertifyError::Unseen(workload),
-        };
-        self.certifier.refuse(applicant.joining.answer, error);
+    }
+
+    /// Why a workload gets no certificate although it exists.
+    fn revocation(&self, target: &Target) -> Option<CertifyError> {
+        let found = self.mesh.workload(&target.name)?;
+        if self.mesh.config().revoked.contains(&found.account) {
+            return Some(CertifyError::Revoked(found.account.clone()));
+        }
+        let is_revoked = self.mesh.is_revoked(found);
+        is_revoked.then(|| CertifyError::RevokedWorkload(found.name.clone()))
+    }
+
+    /// Tokens that prove nothing yet wait in few places for each source.
+    fn has_room(&self, applicant: &Applicant) -> bool {
+        if self.applicants.len() >= APPLICANTS_MAX {
+            return false;
+        }
+        let source = Source::from(applicant.joining.source);
+        let unproved = || self.applicants.iter().filter(|other| other.proof == Proof::Text);
+        let own = unproved().filter(|other| Source::from(other.joining.source) == source);
+        applicant.proof == Proof::Review
+            || (own.count() < UNPROVED_PER_SOURCE && unproved().count() < UNPROVED_MAX)
     }
 }
 
-/// Who may wait at once: a new deployment on many machines; more are told to try again.
+/// Compares the holder of a token with the workload of that name.
+fn check(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyError> {
+    let workload = holder.workload.clone();
+    let Some(found) = found else { return Err(CertifyError::Unseen(workload)) };
+    if found.account != holder.account {
+        let (held, expected) = (holder.account.clone(), found.account.clone());
+        return Err(CertifyError::OtherAccount { workload, held, expected });
+    }
+    match (&holder.uid, &found.uid) {
+        (Some(held), Some(expected)) if held != expected => {
+            let (held, expected) = (held.clone(), expected.clone());
+            Err(CertifyError::OtherPod { workload, held, expected })
+        }
+        _ => Ok(Target::of(found)),
+    }
+}
+
+/// The most joins that wait at once: a new deployment on many machines. Further ones have to try again.
 const APPLICANTS_MAX: usize = 4096;
+
+/// Of these, the most with tokens that are not reviewed yet,
+const UNPROVED_MAX: usize = 1024;
+
+/// and of one source: the pods of a node that have its address.
+const UNPROVED_PER_SOURCE: usize = 32;

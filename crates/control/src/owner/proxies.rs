@@ -1,10 +1,11 @@
-//! Proxies connect, listen, reject resources, renew certificates and disconnect.
+//! Proxies connect, listen, reject resources and disconnect.
 
-use leno_discovery::{CertificateAnswer, Connected, ConnectionId, InboundListener, Refusal};
-use tokio::time::Instant;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use leno_discovery::{Connected, ConnectionId, InboundListener, Refusal};
 
 use super::{Answered, Now, Owner, in_order, wishes};
-use crate::certify::{CertifyError, Occasion, Signed};
+use crate::certify::Signed;
 use crate::publish::Contact;
 use crate::server::identity;
 
@@ -34,13 +35,17 @@ impl Owner {
         };
         let line = self.logs.permit(identity(&peer), now.clock.into_std());
         let suppressed = line.and_then(|line| line.suppressed);
+        if let Some(found) = self.mesh.workload(&workload) {
+            self.certifier.look_up_registration(found);
+        }
         let claim = self.claim(&peer, &workload);
         let mut contact = Contact::new(connected, peer.clone(), now.clock);
+        contact.session = contact.session.min(session_max(now.wall));
         let is_own = |page| ends.own(page, self.mesh.workload(&workload));
         if contact.admin.is_some_and(|page| !is_own(page)) {
             contact.foreign_admin = contact.admin.take();
         }
-        if let Err(reason) = claim {
+        if let Err(reason) = claim.and_then(|()| self.contend(&mut contact, now.clock)) {
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "a proxy is refused");
             }
@@ -56,8 +61,9 @@ impl Owner {
         }
         let edition = self.audience.contact(connection).map_or(0, |contact| contact.edition);
         let (issued, not_after) = (peer.issued(), peer.not_after);
-        let (workload_of, id) = (workload.clone(), peer.id);
-        self.certifier.note(Signed { workload: workload_of, id, issued, not_after, edition });
+        let (workload_of, id, instance) = (workload.clone(), peer.id, peer.instance);
+        let signed = Signed { workload: workload_of, id, instance, issued, not_after, edition };
+        self.certifier.note(signed);
         self.presence.arrive(&workload, connection);
         // One that has yet to learn its ports withdraws nothing: what was there before it stays
         // until it says where it listens, or for the grace.
@@ -87,44 +93,6 @@ impl Owner {
         self.listen(&workload, Some(in_order(listeners)), now);
     }
 
-    pub(super) fn certify(
-        &mut self,
-        connection: ConnectionId,
-        csr: Vec<u8>,
-        answer: CertificateAnswer,
-        now: Now,
-    ) {
-        let contact = self.audience.contact(connection);
-        let Some(name) = contact.map(|contact| contact.workload.clone()) else {
-            return;
-        };
-        match self.mesh.workload(&name) {
-            Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
-                let error = CertifyError::Revoked(workload.account.clone());
-                self.certifier.refuse(answer, error);
-            }
-            Some(workload) => {
-                self.certifier.renew((connection, workload), csr, answer, now.wall);
-            }
-            None => self.certifier.refuse(answer, CertifyError::UnknownWorkload(name)),
-        }
-    }
-
-    /// The stream of a proxy lasts as long as the certificate that it got over that very stream.
-    pub(super) fn signed(&mut self, signed: &Signed, occasion: Occasion) {
-        let key = format!("{} {}", signed.id, signed.workload);
-        if let Some(line) = self.logs.permit(key, Instant::now().into_std()) {
-            let suppressed = line.suppressed;
-            tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
-        }
-        if let Occasion::Renewal(connection) = occasion
-            && let Some(contact) = self.audience.contact(connection)
-        {
-            contact.expires = signed.not_after;
-            contact.edition = signed.edition;
-        }
-    }
-
     pub(super) fn left(&mut self, connection: ConnectionId, now: Now) {
         let Some(contact) = self.audience.part(connection, now.clock) else {
             return;
@@ -146,4 +114,11 @@ impl Owner {
             contact.dismiss(reason);
         }
     }
+}
+
+/// The highest number that a stream can have that arrives now: proxies number their streams by the time. A proxy
+/// with a higher one would keep out the later streams of its workload at other control planes.
+fn session_max(now: SystemTime) -> u64 {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

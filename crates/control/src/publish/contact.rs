@@ -34,6 +34,12 @@ pub(crate) struct Contact {
     pub(crate) version: String,
     /// The number of its stream among all of its workload.
     pub(crate) session: u64,
+    /// The number of its process; 0 when it does not say.
+    pub(crate) process: u64,
+    /// The process of the proxy that it displaced, and when.
+    pub(crate) displaced: Option<(u64, Instant)>,
+    /// Until when other processes do not take its place: two were there at the same time.
+    pub(crate) kept_until: Option<Instant>,
     /// Which signer and which roots its certificate is of.
     pub(crate) edition: u64,
     /// The cost of its world when it was last compiled, in the units of budgets.
@@ -71,6 +77,9 @@ impl Contact {
             pid: hello.pid,
             version: hello.version,
             session: hello.session,
+            process: hello.process,
+            displaced: None,
+            kept_until: None,
             edition: hello.edition,
             world_units: 0,
             offered: None,

@@ -20,6 +20,8 @@ pub(crate) enum Cause {
     Keys(KeySource),
     /// Certificates are signed by another authority, or with other roots.
     Authority,
+    /// Workloads were revoked by `leno revoke`, or are members again.
+    Revoked,
     /// The sidecar of this workload is gone, or has withdrawn.
     Gone(WorkloadName),
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Cause {
             Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
             Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
             Self::Authority => f.write_str("the authority, or whom it says to trust, changed"),
+            Self::Revoked => f.write_str("workloads were revoked, or are members again"),
             Self::Gone(workload) => write!(f, "the sidecar of {workload} is gone"),
         }
     }

@@ -36,6 +36,7 @@ impl Theatre {
         let peer = Peer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/any".parse().unwrap(),
             workload: Some(name.clone()),
+            instance: None,
             not_before: SystemTime::UNIX_EPOCH,
             not_after: SystemTime::UNIX_EPOCH,
         };
@@ -50,6 +51,7 @@ impl Theatre {
             looked_up: Vec::new(),
             session: 1,
             edition: 0,
+            process: 0,
         };
         let connected = Connected { connection, hello, standing };
         let mut contact = Contact::new(connected, peer, self.now);

@@ -11,6 +11,7 @@ mod crowd;
 mod flood;
 mod half_open;
 mod health;
+mod instances;
 mod peers;
 mod proxy;
 mod pushed;

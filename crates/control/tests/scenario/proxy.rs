@@ -1,7 +1,7 @@
 //! A proxy that joins, follows and remembers what it was told, and does nothing else.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use leno_identity::{
 use leno_model::{ServiceName, TrustDomain, WorkloadName};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -65,10 +65,35 @@ pub(crate) async fn join_with(
     Ok(Identity::new(key, issued))
 }
 
+/// The same from another address of this machine.
+pub(crate) async fn join_from(
+    source: Ipv4Addr,
+    bundle: &JoinBundle,
+    address: SocketAddr,
+    name: &WorkloadName,
+) -> Result<Identity, JoinError> {
+    let control = control_id(&bundle.trust_domain);
+    let config = join_client_config(&bundle.roots, &control, &[JOIN_ALPN]).unwrap();
+    let key = PrivateKey::generate();
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((source, 0)))?;
+    let stream = over(socket.connect(address).await?, address, config).await?;
+    let issued = join(stream, &bundle.token, name, &key.request()).await?;
+    Ok(Identity::new(key, issued))
+}
+
 async fn tls(address: SocketAddr, config: Arc<ClientConfig>) -> TlsStream<TcpStream> {
     let tcp = TcpStream::connect(address).await.unwrap();
+    over(tcp, address, config).await.unwrap()
+}
+
+async fn over(
+    tcp: TcpStream,
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let name = ServerName::IpAddress(address.ip().into());
-    TlsConnector::from(config).connect(name, tcp).await.unwrap()
+    TlsConnector::from(config).connect(name, tcp).await
 }
 
 /// A proxy's stream; it ends when this is dropped.
@@ -101,6 +126,13 @@ impl Proxy {
         let name = identity.credential.workload().unwrap();
         let stream = member_of(control, identity).await;
         Self::start(stream, hello(name, services, &[]), Subscriber::new())
+    }
+
+    /// Connects with its own identity, as the process of this number.
+    pub(crate) async fn of_process(control: &Control, identity: &Identity, process: u64) -> Self {
+        let name = identity.credential.workload().unwrap();
+        let stream = member(control, identity).await;
+        Self::start(stream, Hello { process, ..hello(name, &[], &[]) }, Subscriber::new())
     }
 
     /// Connects with its own identity and all that it knew from a former stream.
@@ -210,6 +242,7 @@ fn hello(
         looked_up: Vec::new(),
         session: 1,
         edition: 0,
+        process: 0,
     }
 }
 

@@ -1,12 +1,16 @@
 //! Joining with a token that somebody else made, and knows.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use leno_control::{Holder, Review, ReviewError, Reviewer};
 use leno_model::ServiceAccount;
 
 use super::*;
+use crate::proxy::join_from;
 
 /// Knows whose some tokens are.
 #[derive(Debug)]
@@ -28,7 +32,7 @@ impl Reviewer for Registrar {
 
 fn holder(pod: &str, account: &str) -> Holder {
     let account = ServiceAccount::new("shop", account).unwrap();
-    Holder { workload: workload(pod), account }
+    Holder { workload: workload(pod), account, uid: None }
 }
 
 async fn open(newcomer: Duration) -> Shop {
@@ -116,3 +120,102 @@ fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
         assert!(refused.contains("the join token is not known"), "{refused}");
     });
 }
+
+/// Takes its time, as a busy API server does, and reads the holder in the text of a token: a pod of the account
+/// `client`, the UID of the pod, and whether it is forged.
+#[derive(Debug, Default)]
+struct Slow {
+    reviews: AtomicUsize,
+}
+
+impl Slow {
+    fn read(token: &str) -> Option<(Holder, bool)> {
+        let mut parts = token.split('|');
+        let (pod, uid, secret) = (parts.next()?, parts.next()?, parts.next()?);
+        let holder = Holder { uid: uid.parse().ok(), ..holder(pod, "client") };
+        Some((holder, secret == "good"))
+    }
+}
+
+impl Reviewer for Slow {
+    fn claimed(&self, token: &str, _: SystemTime) -> Result<Option<Holder>, ReviewError> {
+        let read = Self::read(token).map(|(holder, _)| Some(holder));
+        read.ok_or_else(|| ReviewError::Refused("not a token".to_owned()))
+    }
+
+    fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
+        self.reviews.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            match Self::read(token) {
+                Some((holder, true)) => Ok(holder),
+                _ => Err(ReviewError::Refused("it is forged".to_owned())),
+            }
+        })
+    }
+}
+
+#[test]
+fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
+    run(async {
+        let slow = Arc::new(Slow::default());
+        let reviewer = Arc::clone(&slow);
+        let shop = Shop::open_with(|config| {
+            config.reviewer = Some(reviewer);
+            config.times.newcomer = Duration::ZERO;
+        })
+        .await;
+        let bundle = |token: String| JoinBundle {
+            token,
+            ..shop.control.mint_bundle(&workload("client-1")).unwrap()
+        };
+        let (address, name) = (shop.control.address(), workload("client-1"));
+        let source = Ipv4Addr::new(127, 0, 0, 9);
+        let flood = async {
+            let mut attempts = tokio::task::JoinSet::new();
+            for number in 0..FORGED {
+                let (bundle, name) = (bundle(format!("client-1||{number}")), name.clone());
+                attempts.spawn_local(async move {
+                    join_from(source, &bundle, address, &name).await.is_err()
+                });
+            }
+            let mut refused = 0;
+            while let Some(is_refused) = attempts.join_next().await {
+                refused += usize::from(is_refused.unwrap());
+            }
+            assert_eq!(refused, FORGED);
+        };
+        let honest = async {
+            // While forged ones wait.
+            while slow.reviews.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+            join_as(&shop, "client-1||good", "client-1").await.unwrap();
+        };
+        let began = std::time::Instant::now();
+        tokio::join!(flood, honest);
+        // As many as begin together, one for each second, and the honest one.
+        let allowed = 2 * 16 + 2 * usize::try_from(began.elapsed().as_secs()).unwrap() + 2;
+        let reviews = slow.reviews.load(Ordering::Relaxed);
+        assert!(reviews <= allowed, "{reviews} reviews of {FORGED} forged tokens");
+        // A token that was rejected a moment ago is not reviewed again, nor is the token of another pod.
+        let before = slow.reviews.load(Ordering::Relaxed);
+        let other = Ipv4Addr::new(127, 0, 0, 7);
+        for (token, name) in
+            [("client-1||other", "stock-1"), ("nobody-1||x", "nobody-1"), ("", "client-1")]
+        {
+            let bundle = bundle(token.to_owned());
+            let joined = join_from(other, &bundle, address, &workload(name)).await;
+            joined.unwrap_err();
+        }
+        assert_eq!(slow.reviews.load(Ordering::Relaxed), before);
+        for _ in 0..3 {
+            let bundle = bundle("client-1||again".to_owned());
+            let refused = join_from(other, &bundle, address, &name).await.unwrap_err().to_string();
+            assert!(refused.contains("it is forged"), "{refused}");
+        }
+        assert_eq!(slow.reviews.load(Ordering::Relaxed), before + 1);
+    });
+}
+
+const FORGED: usize = 300;

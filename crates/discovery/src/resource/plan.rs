@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, Door, Egress, Plaintext, PortSet, ServiceName, TrustDomain, WorkloadPlan,
-    WorkloadPort,
+    Access, AccessRule, Door, Egress, Plaintext, PortSet, RevokedWorkload, ServiceName,
+    TrustDomain, Uid, WorkloadPlan, WorkloadPort,
 };
 
 use super::field::{
@@ -31,6 +31,7 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         access: Some(access_to_wire(&plan.access)),
         revoked: plan.revoked.iter().map(ToString::to_string).collect(),
         edition: plan.edition,
+        revoked_workloads: plan.revoked_workloads.iter().map(revoked_to_wire).collect(),
         caller: tag::caller_to_wire(&plan.caller),
         lanes: plan.lanes.iter().map(tag::lanes_to_wire).collect(),
         sight: sight::to_wire(&plan.sight),
@@ -66,6 +67,9 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         revoked: each("revoked", wire.revoked, |name| account("account", &name))?
             .into_iter()
             .collect(),
+        revoked_workloads: each("revoked_workloads", wire.revoked_workloads, revoked_from_wire)?
+            .into_iter()
+            .collect(),
         edition: wire.edition,
         caller: caller.map_err(|invalid| invalid.under("caller"))?.unwrap_or_default(),
         lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
@@ -87,6 +91,21 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         guards: by_port("guards", each("guards", wire.guards, guard::from_wire)?)?,
         retries: retry::from_wire(wire.retries)?,
     })
+}
+
+fn revoked_to_wire(revoked: &RevokedWorkload) -> proto::RevokedWorkload {
+    proto::RevokedWorkload {
+        workload: revoked.workload.to_string(),
+        uid: revoked.uid.as_ref().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+fn revoked_from_wire(wire: proto::RevokedWorkload) -> Result<RevokedWorkload, Invalid> {
+    let uid = match wire.uid.as_str() {
+        "" => None,
+        text => Some(Uid::new(text).map_err(|error| Invalid::new("uid", error.to_string()))?),
+    };
+    Ok(RevokedWorkload { workload: parsed("workload", &wire.workload)?, uid })
 }
 
 fn port_to_wire(port: &WorkloadPort) -> proto::ApplicationPort {

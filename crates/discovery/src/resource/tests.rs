@@ -362,6 +362,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
                 doors,
                 access,
                 revoked: Default::default(),
+                revoked_workloads: Default::default(),
                 edition: 0,
                 caller,
                 lanes: lanes.into_iter().collect(),

@@ -583,7 +583,8 @@ async fn joins_are_answered_refused_or_given_up() {
             }
         };
         let client = crate::join(far, "secret", &workload, &[1]);
-        let (_, joined, ()) = tokio::join!(crate::serve_join(near, sender), client, owner);
+        let (_, joined, ()) =
+            tokio::join!(crate::serve_join(near, [127, 0, 0, 1].into(), sender), client, owner);
         match joined {
             Ok(joined) => assert_eq!((joined, reason), (issued.clone(), "")),
             Err(error) => {
@@ -607,7 +608,7 @@ async fn whatever_is_not_a_join_is_refused() {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();
         let (sender, mut events) = queue();
-        assert!(crate::serve_join(near, sender).await.is_err(), "{bytes:?}");
+        assert!(crate::serve_join(near, [127, 0, 0, 1].into(), sender).await.is_err(), "{bytes:?}");
         assert!(events.recv().await.is_none());
     }
 }

@@ -157,6 +157,7 @@ fn hello() -> Hello {
         looked_up: Vec::new(),
         session: 1,
         edition: 0,
+        process: 0,
     }
 }
 

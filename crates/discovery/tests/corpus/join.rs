@@ -31,7 +31,8 @@ fn control_plane_reads(stream: &[u8]) {
         let (events, mut received) = event_queue(1);
         let sender = events.connect(Arc::new(Budget::new(Instant::now())));
         drop(events);
-        let served = serve_join(tokio::io::join(stream, tokio::io::sink()), sender);
+        let served =
+            serve_join(tokio::io::join(stream, tokio::io::sink()), [127, 0, 0, 1].into(), sender);
         let owner = async {
             let mut joins = 0;
             while let Some(Queued { event, turn: _turn }) = received.recv().await {
@@ -69,7 +70,7 @@ fn check_request(csr: &[u8]) {
     let Ok(request) = CertificateRequest::from_der(csr) else { return };
     let (authority, _) = authority();
     let id = "spiffe://cluster.local/ns/shop/sa/web".parse().expect("an identity");
-    let subject = Subject { id: &id, workload: None };
+    let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, SystemTime::now());
     let issued = issued.expect("an accepted request can be signed");
     assert!(!issued.chain.is_empty());

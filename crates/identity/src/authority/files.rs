@@ -5,9 +5,14 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
 use super::rotation::{FORMER_FILE, NEXT_FILE};
 use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
 use crate::disk::{self, Readers};
+use crate::pem::{CERTIFICATE, write};
+use crate::roots::is_self_issued;
 
 /// The files that an authority's directory has, or is to have.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -77,10 +82,23 @@ impl AuthorityFiles {
         is_issuer.then(|| AuthoritySource::Issuer(dir.to_owned()))
     }
 
-    /// The roots that members trust, as PEM.
+    /// The roots that members trust, as PEM: of an intermediate's both its root and its own certificate.
     #[must_use]
-    pub fn roots(&self) -> Option<&str> {
-        self.0.get(ROOTS_FILE).or_else(|| self.0.get(ISSUER_ROOTS_FILE)).map(String::as_str)
+    pub fn roots(&self) -> Option<String> {
+        if let Some(roots) = self.0.get(ROOTS_FILE) {
+            return Some(roots.clone());
+        }
+        let mut text = self.0.get(ISSUER_ROOTS_FILE)?.clone();
+        let signer = self.0.get("tls.crt").and_then(|chain| {
+            CertificateDer::pem_slice_iter(chain.as_bytes()).next().and_then(Result::ok)
+        });
+        if let Some(signer) = signer.filter(|signer| !is_self_issued(signer)) {
+            if !text.ends_with('\n') {
+                text.push('\n');
+            }
+            write(&mut text, CERTIFICATE, &signer);
+        }
+        Some(text)
     }
 }
 
@@ -141,7 +159,7 @@ mod tests {
             let here = AuthoritySource::Own(world.dir.path().to_owned());
             assert!(source.open(&domain, now()).unwrap() == here.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
-            assert_eq!(files.roots(), Some(roots.as_str()));
+            assert_eq!(files.roots(), Some(roots));
             assert_eq!(Rotation::of(&there, domain.clone()).stage(), rotation.stage());
         }
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

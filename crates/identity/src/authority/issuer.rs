@@ -9,11 +9,11 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::{Authority, AuthorityError, LEAF_LIFETIME_MIN, Subject};
-use crate::credential::Credential;
+use crate::credential::{Credential, CredentialError, verify_unpinned};
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::request::CertificateRequest;
-use crate::roots::{Roots, may_sign_certificates};
+use crate::roots::{Roots, is_self_issued, may_sign_certificates};
 use crate::tls::control_id;
 use crate::verify::instant;
 
@@ -94,28 +94,37 @@ fn issuer(
         not_after = Some(not_after.map_or(end, |before| before.min(end)));
     }
     let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
+    let company = roots;
+    // Members trust this intermediate, and no other one of the company.
+    let all = company.certificates().iter().filter(|der| is_self_issued(der)).chain([&signer]);
+    let roots = Roots::new(all.cloned().collect())?;
     let authority = Authority {
         trust_domain: trust_domain.clone(),
         issuer: issuer.map_err(AuthorityError::Encoding)?,
         signer,
         chain,
         roots,
+        pins: Vec::new(),
+        crosses: Vec::new(),
         not_before,
         not_after: not_after.ok_or(AuthorityError::Issuer)?,
     };
-    prove(&authority, now)?;
+    prove(&authority, &company, now)?;
     Ok(authority)
 }
 
 /// Signs something and verifies it as a peer would: constraints in the chain are found out now and
 /// not by members.
-fn prove(authority: &Authority, now: SystemTime) -> Result<(), AuthorityError> {
+fn prove(authority: &Authority, company: &Roots, now: SystemTime) -> Result<(), AuthorityError> {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request());
     let request = request.map_err(|_| AuthorityError::Issuer)?;
     let id = control_id(&authority.trust_domain);
-    let subject = Subject { id: &id, workload: None };
+    let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), now)?;
+    // Members of older releases trust the company's root alone, and accept it too.
+    let useless = |error| AuthorityError::IssuerUseless(Box::new(error));
+    verify_unpinned(&issued, company).map_err(|error| useless(CredentialError::Chain(error)))?;
     Credential::new(key, issued).map_err(|error| AuthorityError::IssuerUseless(Box::new(error)))?;
     Ok(())
 }
@@ -135,7 +144,8 @@ mod tests {
     use super::*;
     use crate::credential::Issued;
     use crate::pem::{CERTIFICATE, write};
-    use crate::testing::{World, now, workload_id};
+    use crate::testing::{World, handshake, now, workload_id};
+    use crate::tls::{client_config, server_config};
 
     /// An intermediate that `world` signs, in files as cert-manager writes them.
     fn intermediate(world: &World, edit: impl FnOnce(&mut CertificateParams)) -> tempfile::TempDir {
@@ -167,7 +177,7 @@ mod tests {
         let id = workload_id("ratings");
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.request()).unwrap();
-        let subject = Subject { id: &id, workload: None };
+        let subject = Subject { id: &id, workload: None, instance: None };
         let issued = authority.sign(&request, subject, Duration::from_secs(600), now());
         (key, issued.unwrap())
     }
@@ -179,10 +189,90 @@ mod tests {
         let authority = open(dir.path()).unwrap();
         let (key, issued) = member(&authority);
         assert_eq!(issued.chain.len(), 2, "its own certificate goes along");
-        assert_eq!(issued.roots, company.authority.roots());
+        let members = issued.roots.certificates();
+        assert_eq!(members.first(), company.authority.roots().certificates().first());
+        assert_eq!(members.get(1), issued.chain.get(1), "and members trust it alone");
         let credential = Credential::new(key, issued).unwrap();
         assert_eq!(credential.edition(), authority.edition());
         assert!(authority == open(dir.path()).unwrap());
+    }
+
+    /// An account of the mesh as an authority has it sign; its peers expect `ratings` too.
+    fn credential(authority: &Authority, roots: Option<&Roots>) -> Credential {
+        let (key, mut issued) = member(authority);
+        if let Some(roots) = roots {
+            issued.roots = roots.clone();
+        }
+        Credential::new(key, issued).unwrap()
+    }
+
+    /// Why a client or a server does not take the other one, if so.
+    fn refusals(client: &Credential, server: &Credential) -> (Option<String>, Option<String>) {
+        let config = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
+        let outcome = handshake(&config, &server_config(server, &[b"x"]).unwrap());
+        let said = |error: rustls::Error| error.to_string();
+        (outcome.client.err().map(said), outcome.server.err().map(said))
+    }
+
+    #[test]
+    fn another_intermediate_of_the_same_root_makes_no_members() {
+        let company = World::new("cluster.local");
+        let (ours, others) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        let (ours, others) = (open(ours.path()).unwrap(), open(others.path()).unwrap());
+        let member = credential(&ours, None);
+        // It signs any name, and trusts us as well.
+        let both = ours.roots().with(&others.roots()).unwrap();
+        let forged = credential(&others, Some(&both));
+        let (client, server) = refusals(&member, &forged);
+        assert!(client.is_some_and(|it| it.contains("OtherIssuer")), "the server is forged");
+        assert_eq!(server.filter(|it| it.contains("OtherIssuer")), None);
+        let (_, server) = refusals(&forged, &member);
+        assert!(server.is_some_and(|it| it.contains("OtherIssuer")), "the client is forged");
+        assert_eq!(refusals(&member, &credential(&ours, None)), (None, None));
+        // Neither does the root itself.
+        let by_root = credential(&company.authority, None);
+        assert!(refusals(&by_root, &member).1.is_some() && refusals(&member, &by_root).0.is_some());
+    }
+
+    #[test]
+    fn a_new_intermediate_is_known_to_members_of_the_one_before_and_the_other_way_round() {
+        let company = World::new("cluster.local");
+        let dirs = [(); 3].map(|()| intermediate(&company, |_| {}));
+        let [one, two, three] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
+        let before = credential(&one, None);
+        let two = two.succeeding(&one, now());
+        let after = credential(&two, None);
+        assert_ne!(before.edition(), after.edition());
+        for (client, server) in [(&before, &after), (&after, &before), (&after, &after)] {
+            assert_eq!(refusals(client, server), (None, None));
+        }
+        // It is opened again and again, which changes nothing.
+        let again = open(dirs[1].path()).unwrap().succeeding(&two, now());
+        assert!(again == two);
+        let last = credential(&three.succeeding(&two, now()), None);
+        for (client, server) in [(&before, &last), (&last, &after), (&last, &last)] {
+            assert_eq!(refusals(client, server), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_restart_remembers_the_intermediates_that_members_trust() {
+        let company = World::new("cluster.local");
+        let (former, new) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        let kept = former.path().join("kept/issuers.pem");
+        let first = open(former.path()).unwrap().remembered(&kept, now()).unwrap();
+        let before = credential(&first, None);
+        let next = open(new.path()).unwrap().succeeding(&first, now());
+        next.remember(&kept).unwrap();
+        let restarted = open(new.path()).unwrap().remembered(&kept, now()).unwrap();
+        assert!(restarted == next);
+        let after = credential(&restarted, None);
+        assert_eq!(refusals(&before, &after), (None, None));
+        assert_eq!(refusals(&after, &before), (None, None));
+        // A damaged file adds no trust, and is no reason to end.
+        fs::write(&kept, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        let alone = open(new.path()).unwrap().remembered(&kept, now()).unwrap();
+        assert_eq!(alone.roots().certificates().len(), 2);
     }
 
     #[test]

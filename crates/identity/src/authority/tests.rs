@@ -17,7 +17,7 @@ fn open(dir: &Path) -> Result<Authority, AuthorityError> {
 
 /// No instance in particular.
 fn account(id: &SpiffeId) -> Subject<'_> {
-    Subject { id, workload: None }
+    Subject { id, workload: None, instance: None }
 }
 
 fn request() -> CertificateRequest {
@@ -130,7 +130,7 @@ fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
 fn a_member_certificate_says_what_it_must_and_no_more() {
     let world = World::new("cluster.local");
     let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
-    let subject = Subject { id: &id, workload: Some(&workload) };
+    let subject = Subject { id: &id, workload: Some(&workload), instance: None };
     let at = now();
     let issued = world.authority.sign(&request(), subject, LEAF_LIFETIME, at).unwrap();
     assert_eq!(issued.chain.len(), 1, "the root is not sent");
@@ -168,7 +168,7 @@ fn serial_numbers_differ_for_one_key() {
 fn refuses_to_vouch_for_others() {
     let world = World::new("cluster.local");
     let sign = |id: &SpiffeId, workload: Option<&WorkloadName>, lifetime| {
-        world.authority.sign(&request(), Subject { id, workload }, lifetime, now())
+        world.authority.sign(&request(), Subject { id, workload, instance: None }, lifetime, now())
     };
     let foreign = "spiffe://other.local/ns/bookinfo/sa/ratings".parse().unwrap();
     assert!(matches!(

@@ -37,7 +37,7 @@ fn client_of(credential: &Credential) -> Arc<ClientConfig> {
 
 /// No instance in particular.
 fn account_of(id: &SpiffeId) -> Subject<'_> {
-    Subject { id, workload: None }
+    Subject { id, workload: None, instance: None }
 }
 
 /// A client that shows whatever chain it likes.

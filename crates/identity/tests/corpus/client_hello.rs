@@ -107,7 +107,7 @@ fn made() -> Arc<ServerConfig> {
     let id = "spiffe://cluster.local/ns/bookinfo/sa/ratings".parse().expect("an identity");
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.request()).expect("a request");
-    let subject = Subject { id: &id, workload: None };
+    let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
     let credential = Credential::new(key, issued).expect("a credential");
     server_config(&credential, &[b"leno-link/1", b"h2", b"http/1.1"]).expect("a configuration")

@@ -156,15 +156,6 @@ fn target_refs() -> Value {
     about(super::schema::some(target, 16), description)
 }
 
-/// An account, as SMI names it.
-fn account() -> Value {
-    object([
-        ("kind!", word(&["ServiceAccount"])),
-        ("name!", super::schema::name()),
-        ("namespace!", super::schema::label()),
-    ])
-}
-
 /// Tests for values, by name: a text, or an operator with its operand.
 fn tests() -> Value {
     map(anything(), 256)

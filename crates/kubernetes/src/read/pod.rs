@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_model::{
-    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Weight,
+    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Uid, Weight,
     Workload, WorkloadName, WorkloadPort,
 };
 use leno_registry::{Rejected, Warning};
@@ -111,6 +111,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let workload = Workload {
         account: ServiceAccount { namespace: namespace.clone(), name: account },
         name: WorkloadName { namespace, name: name(meta.name.as_deref(), "metadata.name")? },
+        uid: meta.uid.as_deref().and_then(|uid| Uid::new(uid).ok()),
         labels: meta.labels.clone().unwrap_or_default(),
         ports: declared_ports(spec),
         address,

@@ -39,6 +39,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         let Ok(name) = Name::new(name.trim_end_matches('-')) else { continue };
         found.push(Workload {
             name: WorkloadName { namespace: service.namespace.clone(), name },
+            uid: None,
             labels: listed_selector(service.name.as_str()),
             account: account.clone(),
             ports: ports.clone(),

@@ -453,7 +453,7 @@ fn issue(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Iss
     let request = CertificateRequest::from_der(&key.request()).unwrap();
     let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account: account(name) };
     let workload = workload(name);
-    let subject = Subject { id: &id, workload: Some(&workload) };
+    let subject = Subject { id: &id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, Duration::from_secs(3600), now).unwrap();
     (key, issued)
 }

@@ -34,7 +34,8 @@ impl Gate {
     async fn open(authority: Authority) -> Self {
         let id = control_id(authority.trust_domain());
         let key = PrivateKey::generate();
-        let issued = sign(&authority, &key.request(), Subject { id: &id, workload: None });
+        let issued =
+            sign(&authority, &key.request(), Subject { id: &id, workload: None, instance: None });
         let credential = Credential::new(key, issued).unwrap();
         let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
         let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
@@ -48,7 +49,8 @@ impl Gate {
                 // Who does not trust us, or wants something else, has gone.
                 let Ok(tls) = tls.accept(tcp).await else { continue };
                 let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
-                drop(serve_join(tls, events.connect(budget)).await);
+                let source = [127, 0, 0, 1].into();
+                drop(serve_join(tls, source, events.connect(budget)).await);
             }
         });
         tasks.spawn_local(async move {
@@ -56,7 +58,8 @@ impl Gate {
             {
                 let account = account("ratings");
                 let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
-                let subject = Subject { id: &id, workload: Some(&joining.workload) };
+                let subject =
+                    Subject { id: &id, workload: Some(&joining.workload), instance: None };
                 let issued = sign(&authority, &joining.csr, subject);
                 let bytes = IssuedBytes {
                     chain: issued.chain.iter().map(|der| der.to_vec()).collect(),

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Admission, Egress, Floor, MeshConfig, Name, Plaintext, TrafficMode, TrustDomain, repository_of,
+    Admission, Egress, Floor, MeshConfig, Name, Plaintext, RevokedWorkload, ServiceAccount,
+    TrafficMode, TrustDomain, Uid, WorkloadName, repository_of,
 };
 
 use super::sight;
-use super::smi::read_account;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 use crate::suggest::one_of;
@@ -48,12 +48,50 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     if let Some(field) = fields.find("egress") {
         config.egress = field.word(&words(Egress::ALL, Egress::as_str))?;
     }
-    config.revoked.extend(fields.each("revoked", REVOKED_MAX, read_account));
+    for revoked in fields.each("revoked", REVOKED_MAX, read_revoked) {
+        match revoked {
+            Revoked::Account(account) => drop(config.revoked.insert(account)),
+            Revoked::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
+        }
+    }
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = namespaces(field, &config.floor)?;
     }
     config.sight = Box::new(sight::read(&fields)?);
     Some(config)
+}
+
+/// An entry of `revoked`.
+enum Revoked {
+    Account(ServiceAccount),
+    Workload(RevokedWorkload),
+}
+
+fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
+    let kinds = [("ServiceAccount", false), ("Workload", true), ("Pod", true)];
+    let fields = field.fields(&["kind", "name", "namespace", "uid"])?;
+    let is_workload = fields.require("kind").and_then(|kind| kind.word(&kinds));
+    let name = fields.require("name").and_then(Field::name);
+    let namespace = fields.require("namespace").and_then(Field::label);
+    if !is_workload? {
+        fields.unsupported("uid", "means nothing for a ServiceAccount", "remove it");
+        return Some(Revoked::Account(ServiceAccount { namespace: namespace?, name: name? }));
+    }
+    let uid = match fields.find("uid") {
+        None => None,
+        Some(field) => Some(read_uid(field)?),
+    };
+    let workload = WorkloadName { namespace: namespace?, name: name? };
+    Some(Revoked::Workload(RevokedWorkload { workload, uid }))
+}
+
+fn read_uid(field: &Field<'_>) -> Option<Uid> {
+    let uid = Uid::new(field.text()?).ok();
+    if uid.is_none() {
+        field
+            .refuse("is no UID of a pod", "use `metadata.uid` of the pod: letters, digits and `-`");
+    }
+    uid
 }
 
 /// What a mesh, a namespace or a workload says about who is let in.
@@ -172,7 +210,7 @@ fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, 
     }
 }
 
-/// The most accounts that can be revoked: each sidecar is told of all of them.
+/// The most accounts and workloads that can be revoked: each sidecar has all of them.
 const REVOKED_MAX: usize = 1024;
 /// The most namespaces that differ from the mesh.
 const NAMESPACES_MAX: usize = 1024;

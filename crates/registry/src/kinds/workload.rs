@@ -35,6 +35,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     Some(Workload {
         account: ServiceAccount { namespace: head.namespace.clone(), name: account? },
         name: WorkloadName { namespace: head.namespace, name: head.name },
+        uid: None,
         labels: head.labels,
         ports,
         address,

@@ -6,9 +6,9 @@ use std::time::Duration;
 use leno_model::{
     AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpRoute, HttpRouteGroup,
     LogForm, MeshConfig, Name, Object, PathMatch, Plaintext, PortSet, Protocol, ReferenceGrant,
-    RequestMatch, RetryRule, RouteKind, RouteName, RouteParent, Sampling, Service, ServiceAccount,
-    ServiceName, TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget, ValueMatch,
-    WeightedBackend, Workload, WorkloadPort,
+    RequestMatch, RetryRule, RevokedWorkload, RouteKind, RouteName, RouteParent, Sampling, Service,
+    ServiceAccount, ServiceName, TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget,
+    ValueMatch, WeightedBackend, Workload, WorkloadName, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -70,6 +70,7 @@ fn reads_the_promised_form_as_written() {
     };
     let workload = Workload {
         name: "bookinfo/ratings-1".parse().unwrap(),
+        uid: None,
         labels: pairs(&[("app", "ratings"), ("version", "v1")]),
         account: account("bookinfo", "ratings"),
         ports: vec![WorkloadPort {
@@ -142,6 +143,35 @@ fn reads_strict_mode_and_another_trust_domain() {
     );
     assert_eq!(config.trust_domain.to_string(), "edge.example.com");
     assert_eq!(config.mode, TrafficMode::Strict);
+}
+
+#[test]
+fn reads_what_is_revoked() {
+    let mesh = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\nspec:\n  revoked:\n";
+    let config = only!(
+        MeshConfig,
+        &format!(
+            "{mesh}  - {{kind: ServiceAccount, name: batch, namespace: shop}}\n  \
+             - {{kind: Workload, name: cart-1, namespace: shop}}\n  \
+             - {{kind: Pod, name: web-0, namespace: shop, uid: 0b5f-11}}\n"
+        )
+    );
+    assert_eq!(config.revoked, [account("shop", "batch")].into());
+    let workload = |name: &str, uid: Option<&str>| RevokedWorkload {
+        workload: WorkloadName::new("shop", name).unwrap(),
+        uid: uid.map(|uid| uid.parse().unwrap()),
+    };
+    let expected = [workload("cart-1", None), workload("web-0", Some("0b5f-11"))];
+    assert_eq!(config.revoked_workloads, expected.into());
+    for (entry, problem) in [
+        ("{kind: Pod, name: web-0, namespace: shop, uid: a/b}", "is no UID of a pod"),
+        ("{kind: ServiceAccount, name: a, namespace: shop, uid: b}", "means nothing"),
+        ("{kind: Deployment, name: a, namespace: shop}", "kind"),
+    ] {
+        let (_, rejected) = read_str("bad.yaml", &format!("{mesh}  - {entry}\n"));
+        let said = rejected.iter().map(ToString::to_string).collect::<String>();
+        assert!(said.contains(problem), "{entry}: {said}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! An account is revoked: its members are out at once, on connections that are open too.
+//! An account or one workload is revoked: its members are out at once, on connections that are open too.
 
 use leno_tests::{AdminPage, ControlPlane, Proxy, eventually};
 
@@ -37,5 +37,44 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
 
     // It is a member again when nobody says otherwise.
     control.write("mesh.yaml", &shop.manifests);
+    turns(shop.door, 200);
+}
+
+#[test]
+fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plane() {
+    let shop = shop("permissive", Counted::echo());
+    let mut control = ControlPlane::start(&shop.manifests, &[]);
+    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let cut = "leno_connections_refused_total{reason=\"revoked-peer\"}";
+
+    let done = control.leno(&["revoke", "shop/web-1"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(String::from_utf8_lossy(&done.stdout).contains("shop/web-1 is revoked"));
+    eventually("the open link of web is cut", PATIENCE, || {
+        (ratings.page.metric(cut) >= 1.0).then_some(())
+    });
+    assert_ne!(leno_tests::get(shop.door, "/").unwrap().status, 200);
+    let is_gone = |control: &ControlPlane| {
+        AdminPage::of(&control.ask("proxies"), "shop/web-1").is_none().then_some(())
+    };
+    eventually("web is with the control plane no more", PATIENCE, || is_gone(&control));
+    control.kill();
+    control.start_again();
+    eventually("ratings is back", PATIENCE, || {
+        AdminPage::of(&control.ask("proxies"), "shop/ratings-1").map(drop)
+    });
+    is_gone(&control).unwrap();
+    let again =
+        Proxy::launch("shop/web-1", &control.token("shop/web-1"), &control.state("again"), &[]);
+    again.program.wait_for_line("its Workload does not exist", PATIENCE);
+    drop(again);
+    let listed = control.leno(&["revoke", "-o", "json"]).stdout;
+    let listed: serde_json::Value = serde_json::from_slice(&listed).unwrap();
+    assert_eq!(listed["revoked"][0]["workload"], "shop/web-1");
+
+    let done = control.leno(&["revoke", "shop/web-1", "--undo"]);
+    assert!(String::from_utf8_lossy(&done.stdout).contains("is a member again"));
     turns(shop.door, 200);
 }

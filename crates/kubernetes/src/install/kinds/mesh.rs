@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-use super::account;
 use crate::install::schema::{
     about, anything, boolean, duration, integer, label, list, map, name, object, port, text,
     unless, word,
@@ -65,7 +64,10 @@ pub(super) fn mesh_config() -> Value {
         ("egress", about(word(&["allow", "deny"]), "Connections to what is not of the mesh.")),
         ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
         ("floor", about(floor(), "What namespaces, pods and Workloads cannot weaken.")),
-        ("revoked", about(list(account(), 1024), "Accounts that are members no more.")),
+        (
+            "revoked",
+            about(list(revoked(), 1024), "Accounts and workloads that are members no more."),
+        ),
         ("tracing", about(tracing, "Which requests are traced, and where spans go.")),
         ("accessLog", about(access_log, "Which requests are logged, and how.")),
         ("metrics", about(metrics, "Where metrics are pushed, and how often.")),
@@ -85,6 +87,16 @@ fn floor() -> Value {
         ("exclusions", about(word(&["refuse"]), "Annotations exclude nothing from interception.")),
         ("sidecarImages", repositories),
         ("exceptNamespaces", excepted),
+    ])
+}
+
+/// An account, or one workload of it; of pods perhaps the one with a UID.
+fn revoked() -> Value {
+    object([
+        ("kind!", word(&["ServiceAccount", "Workload", "Pod"])),
+        ("name!", name()),
+        ("namespace!", label()),
+        ("uid", about(text(64), "Of a pod: this one alone, and not others of its name.")),
     ])
 }
 

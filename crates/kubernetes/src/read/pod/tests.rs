@@ -55,6 +55,15 @@ fn workload(changes: &[(&str, Value)]) -> Option<Workload> {
     found.filter(|workload| workload.sidecar)
 }
 
+#[test]
+fn a_pod_that_is_replaced_by_one_of_the_same_name_is_another_instance() {
+    let of = |uid: &str| workload(&[("/metadata/uid", json!(uid))]).unwrap();
+    let (former, new) = (of("0b5f"), of("77aa"));
+    assert_eq!(former.uid.as_ref().map(Uid::as_str), Some("0b5f"));
+    assert_eq!(former.name, new.name);
+    assert_ne!(former, new);
+}
+
 fn ports(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
     let shown = |port: &WorkloadPort| port.protocol.as_str();
     let ports = workload.ports.iter();

@@ -1,0 +1,158 @@
+//! Revoking a pod of a cluster: an entry of `spec.revoked` in its MeshConfig.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName};
+use leno_model::{RevokedWorkload, Uid, WorkloadName};
+use serde_json::{Value, json};
+
+use super::{Change, Outcome, RevokeArgs};
+use crate::cluster::plain;
+
+pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Outcome> {
+    let client = args.cluster.client().await?;
+    let uid = match (&args.workload, &args.uid) {
+        (Some(workload), None) if !args.by_name && change == Change::Revoke => {
+            Some(uid_now(&client, workload).await?)
+        }
+        (_, uid) => uid.clone(),
+    };
+    let meant = args.meant(uid);
+    for _ in 0..ATTEMPTS_MAX {
+        let mut config = mesh_config(&client).await?;
+        let mut entries = entries(&config)?;
+        let Some(meant) = &meant else { return Ok(Outcome { all: all(&entries), changed: None }) };
+        let changed = edit(&mut entries, meant, change);
+        let outcome = Outcome { all: all(&entries), changed: Some((meant.clone(), changed)) };
+        if !changed {
+            return Ok(outcome);
+        }
+        let spec = config.data.get_mut("spec").and_then(Value::as_object_mut);
+        let spec = spec.context("the MeshConfig has no `spec`")?;
+        spec.insert("revoked".to_owned(), Value::Array(entries));
+        let name = config.metadata.name.clone().unwrap_or_default();
+        // It names the version that it replaces.
+        let name = ObjectName::new(&name)?;
+        match api(&client)?.replace(&name, &PostParams::default(), &config).await {
+            Ok(_) => return Ok(outcome),
+            Err(error) if error.code() == Some(409) => {}
+            Err(error) => return Err(plain(error)).context("the MeshConfig was not changed"),
+        }
+    }
+    bail!("the MeshConfig is changed by others all the time: try again")
+}
+
+/// The UID of the pod that has this name now.
+async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
+    let namespace = NamespaceName::new(workload.namespace.as_str())?;
+    let pods = ObjectApi::<Pod>::namespaced(client.clone(), &namespace);
+    let name = ObjectName::from(&workload.name);
+    let pod = pods.get_opt(&name).await.map_err(plain)?;
+    let uid = pod.and_then(|pod| Uid::new(pod.metadata.uid.as_deref()?).ok());
+    uid.with_context(|| {
+        format!(
+            "there is no pod {workload} now: name its UID with --uid, or every pod with --by-name"
+        )
+    })
+}
+
+/// The one MeshConfig.
+async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
+    let found = api(client)?.list(&ListParams::default().limit(2)).await;
+    let mut found = found.map_err(plain).context("the MeshConfig cannot be read")?.items;
+    match (found.pop(), found.is_empty()) {
+        (Some(config), true) => Ok(config),
+        (Some(_), false) => bail!("there are several MeshConfigs: remove all but one"),
+        (None, _) => bail!(
+            "the cluster has no MeshConfig to write it to: create one, with \
+             `apiVersion: leno.dev/v1alpha1`, `kind: MeshConfig`, `metadata: {{name: mesh}}`, `spec: {{}}`"
+        ),
+    }
+}
+
+fn api(client: &Client) -> anyhow::Result<ObjectApi<DynamicObject>> {
+    let kind = GroupVersionKind::gvk("leno.dev", "v1alpha1", "MeshConfig");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "meshconfigs");
+    ObjectApi::dynamic(client.clone(), None, &resource).map_err(plain)
+}
+
+fn entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
+    match config.data.pointer("/spec/revoked") {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(entries)) => Ok(entries.clone()),
+        Some(_) => bail!("`spec.revoked` of the MeshConfig is no list: correct it first"),
+    }
+}
+
+/// Adds or removes an entry; false when that is not needed.
+fn edit(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bool {
+    let before = entries.len();
+    match change {
+        Change::Revoke => {
+            if !all(entries).contains(meant) {
+                let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = meant;
+                let mut entry = json!({
+                    "kind": "Pod", "namespace": namespace.as_str(), "name": name.as_str(),
+                });
+                if let Some(uid) = uid {
+                    entry["uid"] = json!(uid.as_str());
+                }
+                entries.push(entry);
+            }
+        }
+        Change::Undo => entries.retain(|entry| {
+            let is_meant = |it: RevokedWorkload| {
+                it.workload == meant.workload && (meant.uid.is_none() || it.uid == meant.uid)
+            };
+            !read(entry).is_some_and(is_meant)
+        }),
+    }
+    entries.len() != before
+}
+
+/// The workloads among the entries.
+fn all(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
+    entries.iter().filter_map(read).collect()
+}
+
+fn read(entry: &Value) -> Option<RevokedWorkload> {
+    let text = |field: &str| entry.get(field).and_then(Value::as_str);
+    let is_workload = matches!(text("kind"), Some("Pod" | "Workload"));
+    let workload = WorkloadName::new(text("namespace")?, text("name")?).ok()?;
+    let uid = match text("uid") {
+        None => None,
+        Some(uid) => Some(Uid::new(uid).ok()?),
+    };
+    is_workload.then_some(RevokedWorkload { workload, uid })
+}
+
+/// The most attempts with a MeshConfig that others change meanwhile.
+const ATTEMPTS_MAX: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_added_once_and_taken_back_and_others_stay() {
+        let account = json!({"kind": "ServiceAccount", "namespace": "shop", "name": "web-0"});
+        let mut entries = vec![account.clone()];
+        let of = |uid: Option<&str>| RevokedWorkload {
+            workload: "shop/web-0".parse().unwrap(),
+            uid: uid.map(|uid| Uid::new(uid).unwrap()),
+        };
+        assert!(edit(&mut entries, &of(Some("a")), Change::Revoke));
+        assert!(!edit(&mut entries, &of(Some("a")), Change::Revoke));
+        assert!(edit(&mut entries, &of(Some("b")), Change::Revoke));
+        assert_eq!(entries[1]["uid"], "a");
+        assert_eq!(all(&entries), [of(Some("a")), of(Some("b"))].into());
+        assert!(!edit(&mut entries, &of(Some("c")), Change::Undo));
+        assert!(edit(&mut entries, &of(None), Change::Undo));
+        assert_eq!(entries, [account]);
+    }
+}

@@ -1,0 +1,146 @@
+//! Rejected tokens and their sources: neither is worth another review soon.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use leno_listen::Source;
+use tokio::time::Instant;
+
+/// The rejected tokens of each source, counted; one less each second.
+#[derive(Debug, Default)]
+pub(super) struct Suspects(BTreeMap<Source, Refusals>);
+
+#[derive(Debug, Clone, Copy)]
+struct Refusals {
+    count: u32,
+    at: Instant,
+}
+
+impl Refusals {
+    fn now(self, now: Instant) -> u32 {
+        let passed = now.duration_since(self.at).as_secs() / FORGIVEN_EVERY.as_secs();
+        self.count.saturating_sub(u32::try_from(passed).unwrap_or(u32::MAX))
+    }
+}
+
+impl Suspects {
+    /// Counts one refused token of a source.
+    pub(super) fn refused(&mut self, source: Source, now: Instant) {
+        if !self.0.contains_key(&source) && self.0.len() >= SUSPECTS_MAX {
+            self.0.retain(|_, refusals| refusals.now(now) > 0);
+            let least = self.0.iter().min_by_key(|(_, refusals)| refusals.now(now));
+            if let Some(least) = least.map(|(source, _)| *source)
+                && self.0.len() >= SUSPECTS_MAX
+            {
+                self.0.remove(&least);
+            }
+        }
+        let count = self.count(source, now).saturating_add(1);
+        self.0.insert(source, Refusals { count, at: now });
+    }
+
+    /// The number of rejected tokens of a source, as it is now.
+    pub(super) fn count(&self, source: Source, now: Instant) -> u32 {
+        self.0.get(&source).map_or(0, |refusals| refusals.now(now))
+    }
+
+    /// True while no token of a source is reviewed.
+    pub(super) fn is_barred(&self, source: Source, now: Instant) -> bool {
+        self.count(source, now) >= REFUSALS_MAX
+    }
+}
+
+/// The digests of tokens that were refused, with the reason, for some seconds.
+#[derive(Debug, Default)]
+pub(super) struct RefusedTokens {
+    reasons: BTreeMap<[u8; 32], (String, Instant)>,
+    /// Oldest first; one digest stands here once.
+    order: VecDeque<[u8; 32]>,
+}
+
+impl RefusedTokens {
+    /// Why the token was refused a moment ago.
+    pub(super) fn reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
+        let (reason, at) = self.reasons.get(digest)?;
+        (now.duration_since(*at) < REFUSED_FOR).then_some(reason)
+    }
+
+    pub(super) fn insert(&mut self, digest: [u8; 32], reason: String, now: Instant) {
+        if self.reasons.insert(digest, (reason, now)).is_none() {
+            self.order.push_back(digest);
+        }
+        while self.order.len() > REFUSED_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.reasons.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// So often one refusal of a source is forgiven.
+const FORGIVEN_EVERY: Duration = Duration::from_secs(1);
+/// So many refusals in a row, and no token of that source is reviewed until one is forgiven. Then there is one
+/// review a second.
+pub(super) const REFUSALS_MAX: u32 = 16;
+/// The most sources that are remembered; beyond it those with the fewest refusals are forgotten.
+const SUSPECTS_MAX: usize = 4096;
+/// The time in which a rejected token is not reviewed again: it does not become good, but
+/// the API server may learn of a new key.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+/// The most rejected tokens that are remembered; beyond it the oldest are forgotten.
+const REFUSED_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    fn source(address: u32) -> Source {
+        Source::from(IpAddr::from(address.to_be_bytes()))
+    }
+
+    #[test]
+    fn refusals_are_forgiven_one_by_one() {
+        let (mut suspects, begin) = (Suspects::default(), Instant::now());
+        let (source, other) = (source(0x0a00_0001), source(0x0a00_0002));
+        for _ in 0..REFUSALS_MAX {
+            assert!(!suspects.is_barred(source, begin));
+            suspects.refused(source, begin);
+        }
+        assert!(suspects.is_barred(source, begin));
+        assert!(!suspects.is_barred(other, begin));
+        let later = begin + FORGIVEN_EVERY;
+        assert!(!suspects.is_barred(source, later));
+        suspects.refused(source, later);
+        assert!(suspects.is_barred(source, later));
+        assert_eq!(suspects.count(source, later + Duration::from_secs(3600)), 0);
+    }
+
+    #[test]
+    fn the_tables_are_bounded_and_keep_the_worst_and_the_newest() {
+        let (mut suspects, now) = (Suspects::default(), Instant::now());
+        let worst = source(0x0a00_0001);
+        suspects.refused(worst, now);
+        suspects.refused(worst, now);
+        for number in 0..2 * u32::try_from(SUSPECTS_MAX).unwrap() {
+            suspects.refused(source(0x0b00_0000 + number), now);
+        }
+        assert_eq!((suspects.0.len(), suspects.count(worst, now)), (SUSPECTS_MAX, 2));
+
+        let mut tokens = RefusedTokens::default();
+        let digest = |number: usize| {
+            let mut digest = [0; 32];
+            digest[..8].copy_from_slice(&number.to_be_bytes());
+            digest
+        };
+        for number in 0..2 * REFUSED_MAX {
+            tokens.insert(digest(number), number.to_string(), now);
+        }
+        assert_eq!((tokens.reasons.len(), tokens.order.len()), (REFUSED_MAX, REFUSED_MAX));
+        assert_eq!(tokens.reason(&digest(0), now), None);
+        let last = digest(2 * REFUSED_MAX - 1);
+        assert!(tokens.reason(&last, now).is_some());
+        assert_eq!(tokens.reason(&last, now + REFUSED_FOR), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! Workloads that are members no more: those of the config, and those that an operator has revoked on this machine.
+
+use std::collections::BTreeSet;
+
+use leno_model::{Instance, MeshConfig, Revocations, RevokedWorkload, Workload};
+
+use super::{Mesh, Touched};
+
+impl Mesh {
+    /// True when a workload is no member any more, by itself or by its account.
+    pub(crate) fn is_revoked(&self, workload: &Workload) -> bool {
+        let instance = workload.uid.clone().map(Instance::Pod);
+        // No pod, no UID: an entry with a UID is about another workload.
+        let instance = instance.unwrap_or(Instance::Registration(0));
+        self.revocations.accounts.contains(&workload.account)
+            || self.revocations.covers_workload(&workload.name, Some(&instance))
+    }
+
+    pub(crate) fn revocations(&self) -> &Revocations {
+        &self.revocations
+    }
+
+    /// These are revoked too from now on, whatever the config says.
+    pub(crate) fn revoke(&mut self, recorded: BTreeSet<RevokedWorkload>) -> Touched {
+        let everybody = self.recorded != recorded;
+        self.recorded = recorded;
+        self.collect_revocations();
+        Touched { everybody, ..Touched::default() }
+    }
+
+    pub(super) fn set_config(&mut self, config: MeshConfig, touched: &mut Touched) {
+        touched.everybody |= self.config != config;
+        self.config = config;
+        self.collect_revocations();
+    }
+
+    fn collect_revocations(&mut self) {
+        self.revocations = Revocations {
+            accounts: self.config.revoked.clone(),
+            workloads: self.config.revoked_workloads.union(&self.recorded).cloned().collect(),
+        };
+    }
+}

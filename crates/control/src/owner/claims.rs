@@ -1,0 +1,148 @@
+//! Claims: whether a proxy may speak for its workload, when it connects, renews, and whenever something changed.
+
+use std::time::Duration;
+
+use leno_discovery::{CertificateAnswer, ConnectionId};
+use leno_identity::Peer;
+use leno_model::{MeshConfig, WorkloadName};
+use tokio::time::Instant;
+
+use super::{Now, Owner};
+use crate::authority::Revoked;
+use crate::certify::{CertifyError, Held, Occasion, Signed, vouch};
+use crate::publish::{Cause, Contact};
+
+impl Owner {
+    pub(super) fn revoke(&mut self, revoked: Revoked, now: Now) {
+        let touched = self.mesh.revoke(revoked);
+        if touched.is_empty() {
+            return;
+        }
+        tracing::info!(workloads = self.mesh.revocations().workloads.len(), "revoked");
+        self.audience.notice(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
+        for name in self.audience.workloads() {
+            self.check_claim(&name, now);
+        }
+    }
+
+    /// A workload changed or is gone: its proxy may no longer be who it was.
+    pub(super) fn check_claim(&mut self, name: &WorkloadName, now: Now) {
+        if self.mesh.workload(name).is_none() {
+            self.presence.forget(name);
+            self.certifier.forget(name);
+        }
+        let Some(connection) = self.audience.of_workload(name) else {
+            return;
+        };
+        let peer = self.audience.contact(connection).map(|contact| contact.peer.clone());
+        if let Some(Err(reason)) = peer.map(|peer| self.claim(&peer, name)) {
+            self.dismiss(connection, reason, now);
+            // It will not be back as who it was: there is no grace for it.
+            self.presence.forget(name);
+            self.listen(name, None, now);
+        }
+    }
+
+    pub(super) fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), String> {
+        let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
+        if revoked.contains(&peer.id.account) {
+            return Err(format!("{} is revoked: the MeshConfig says so", peer.id.account));
+        }
+        if self.mesh.revocations().covers_workload(workload, peer.instance.as_ref()) {
+            return Err(CertifyError::RevokedWorkload(workload.clone()).to_string());
+        }
+        let found = self.mesh.workload(workload);
+        let instance = found.map(|found| self.certifier.instance_of(found));
+        vouch(peer, workload, found.zip(instance.as_ref()), trust_domain)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Lets a proxy take the place of the one that is connected for its workload, if one is, or says why not.
+    ///
+    /// One that connects again takes its own place, and a new process that of one that is gone without a word. A
+    /// process that comes back after it was displaced was not gone: there are two proxies, and the first keeps its place.
+    pub(super) fn contend(&mut self, newcomer: &mut Contact, now: Instant) -> Result<(), String> {
+        let present = self.audience.of_workload(&newcomer.workload);
+        let Some(present) = present.and_then(|present| self.audience.contact(present)) else {
+            return Ok(());
+        };
+        let differ = present.process != newcomer.process;
+        if !differ || present.process == 0 || newcomer.process == 0 || present.is_gone() {
+            newcomer.kept_until = present.kept_until.filter(|_| !differ);
+            return Ok(());
+        }
+        if present.kept_until.is_some_and(|until| now < until) {
+            let admin = present.admin.map(|admin| format!(" with its admin page at {admin}"));
+            return Err(format!(
+                "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
+                 of the two",
+                newcomer.workload,
+                present.pid,
+                admin.unwrap_or_default()
+            ));
+        }
+        match present.displaced {
+            Some((process, at))
+                if process == newcomer.process && now.duration_since(at) < RETURNS_WITHIN =>
+            {
+                newcomer.kept_until = Some(now + KEPT_FOR);
+            }
+            _ => newcomer.displaced = Some((present.process, now)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn certify(
+        &mut self,
+        connection: ConnectionId,
+        csr: Vec<u8>,
+        answer: CertificateAnswer,
+        now: Now,
+    ) {
+        let contact = self.audience.contact(connection);
+        let contact = contact.map(|it| (it.workload.clone(), Held::of(&it.peer)));
+        let Some((name, held)) = contact else {
+            return;
+        };
+        match self.mesh.workload(&name) {
+            Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
+                let error = CertifyError::Revoked(workload.account.clone());
+                self.certifier.refuse(answer, error);
+            }
+            Some(workload) if self.mesh.is_revoked(workload) => {
+                let error = CertifyError::RevokedWorkload(workload.name.clone());
+                self.certifier.refuse(answer, error);
+            }
+            Some(workload) => {
+                let renewed = (connection, workload, held);
+                self.certifier.renew(renewed, csr, answer, now.wall);
+            }
+            None => self.certifier.refuse(answer, CertifyError::UnknownWorkload(name)),
+        }
+    }
+
+    /// The stream of a proxy lasts as long as the certificate that it got over that very stream.
+    pub(super) fn signed(&mut self, signed: &Signed, occasion: Occasion, now: Now) {
+        let key = format!("{} {}", signed.id, signed.workload);
+        if let Some(line) = self.logs.permit(key, now.clock.into_std()) {
+            let suppressed = line.suppressed;
+            tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
+        }
+        if occasion == Occasion::Join {
+            // A stream of a former registration ends.
+            self.check_claim(&signed.workload, now);
+        }
+        if let Occasion::Renewal(connection) = occasion
+            && let Some(contact) = self.audience.contact(connection)
+        {
+            contact.expires = signed.not_after;
+            contact.edition = signed.edition;
+        }
+    }
+}
+
+/// A proxy that lost its stream is back sooner, unless it is gone.
+const RETURNS_WITHIN: Duration = Duration::from_secs(60);
+
+/// The time in which the first of two proxies keeps its place after its last return; the second one tries again every few seconds.
+const KEPT_FOR: Duration = Duration::from_secs(600);

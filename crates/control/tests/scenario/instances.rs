@@ -1,0 +1,47 @@
+//! Instances: the proxy of a workload that has joined again, and two proxies of one workload.
+
+use super::*;
+
+#[test]
+fn a_new_join_ends_the_stream_of_the_one_before_it_and_keeps_it_out() {
+    run(async {
+        let shop = Shop::open().await;
+        let former = shop.join("client-1").await;
+        let mut stream = Proxy::connect(&shop.control, &former, &[], &[]).await;
+        stream.update(|_| true).await;
+        let new = shop.join("client-1").await;
+        let ended = stream.ended().await.to_string();
+        assert!(ended.contains("shop/client-1 has been replaced"), "{ended}");
+        let ended =
+            Proxy::connect(&shop.control, &former, &[], &[]).await.ended().await.to_string();
+        assert!(ended.contains("has been replaced"), "{ended}");
+        let mut stream = Proxy::connect(&shop.control, &new, &[], &[]).await;
+        stream.update(|_| true).await;
+        new.renew(&stream).await;
+    });
+}
+
+#[test]
+fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
+    run(async {
+        let shop = Shop::open().await;
+        let identity = shop.join("client-1").await;
+        let connect = async |process| Proxy::of_process(&shop.control, &identity, process).await;
+        let mut first = connect(1).await;
+        first.update(|_| true).await;
+        let mut second = connect(2).await;
+        assert!(first.ended().await.to_string().contains("newer stream"));
+        second.update(|_| true).await;
+        // It was not gone.
+        let mut first = connect(1).await;
+        assert!(second.ended().await.to_string().contains("newer stream"));
+        first.update(|_| true).await;
+        for process in [2, 3] {
+            let rejected = connect(process).await.ended().await.to_string();
+            assert!(rejected.contains("another proxy of workload shop/client-1"), "{rejected}");
+        }
+        // It may take its own place.
+        let mut again = connect(1).await;
+        again.update(|_| true).await;
+    });
+}

@@ -1,0 +1,199 @@
+//! One intermediate authority after another: members trust the mesh's own, and the one before it for a while.
+
+use std::io;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rcgen::{
+    BasicConstraints, DistinguishedName, DnType, DnValue, IsCa, KeyUsagePurpose,
+    SubjectPublicKeyInfo,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::der_parser::asn1_rs::Tag;
+
+use super::{Authority, AuthorityError, parameters};
+use crate::disk::{self, Readers};
+use crate::pem::{CERTIFICATE, write};
+use crate::roots::{Roots, is_self_issued};
+use crate::verify::instant;
+
+impl Authority {
+    /// The same authority as the successor of `former`: members trust both, and a certificate by which those that
+    /// trust `former` alone know the new one goes along with all that it signs.
+    ///
+    /// An authority with a root of its own has its roots in a file, and nothing to carry over.
+    #[must_use]
+    pub fn succeeding(self, former: &Self, now: SystemTime) -> Self {
+        if !self.is_intermediate() || !former.is_intermediate() {
+            return self;
+        }
+        let mut carried: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
+        carried.extend(former.pins.iter().cloned());
+        let mut crosses = former.crosses.clone();
+        if key_of(&former.signer) != key_of(&self.signer) {
+            match former.vouch_for(&self, now) {
+                Ok(cross) => crosses.insert(0, cross),
+                // Those that are away meanwhile have to join again.
+                Err(error) => drop(error),
+            }
+        }
+        self.with_former(carried, crosses, now)
+    }
+
+    /// The intermediates that members trust, and what leads from one to the next, from the last run of a control
+    /// plane; then keeps those of this run there.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn remembered(self, file: &Path, now: SystemTime) -> io::Result<Self> {
+        if !self.is_intermediate() {
+            return Ok(self);
+        }
+        let text = disk::read(file, Readers::Everyone)?.unwrap_or_default();
+        let read = CertificateDer::pem_slice_iter(text.as_bytes()).take(READ_MAX);
+        // Damaged certificates are not trusted.
+        let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
+        let is_cross = |der: &CertificateDer<'static>| {
+            all.iter().any(|other| other != der && is_issued_by(der, other))
+        };
+        let (crosses, pins) = all.iter().cloned().partition(is_cross);
+        let authority = self.with_former(pins, crosses, now);
+        authority.remember(file)?;
+        Ok(authority)
+    }
+
+    /// Keeps the intermediates that members trust for the next run.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn remember(&self, file: &Path) -> io::Result<()> {
+        if !self.is_intermediate() {
+            return Ok(());
+        }
+        let mut text = String::new();
+        for der in [&self.signer].into_iter().chain(&self.pins).chain(&self.crosses) {
+            write(&mut text, CERTIFICATE, der);
+        }
+        if disk::read(file, Readers::Everyone)?.as_ref() == Some(&text) {
+            return Ok(());
+        }
+        if let Some(dir) = file.parent() {
+            disk::create_directory(dir)?;
+        }
+        disk::replace(file, text.as_bytes(), Readers::Everyone)
+    }
+
+    /// True when a company's root vouches for it.
+    pub(super) fn is_intermediate(&self) -> bool {
+        !self.chain.is_empty()
+    }
+
+    fn with_former(
+        mut self,
+        pins: Vec<CertificateDer<'static>>,
+        crosses: Vec<CertificateDer<'static>>,
+        now: SystemTime,
+    ) -> Self {
+        let own = key_of(&self.signer);
+        let mut kept: Vec<CertificateDer<'static>> = Vec::new();
+        for pin in pins {
+            let is_known = kept.contains(&pin) || key_of(&pin) == own;
+            if !is_known && !is_self_issued(&pin) && expiry(&pin) > now && kept.len() < FORMER_MAX {
+                kept.push(pin);
+            }
+        }
+        let mut ways: Vec<CertificateDer<'static>> = Vec::new();
+        for cross in crosses {
+            let leads_on = kept.iter().any(|pin| is_issued_by(&cross, pin));
+            if leads_on
+                && !ways.contains(&cross)
+                && expiry(&cross) > now
+                && ways.len() < CROSSES_MAX
+            {
+                ways.push(cross);
+            }
+        }
+        self.chain.retain(|der| !self.crosses.contains(der));
+        self.chain.extend(ways.iter().cloned());
+        let company = self.roots.certificates().iter().filter(|der| is_self_issued(der));
+        let all = company.chain([&self.signer]).chain(&kept).cloned().collect();
+        // There is one at least, and not many more than there were.
+        if let Ok(roots) = Roots::new(all) {
+            self.roots = roots;
+            self.pins = kept;
+            self.crosses = ways;
+        }
+        self
+    }
+
+    /// A certificate of this authority for the key of its successor, with the name that it signs under.
+    fn vouch_for(
+        &self,
+        successor: &Self,
+        now: SystemTime,
+    ) -> Result<CertificateDer<'static>, AuthorityError> {
+        let bad = |_| AuthorityError::Issuer;
+        let (_, read) = x509_parser::parse_x509_certificate(&successor.signer).map_err(bad)?;
+        let end = self.not_after.min(successor.not_after);
+        if now >= end {
+            return Err(AuthorityError::RootExpired);
+        }
+        let mut parameters = parameters(self.not_before.max(successor.not_before), end)?;
+        parameters.distinguished_name = name_of(&read).ok_or(AuthorityError::Issuer)?;
+        // Members that trust only one before this one come over two of these.
+        let below = u8::try_from(CROSSES_MAX).unwrap_or(u8::MAX);
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(below));
+        parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = SubjectPublicKeyInfo::from_der(read.public_key().raw);
+        self.certify(&parameters, &key.map_err(AuthorityError::Encoding)?)
+    }
+}
+
+/// The subject of a certificate, to be written once more as it is there.
+fn name_of(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
+    let mut name = DistinguishedName::new();
+    for attribute in certificate.subject().iter_attributes() {
+        let oid: Vec<u64> = attribute.attr_type().iter()?.collect();
+        let text = attribute.as_str().ok()?;
+        let value = match attribute.attr_value().header.tag() {
+            Tag::Utf8String => DnValue::Utf8String(text.to_owned()),
+            Tag::PrintableString => DnValue::PrintableString(text.try_into().ok()?),
+            Tag::Ia5String => DnValue::Ia5String(text.try_into().ok()?),
+            _ => return None,
+        };
+        name.push(DnType::from_oid(&oid), value);
+    }
+    Some(name)
+}
+
+/// The public key of a certificate; none of one that cannot be read.
+fn key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let (_, read) = x509_parser::parse_x509_certificate(der).ok()?;
+    Some(read.public_key().subject_public_key.data.to_vec())
+}
+
+fn expiry(der: &CertificateDer<'_>) -> SystemTime {
+    let read = x509_parser::parse_x509_certificate(der);
+    let end = read.ok().and_then(|(_, read)| instant(read.validity().not_after).ok());
+    end.unwrap_or(UNIX_EPOCH)
+}
+
+/// True when a certificate has the name of another one as its issuer.
+fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
+    let der = x509_parser::parse_x509_certificate(der);
+    let issuer = x509_parser::parse_x509_certificate(issuer);
+    let (Ok((_, der)), Ok((_, issuer))) = (der, issuer) else { return false };
+    der.issuer().as_raw() == issuer.subject().as_raw()
+}
+
+/// The most former intermediates that stay trusted.
+const FORMER_MAX: usize = 2;
+
+/// The most certificates that lead from those to the one that signs: with the holder's own and the signer's as many as
+/// members of older releases accept.
+const CROSSES_MAX: usize = 2;
+
+/// More than is ever kept.
+const READ_MAX: usize = 16;

@@ -1,0 +1,149 @@
+//! Registrations: a number for each workload that joined with a token, which rises with each such join.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::digest;
+use leno_model::WorkloadName;
+
+use crate::authority::LEAF_LIFETIME_MAX;
+use crate::disk::{self, Readers};
+
+/// The newest registration of each workload that joined with a token: one small file each, shared by all control
+/// planes of the mesh. A certificate of an older registration is not renewed.
+///
+/// The number is the time of the join in milliseconds, so that it rises even when the file of a former join has
+/// been removed. A file is removed once no certificate from before it can be valid any more.
+#[derive(Debug)]
+pub struct Registrations {
+    dir: PathBuf,
+}
+
+impl Registrations {
+    /// Opens the directory, or makes it.
+    ///
+    /// # Errors
+    /// When it cannot be created.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        disk::create_directory(dir)?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// The newest registration of a workload; 0 when it has not joined with a token that was counted.
+    ///
+    /// # Errors
+    /// When the file of the workload cannot be read. The registration is not known then, and nothing may be
+    /// renewed.
+    pub fn newest(&self, workload: &WorkloadName) -> io::Result<u64> {
+        let path = self.path_of(workload);
+        let Some(text) = disk::read(&path, Readers::Owner)? else { return Ok(0) };
+        let number = text.split_once('\n').and_then(|(name, rest)| {
+            let is_its = name.parse().as_ref() == Ok(workload);
+            rest.trim_end().parse().ok().filter(|_| is_its)
+        });
+        number.ok_or_else(|| {
+            let cause = io::Error::new(io::ErrorKind::InvalidData, "not a registration: remove it");
+            disk::file_error("read", &path, cause)
+        })
+    }
+
+    /// Registers a workload anew; the number that its next certificates have.
+    ///
+    /// # Errors
+    /// When the directory cannot be read or written, or holds [`REGISTRATIONS_MAX`] workloads.
+    pub fn advance(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
+        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let newest = self.newest(workload)?;
+        if newest == 0 && self.sweep(now)? >= REGISTRATIONS_MAX {
+            let message = format!("{REGISTRATIONS_MAX} workloads have joined in the last 90 days");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
+        }
+        let number = millis.max(newest.saturating_add(1));
+        let record = format!("{workload}\n{number}\n");
+        disk::replace(&self.path_of(workload), record.as_bytes(), Readers::Owner)?;
+        Ok(number)
+    }
+
+    /// Removes registrations that are older than the longest life of a certificate; the number of those that are left.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
+        let at = |cause| disk::file_error("read", &self.dir, cause);
+        let mut left = 0;
+        for entry in fs::read_dir(&self.dir).map_err(at)? {
+            let entry = entry.map_err(at)?;
+            let written = entry.metadata().and_then(|facts| facts.modified());
+            let age = written.ok().and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+            if age > LEAF_LIFETIME_MAX + MARGIN {
+                disk::remove(&entry.path())?;
+            } else {
+                left += 1;
+            }
+        }
+        Ok(left)
+    }
+
+    /// A name may be longer than that of a file.
+    fn path_of(&self, workload: &WorkloadName) -> PathBuf {
+        let name = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
+        let name: String = name.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        self.dir.join(name)
+    }
+}
+
+/// The most registrations that are kept: several times the largest mesh that was measured.
+pub const REGISTRATIONS_MAX: usize = 65_536;
+
+/// For clocks that are set back.
+const MARGIN: Duration = Duration::from_secs(24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{now, workload_name};
+
+    #[test]
+    fn each_join_has_a_higher_number_also_in_one_millisecond_and_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(dir.path()).unwrap();
+        let (one, other) = (workload_name("ratings-1"), workload_name("ratings-2"));
+        assert_eq!(registrations.newest(&one).unwrap(), 0);
+        let (at, first) = (now(), registrations.advance(&one, now()).unwrap());
+        let second = registrations.advance(&one, at - Duration::from_secs(60)).unwrap();
+        assert!(second > first && first > 0);
+        let again = Registrations::open(dir.path()).unwrap();
+        assert_eq!((again.newest(&one).unwrap(), again.newest(&other).unwrap()), (second, 0));
+    }
+
+    #[test]
+    fn a_registration_is_kept_as_long_as_a_certificate_from_before_it_may_live() {
+        let dir = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(dir.path()).unwrap();
+        let name = workload_name("ratings-1");
+        let first = registrations.advance(&name, now()).unwrap();
+        assert_eq!(registrations.sweep(now() + LEAF_LIFETIME_MAX).unwrap(), 1);
+        let late = now() + LEAF_LIFETIME_MAX + 2 * MARGIN;
+        assert_eq!(registrations.sweep(late).unwrap(), 0);
+        assert_eq!(registrations.newest(&name).unwrap(), 0);
+        assert!(registrations.advance(&name, late).unwrap() > first);
+    }
+
+    #[test]
+    fn a_file_that_is_damaged_is_an_error_and_not_an_older_registration() {
+        let dir = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(dir.path()).unwrap();
+        let name = workload_name("ratings-1");
+        let path = registrations.path_of(&name);
+        for text in
+            ["", "bookinfo/ratings-1\n", "bookinfo/ratings-2\n7\n", "bookinfo/ratings-1\nx\n"]
+        {
+            disk::replace(&path, text.as_bytes(), Readers::Owner).unwrap();
+            let error = registrations.newest(&name).unwrap_err().to_string();
+            assert!(error.contains("not a registration"), "{error}");
+        }
+    }
+}

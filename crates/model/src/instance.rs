@@ -1,0 +1,110 @@
+//! The instance behind a workload's name: what tells a pod or a machine from its predecessor of the same name.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The UID that Kubernetes gives to an object: letters, digits and `-`, 1 to 64 bytes. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uid(Arc<str>);
+
+/// The instance of a workload that a certificate was issued to. A workload keeps its name when its pod is
+/// replaced; the certificate of the former pod does not become one of the new pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Instance {
+    /// The pod with this UID.
+    Pod(Uid),
+    /// The registration of this number: each join with a join token has a higher one than the joins before
+    /// it. 0 before the first that was counted.
+    Registration(u64),
+}
+
+impl Uid {
+    /// Checks and keeps a UID.
+    ///
+    /// # Errors
+    /// [`InvalidInstance`] when the text is not a UID.
+    pub fn new(text: &str) -> Result<Self, InvalidInstance> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        if text.is_empty() || text.len() > UID_BYTES_MAX || !text.bytes().all(fits) {
+            return Err(InvalidInstance);
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The UID as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Uid {
+    type Err = InvalidInstance;
+
+    fn from_str(text: &str) -> Result<Self, InvalidInstance> {
+        Self::new(text)
+    }
+}
+
+/// `pod:UID` or `registration:NUMBER`.
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(uid) => write!(f, "{POD_PREFIX}{uid}"),
+            Self::Registration(number) => write!(f, "{REGISTRATION_PREFIX}{number}"),
+        }
+    }
+}
+
+impl FromStr for Instance {
+    type Err = InvalidInstance;
+
+    fn from_str(text: &str) -> Result<Self, InvalidInstance> {
+        if let Some(uid) = text.strip_prefix(POD_PREFIX) {
+            return Uid::new(uid).map(Self::Pod);
+        }
+        let number = text.strip_prefix(REGISTRATION_PREFIX).ok_or(InvalidInstance)?;
+        number.parse().map(Self::Registration).map_err(|_| InvalidInstance)
+    }
+}
+
+/// A text that is no UID, or no instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("use `pod:` and a UID of 1 to 64 letters, digits or `-`, or `registration:` and a number")]
+pub struct InvalidInstance;
+
+const POD_PREFIX: &str = "pod:";
+const REGISTRATION_PREFIX: &str = "registration:";
+
+/// Kubernetes makes UUIDs of 36 bytes; static pods have hashes of 32.
+const UID_BYTES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_what_it_prints_and_nothing_else() {
+        let uid = Uid::new("0b5f1b0e-7d0b-4a39-9d4c-2f5a4e9b7c11").unwrap();
+        for instance in [Instance::Pod(uid), Instance::Registration(u64::MAX)] {
+            assert_eq!(instance.to_string().parse(), Ok(instance));
+        }
+        let long = format!("pod:{}", "a".repeat(65));
+        for bad in ["", "pod:", "pod:a/b", "pod:a b", &long, "registration:-1", "7", "Pod:a"] {
+            assert_eq!(bad.parse::<Instance>(), Err(InvalidInstance), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Revocations: accounts and single workloads that are members no more, whatever certificates they hold.
+
+use std::collections::BTreeSet;
+
+use crate::identity::ServiceAccount;
+use crate::instance::{Instance, Uid};
+use crate::name::WorkloadName;
+
+/// A workload that is no member any more, although its account is one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RevokedWorkload {
+    /// Its name.
+    pub workload: WorkloadName,
+    /// The one pod of that name that is meant; every pod and proxy of that name when absent.
+    pub uid: Option<Uid>,
+}
+
+impl RevokedWorkload {
+    /// True when it covers a certificate of the workload with this instance. A certificate without instance is older
+    /// than the newest pod of its name.
+    fn covers(&self, instance: Option<&Instance>) -> bool {
+        match (&self.uid, instance) {
+            (None, _) | (_, None) => true,
+            (Some(uid), Some(Instance::Pod(held))) => uid == held,
+            (Some(_), Some(Instance::Registration(_))) => false,
+        }
+    }
+}
+
+/// All that is revoked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Revocations {
+    /// Accounts.
+    pub accounts: BTreeSet<ServiceAccount>,
+    /// Single workloads of other accounts.
+    pub workloads: BTreeSet<RevokedWorkload>,
+}
+
+impl Revocations {
+    /// True when a workload is revoked in this instance of it.
+    #[must_use]
+    pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
+        let first = RevokedWorkload { workload: workload.clone(), uid: None };
+        let of_it = self.workloads.range(first..).take_while(|it| it.workload == *workload);
+        of_it.into_iter().any(|it| it.covers(instance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_means_one_pod_and_certificates_that_do_not_say_theirs() {
+        let name = |text: &str| text.parse::<WorkloadName>().unwrap();
+        let uid = |text: &str| Uid::new(text).unwrap();
+        let revoked = |workload, uid| RevokedWorkload { workload: name(workload), uid };
+        let workloads = [revoked("shop/web-1", None), revoked("shop/web-2", Some(uid("a")))];
+        let revocations = Revocations { workloads: workloads.into(), ..Revocations::default() };
+        let pod = |text: &str| Some(Instance::Pod(uid(text)));
+        let registration = Some(Instance::Registration(7));
+        for (workload, instance, covered) in [
+            ("shop/web-1", pod("x"), true),
+            ("shop/web-1", registration.clone(), true),
+            ("shop/web-2", pod("a"), true),
+            ("shop/web-2", pod("b"), false),
+            ("shop/web-2", registration, false),
+            ("shop/web-2", None, true),
+            ("shop/web-3", None, false),
+            ("shop/web-0", None, false),
+        ] {
+            let found = revocations.covers_workload(&name(workload), instance.as_ref());
+            assert_eq!(found, covered, "{workload} {instance:?}");
+        }
+    }
+}
