@@ -41,8 +41,8 @@ impl Revocations {
     #[must_use]
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
         let first = RevokedWorkload { workload: workload.clone(), uid: None };
-        let of_it = self.workloads.range(first..).take_while(|it| it.workload == *workload);
-        of_it.into_iter().any(|it| it.covers(instance))
+        let mut of_it = self.workloads.range(first..).take_while(|it| it.workload == *workload);
+        of_it.any(|it| it.covers(instance))
     }
 }
 
