@@ -118,11 +118,12 @@ pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
             let failed = visits.len() - took.len();
             format!("median {:?}, p99 {:?}, max {:?}, {failed} failed", at(50), at(99), at(100))
         };
-        println!(
-            "{what}, {number} of {kind}: {}; CPU {cpu:.0} %; calm: {}",
+        let line = format!(
+            "{what}, {number} of {kind}: {}; CPU {cpu:.0} %; calm: {}\n",
             told(&visits),
             told(&calm)
         );
+        std::io::Write::write_all(&mut std::io::stdout(), line.as_bytes()).unwrap();
     }
 }
 
