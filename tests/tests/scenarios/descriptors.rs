@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Application, Mesh, eventually, free_port, get};
+use leno_tests::{Application, Mesh, eventually, free_port, get_page};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 /// A process without a free descriptor until this is dropped.
@@ -90,7 +90,7 @@ fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
         assert!(share < 0.3, "{address}: {share} of a core");
         drop(exhausted);
         eventually("the admin page answers", Duration::from_secs(20), || {
-            (get(sidecar.admin, "/ready").ok()?.status == 200).then_some(())
+            (get_page(sidecar.admin, "/ready").ok()?.status == 200).then_some(())
         });
     }
     let control = mesh.up.pid();
