@@ -1,8 +1,8 @@
 //! Whether each endpoint that a gateway leads to can enforce a policy: gateways leave out those without a sidecar.
 
 use leno_model::{
-    AccessPolicy, MeshConfig, Name, Object, PolicyAction, PolicyScope, Service, ServiceName,
-    ServicePolicy, TrafficMode, Workload, WorkloadName,
+    AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
+    TrafficMode, Workload, WorkloadName,
 };
 
 use super::{Ledger, smallest};
@@ -50,20 +50,28 @@ impl Ledger {
         self.unjudged = versions.any(|it| self.is_led_to(it));
     }
 
-    /// The endpoints without a sidecar behind the services of a policy that gateways lead to, by name.
-    fn unenforced(&self, policy: &ServicePolicy) -> Vec<&Workload> {
+    /// The endpoints without a sidecar behind the services of a policy, where a gateway leads to them, perhaps through
+    /// another service, by name.
+    fn unenforced<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
-                parents.iter().filter_map(|it| self.led_to(&it.service)).collect()
+                parents.iter().filter_map(|it| self.service(&it.service)).collect()
             }
-            PolicyScope::Namespace => self.led_to_in(&policy.name.namespace),
+            PolicyScope::Namespace => {
+                let listed = self.listed.services_of(&policy.name.namespace);
+                self.services.of_namespace(&policy.name.namespace).chain(listed).collect()
+            }
         };
         self.without_sidecar(&services)
     }
 
     /// The same for a policy about accounts: of services with a workload under one of them at which the policy
     /// rejects something.
-    fn unenforced_access(&self, policy: &AccessPolicy, config: &MeshConfig) -> Vec<&Workload> {
+    fn unenforced_access<'a>(
+        &'a self,
+        policy: &'a AccessPolicy,
+        config: &MeshConfig,
+    ) -> Vec<&'a Workload> {
         let decides = |workload: &&Workload| {
             let action = |action| policy.rules.iter().any(|rule| rule.action == action);
             policy.is_about(&workload.account)
@@ -73,24 +81,17 @@ impl Ledger {
                     TrafficMode::Strict => true,
                 }
         };
-        let mut services = self.led_to_in(&policy.name.namespace);
+        let services = self.services.of_namespace(&policy.name.namespace);
+        let mut services: Vec<&Service> =
+            services.chain(self.listed.services_of(&policy.name.namespace)).collect();
         services.retain(|service| self.endpoints_of(service).any(|it| decides(&it)));
         self.without_sidecar(&services)
     }
 
-    fn led_to(&self, name: &ServiceName) -> Option<&Service> {
-        self.edge.leads_to(name).then(|| self.service(name)).flatten()
-    }
-
-    fn led_to_in(&self, namespace: &Name) -> Vec<&Service> {
-        let backends = self.edge.resolved.backends.iter();
-        let own = backends.filter(|it| it.namespace == *namespace);
-        own.filter_map(|name| self.service(name)).collect()
-    }
-
     fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| self.endpoints_of(service));
-        let mut found: Vec<&Workload> = endpoints.filter(|it| !it.sidecar).collect();
+        let mut found: Vec<&Workload> =
+            endpoints.filter(|it| !it.sidecar && self.is_behind_gateway(it)).collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));
         found.dedup_by(|one, other| one.name == other.name);
         found

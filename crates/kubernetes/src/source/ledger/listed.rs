@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use leno_model::{ObjectKey, Service, ServiceName, Workload, WorkloadName};
+use leno_model::{Name, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
 use leno_registry::{Place, Warning};
 
@@ -22,6 +22,14 @@ pub(super) struct Listed {
 impl Listed {
     pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name)
+    }
+
+    /// The services of a namespace.
+    pub(super) fn services_of<'a>(
+        &'a self,
+        namespace: &'a Name,
+    ) -> impl Iterator<Item = &'a Service> {
+        self.services.of_namespace(namespace)
     }
 
     pub(super) fn remove_service(&mut self, name: &ServiceName) -> Option<Service> {
@@ -101,11 +109,16 @@ impl Ledger {
 
     /// Whether gateways lead to a workload, or the name of a service that has no address itself.
     pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
-        let selects = |service: &Service| selects(&service.selector, &workload.labels);
         let mut own = self.services.near(workload);
-        let mut listed = self.listed.services.near(workload);
-        let is_led_to = |service: &Service| self.edge.leads_to(&service.name);
-        own.any(|it| (it.addresses.is_empty() || is_led_to(it)) && selects(it))
-            || listed.any(|it| is_led_to(it) && selects(it))
+        own.any(|it| it.addresses.is_empty() && selects(&it.selector, &workload.labels))
+            || self.is_behind_gateway(workload)
+    }
+
+    /// True for a workload behind a service that a gateway leads to.
+    pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
+        let mut services = self.services.near(workload).chain(self.listed.services.near(workload));
+        services.any(|service| {
+            self.edge.leads_to(&service.name) && selects(&service.selector, &workload.labels)
+        })
     }
 }

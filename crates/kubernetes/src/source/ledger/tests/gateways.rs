@@ -253,3 +253,26 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     ledger.take(PODS, gone("shop", "plain"));
     assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met]);
 }
+
+#[test]
+fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_another() {
+    let limit = index("RateLimit", "leno.dev");
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(SERVICES, service("front", 8080));
+    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    edge(&mut ledger, "front");
+    ledger.flush();
+    let statements = ledger.statements().unwrap();
+    let enforced = statements.iter().find_map(|it| match &it.said {
+        Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+        _ => None,
+    });
+    assert_eq!(
+        enforced.map(|it| (it.status, it.reason)),
+        Some(("False", "EndpointsWithoutSidecar"))
+    );
+}
