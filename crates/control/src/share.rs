@@ -39,14 +39,18 @@ pub(crate) struct ShareTurn<'a> {
 }
 
 impl Drop for ShareTurn<'_> {
-    /// A client that goes before the answer pays as well.
+    /// A client that goes before the answer pays as well. A listener that was idle has saved up a burst.
     fn drop(&mut self) {
         let now = Instant::now();
-        let pause = (now.duration_since(self.began) * self.pause).min(PAUSE_MAX);
-        *self.next = now + pause;
+        let work = now.duration_since(self.began);
+        let earliest = self.began.checked_sub(BURST).unwrap_or(self.began);
+        let next = (*self.next).max(earliest) + work * (self.pause + 1);
+        *self.next = next.min(now + PAUSE_MAX);
     }
 }
 
+/// The time that an idle listener saves up: a browser that opens the page asks several questions at once.
+const BURST: Duration = Duration::from_secs(1);
 /// The longest pause: an owner that is slow for another reason is no reason to keep clients waiting.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
