@@ -68,5 +68,6 @@ fn executed(test: &str) -> u64 {
     total.unwrap_or_else(|| panic!("no totals: {noise}")).trim().parse().unwrap()
 }
 
-/// 38,825 with the bytes of `rep movsb`.
-const MEASURED: u64 = 36_000;
+/// 36,000 before requests were examined for upgrades and revoked workloads (issue 25, which permits 1 %): 36,893 was counted
+/// then, and 37,149 after it, 0.69 % more.
+const MEASURED: u64 = 36_250;
