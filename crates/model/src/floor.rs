@@ -10,11 +10,11 @@ use crate::name::Name;
 pub struct Floor {
     /// The least strict mode.
     pub mode: Option<TrafficMode>,
-    /// Whether connections without mutual TLS are always refused.
+    /// True when connections without mutual TLS are always rejected.
     pub plaintext_refused: bool,
-    /// Whether pods of a namespace with injection cannot opt out.
+    /// True when pods of a namespace with injection cannot opt out.
     pub injection_required: bool,
-    /// Whether annotations cannot exclude ports, addresses and interfaces from interception.
+    /// True when annotations cannot exclude ports, addresses and interfaces from interception.
     pub exclusions_refused: bool,
     /// The repositories that images of sidecars come from; any when empty.
     pub sidecar_images: BTreeSet<String>,
@@ -53,7 +53,7 @@ impl Floor {
         mode.into_iter().chain(plaintext).collect()
     }
 
-    /// Whether sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
+    /// True when sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
     /// ends with `/` stands for all below it.
     #[must_use]
     pub fn permits_image(&self, image: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Services whose endpoints without a sidecar a gateway sees otherwise when policies change.
+//! Services with endpoints without a sidecar, which a gateway views differently when policies change.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ impl Mesh {
         names.filter_map(|name| self.services.get(name))
     }
 
-    /// Whether a gateway leads to a service, directly or by the routes of another one.
+    /// True when a gateway leads to a service, directly or by the routes of another one.
     pub(crate) fn is_led_to(&self, service: &ServiceName) -> bool {
         let routed = self.routes.leading_to(service).chain(self.tls_routes.leading_to(service));
         let routed = routed.chain(self.gateway_tcp_routes.leading_to(service));

@@ -1,4 +1,4 @@
-//! Whether each endpoint that a gateway leads to can enforce a policy: gateways leave out those without a sidecar.
+//! The condition `Enforced` of policies: gateways leave out endpoints without a sidecar.
 
 use leno_model::{
     AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
