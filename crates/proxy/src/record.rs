@@ -71,7 +71,8 @@ pub(crate) struct Series {
 }
 
 impl<'a> Record<'a> {
-    /// Opens a record for an exchange that speaks `protocol`.
+    /// Opens a record for an exchange that speaks `protocol`. Inlined, so that it is made where it stays.
+    #[inline(always)]
     pub(crate) fn open(session: &'a Session, protocol: &'static str) -> Self {
         let worker = &session.worker;
         Self {

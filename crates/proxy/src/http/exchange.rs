@@ -93,18 +93,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
         body: &'a mut Source<'io>,
         (responder, started): (&'a mut Responder<'io>, &'a Cell<bool>),
     ) -> Self {
-        let mut record = Record::open(session, "http");
-        if let Some(sighting) = &mut record.sighting {
-            sighting.request(request, &session.worker);
-        }
-        let progress = Progress::default();
-        Self {
+        // Made in place: a record that is made before and moved costs a copy for each request.
+        let mut exchange = Self {
             session,
             request,
             body,
             responder,
-            record,
-            progress,
+            record: Record::open(session, "http"),
+            progress: Progress::default(),
             started,
             agree_within: None,
             actions: None,
@@ -117,7 +113,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
             retrying: Retrying::default(),
             marks: Vec::new(),
             keeps: None,
+        };
+        if let Some(sighting) = &mut exchange.record.sighting {
+            sighting.request(request, &session.worker);
         }
+        exchange
     }
 
     /// Carries the request to where it belongs and its answer back. False: the connection that

@@ -307,7 +307,7 @@ async fn converse(
         pump(body, &mut sink, silence, Noted { bytes: &record.bytes_in, call: None }).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
-    let reply = Reply {
+    let mut reply = Reply {
         worker: &session.worker,
         answers: request.answers(),
         request,
@@ -324,7 +324,7 @@ async fn converse(
         status: &mut record.status,
         started,
     };
-    let mut receive = pin!(receive(upstream, reply));
+    let mut receive = pin!(receive(upstream, &mut reply));
     let reusable = poll_fn(|cx| {
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
@@ -383,7 +383,7 @@ struct Reply<'a, 'io> {
 }
 
 /// Carries the response back. True: the upstream connection is clean.
-async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<bool, Reason> {
+async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<bool, Reason> {
     let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
@@ -433,7 +433,7 @@ async fn receive(upstream: Upstreamed<'_>, mut reply: Reply<'_, '_>) -> Result<b
 /// The same from a server of HTTP/2.
 async fn receive_http2(
     mut awaited: Box<Awaited>,
-    mut reply: Reply<'_, '_>,
+    reply: &mut Reply<'_, '_>,
 ) -> Result<bool, Reason> {
     loop {
         let mut head = reply.worker.response_heads.lend();

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use bstr::ByteSlice;
 use bytes::Bytes;
 use leno_model::{Reason, Upgrades};
 use leno_traffic::{Fields, RequestView, is_similar_name};
@@ -148,7 +149,8 @@ fn method_text(method: &[u8]) -> &str {
     }
 }
 
-/// The codec lets only ASCII into methods and targets.
+/// The codec lets only ASCII into methods and targets. The check of `bstr` looks at 16 bytes of ASCII at once also
+/// where they are not aligned, and these texts are shorter than what the check of `std` needs for that.
 fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap_or_default()
+    bytes.to_str().unwrap_or_default()
 }

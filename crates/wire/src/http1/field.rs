@@ -91,29 +91,36 @@ pub(super) struct Section {
     upgrade_field: bool,
     upgrade_http2: bool,
     upgrade_other: bool,
-    named: [Span; CONNECTION_OPTIONS_MAX],
-    named_count: usize,
+}
+
+/// The fields that `Connection` names beyond the known ones.
+#[derive(Default)]
+struct Named {
+    spans: [Span; CONNECTION_OPTIONS_MAX],
+    count: usize,
 }
 
 impl Section {
-    /// Reads field lines up to and including the empty line that ends them.
-    pub(super) fn parse(
+    /// Reads field lines up to and including the empty line that ends them, into an empty section. The caller
+    /// owns it, because returning it copies it for each head.
+    pub(super) fn read(
+        &mut self,
         cursor: &mut Cursor<'_>,
         fields: &mut Vec<Field>,
-    ) -> Result<Self, Malformed> {
-        let mut section = Self::default();
+    ) -> Result<(), Malformed> {
+        let mut named = Named::default();
         while !cursor.skip(b"\r\n") {
             if fields.len() >= FIELDS_MAX {
                 return Err(Malformed::TooManyFields);
             }
             let field = field_line(cursor)?;
             if field.kind != FieldName::Other {
-                section.note(&field, cursor.bytes)?;
+                self.note(&field, cursor.bytes, &mut named)?;
             }
             fields.push(field);
         }
-        section.mark_named(cursor.bytes, fields);
-        Ok(section)
+        named.mark(cursor.bytes, fields);
+        Ok(())
     }
 
     /// The body length that the fields announce, if they do (RFC 9112 §6.3).
@@ -153,7 +160,7 @@ impl Section {
         self.upgrade_http2 && self.upgrade_option && version == Version::Http11
     }
 
-    fn note(&mut self, field: &Field, bytes: &[u8]) -> Result<(), Malformed> {
+    fn note(&mut self, field: &Field, bytes: &[u8], named: &mut Named) -> Result<(), Malformed> {
         let value = field.value.of(bytes);
         match field.kind {
             FieldName::Host => {
@@ -172,7 +179,7 @@ impl Section {
                 }
                 self.chunked = true;
             }
-            FieldName::Connection => self.note_options(field.value, bytes)?,
+            FieldName::Connection => self.note_options(field.value, bytes, named)?,
             FieldName::Expect => {
                 self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
             }
@@ -192,7 +199,12 @@ impl Section {
         Ok(())
     }
 
-    fn note_options(&mut self, value: Span, bytes: &[u8]) -> Result<(), Malformed> {
+    fn note_options(
+        &mut self,
+        value: Span,
+        bytes: &[u8],
+        named: &mut Named,
+    ) -> Result<(), Malformed> {
         let mut start = value.start as usize;
         for element in value.of(bytes).split(|byte| *byte == b',') {
             let leading = element.iter().take_while(|byte| is_blank(**byte)).count();
@@ -200,13 +212,19 @@ impl Section {
             let at = start.saturating_add(leading);
             start = start.saturating_add(element.len()).saturating_add(1);
             if !option.is_empty() {
-                self.note_option(option, Span::new(at, at.saturating_add(option.len())))?;
+                let span = Span::new(at, at.saturating_add(option.len()));
+                self.note_option(option, span, named)?;
             }
         }
         Ok(())
     }
 
-    fn note_option(&mut self, option: &[u8], span: Span) -> Result<(), Malformed> {
+    fn note_option(
+        &mut self,
+        option: &[u8],
+        span: Span,
+        named: &mut Named,
+    ) -> Result<(), Malformed> {
         if option.eq_ignore_ascii_case(b"close") {
             self.close = true;
             return Ok(());
@@ -222,19 +240,23 @@ impl Section {
             _ if !option.iter().all(|byte| is(*byte, TOKEN)) => {
                 return Err(Malformed::ConnectionOption);
             }
-            _ => {
-                let Some(slot) = self.named.get_mut(self.named_count) else {
-                    return Err(Malformed::TooManyConnectionOptions);
-                };
-                *slot = span;
-                self.named_count = self.named_count.saturating_add(1);
-            }
+            _ => named.push(span)?,
         }
         Ok(())
     }
+}
 
-    fn mark_named(&self, bytes: &[u8], fields: &mut [Field]) {
-        for option in self.named.iter().take(self.named_count) {
+impl Named {
+    fn push(&mut self, span: Span) -> Result<(), Malformed> {
+        let slot = self.spans.get_mut(self.count).ok_or(Malformed::TooManyConnectionOptions)?;
+        *slot = span;
+        self.count = self.count.saturating_add(1);
+        Ok(())
+    }
+
+    /// Marks the named fields as meant for this connection only.
+    fn mark(&self, bytes: &[u8], fields: &mut [Field]) {
+        for option in self.spans.iter().take(self.count) {
             let option = option.of(bytes);
             for field in fields.iter_mut() {
                 field.hop_by_hop |= field.name.of(bytes).eq_ignore_ascii_case(option);

@@ -77,7 +77,8 @@ impl RequestHead {
         // One empty line before the request line is a known habit (RFC 9112 §2.2).
         cursor.skip(b"\r\n");
         self.read_request_line(cursor)?;
-        let section = Section::parse(cursor, &mut self.fields)?;
+        let mut section = Section::default();
+        section.read(cursor, &mut self.fields)?;
         self.host = section.host;
         match self.host.map(|host| host.of(cursor.bytes)) {
             None if self.version == Version::Http11 => return Err(Malformed::HostMissing),

@@ -86,7 +86,8 @@ impl ResponseHead {
 
     fn read(&mut self, cursor: &mut Cursor<'_>, answers: Answers) -> Result<(), Malformed> {
         self.read_status_line(cursor)?;
-        let section = Section::parse(cursor, &mut self.fields)?;
+        let mut section = Section::default();
+        section.read(cursor, &mut self.fields)?;
         let announced = section.announced(self.version)?;
         self.tunnel =
             self.status == 101 || (answers == Answers::Connect && matches!(self.status, 200..=299));
