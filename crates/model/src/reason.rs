@@ -70,6 +70,24 @@ macro_rules! reasons {
                 match self { $(Self::$variant => Retry::$retry,)+ }
             }
 
+            /// True where a sidecar rejected the request or connection itself: by a policy, a limit, a route, or
+            /// because of its form. False where a peer, the network or the application failed.
+            #[must_use]
+            pub const fn is_rejection(self) -> bool {
+                match self.side() {
+                    Side::Ours => true,
+                    Side::Upstream => false,
+                    Side::Downstream => !matches!(
+                        self,
+                        Self::HeadTimeout
+                            | Self::BodyStalled
+                            | Self::IdleTimeout
+                            | Self::DownstreamClosed
+                            | Self::HandshakeFailed
+                    ),
+                }
+            }
+
             /// One sentence for operators.
             #[must_use]
             pub const fn caption(self) -> &'static str {

@@ -8,6 +8,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use leno_model::Reason;
 use leno_wire::link::{
     Event, GoAwayCode, Limits, Link, OpenError, ResetCode, Role, StreamId, StreamIdHasher,
     StreamKind,
@@ -183,8 +184,8 @@ impl LinkHandle {
                 let stream = LinkStream::new(self.0.clone(), stream);
                 on_open(Opened { stream, kind, head, end });
             }
-            Event::Head { stream, head, interim, end } => {
-                state.deliver(stream, Incoming::Head { head, interim, end });
+            Event::Head { stream, head, interim, rejected, end } => {
+                state.deliver(stream, Incoming::Head { head, interim, rejected, end });
             }
             Event::Data { stream, data, end } => {
                 state.deliver(stream, Incoming::Data { data, end });
@@ -192,7 +193,10 @@ impl LinkHandle {
             Event::Trailers { stream, trailers } => {
                 state.deliver(stream, Incoming::Trailers(trailers));
             }
-            Event::Reset { stream, code } => state.lose(stream, Lost::from(code)),
+            Event::Reset { stream, code, reason } => {
+                state.note_reason(stream, &reason);
+                state.lose(stream, Lost::from(code));
+            }
             Event::Credit { stream } => state.resume_writer(stream),
             Event::GoAway { last, .. } => state.hear_go_away(last),
             Event::Ready => {
@@ -256,6 +260,14 @@ impl State {
     fn lose(&mut self, id: StreamId, lost: Lost) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.lose(lost);
+        }
+    }
+
+    /// Keeps the reason of a reset, if this release knows it.
+    fn note_reason(&mut self, id: StreamId, reason: &[u8]) {
+        let reason = std::str::from_utf8(reason).ok().and_then(Reason::from_label);
+        if let (Some(reason), Some(slot)) = (reason, self.slots.get_mut(&id)) {
+            slot.reported = Some(reason);
         }
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct Record<'a> {
     pub(crate) started: Instant,
     /// What the exchange is counted under.
     pub(crate) subject: Subject,
-    pub(crate) status: u16,
+    /// What the head of the response told.
+    pub(crate) head: FinalHead,
     pub(crate) reason: Option<Reason>,
     /// What a gRPC call was answered.
     pub(crate) grpc: Cell<Option<GrpcStatus>>,
@@ -33,6 +34,14 @@ pub(crate) struct Record<'a> {
     audited: Option<Reason>,
     /// What operators see of it beside counts; none when nobody looks.
     pub(crate) sighting: Option<Sighting<'a>>,
+}
+
+/// The head of the response that the client got.
+#[derive(Debug, Default)]
+pub(crate) struct FinalHead {
+    pub(crate) status: u16,
+    /// The reason for which another sidecar rejected the request, where that sidecar wrote the head.
+    pub(crate) rejection: Option<Reason>,
 }
 
 /// What an exchange was about, beside what its session tells: never what a client may invent.
@@ -80,7 +89,7 @@ impl<'a> Record<'a> {
             _underway: worker.enter(),
             started: Instant::now(),
             subject: Subject { protocol, service: None, port: 0, route: None },
-            status: 0,
+            head: FinalHead::default(),
             reason: Some(Reason::DownstreamClosed),
             grpc: Cell::new(None),
             bytes_in: Cell::new(0),
@@ -92,9 +101,9 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The exchange ended as it should.
+    /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
-        self.reason = None;
+        self.reason = self.head.rejection;
     }
 
     /// The exchange ended for this reason, and perhaps by a policy.
@@ -148,7 +157,7 @@ impl Drop for Record<'_> {
         let worker = &self.session.worker;
         let series = self.session.series(&self.subject);
         let outcome = Outcome {
-            status: self.status,
+            status: self.head.status,
             reason: self.reason.map(Reason::label),
             grpc: self.grpc.get(),
             duration: self.duration(),

@@ -72,7 +72,7 @@ pub(crate) async fn through_gateway(
 /// Carries bytes both ways, once it is open where they go.
 async fn pass(
     session: &Session,
-    opened: Result<Opening, Reason>,
+    opened: Result<Opening, Unopened>,
     (io, early): (&Io, BytesMut),
     mut record: Record<'_>,
 ) {
@@ -84,14 +84,16 @@ async fn pass(
     };
     let carried = match opened {
         Ok((Passage::Link(stream), _under_way)) => {
-            carry(&mut ends(early), &stream, Towards::Link, patience, &mut record).await
+            let carried =
+                carry(&mut ends(early), &stream, Towards::Link, patience, &mut record).await;
+            carried.map_err(|reason| stream.rejection().unwrap_or(reason))
         }
         Ok((Passage::Plain(connection), _under_way)) => {
             let server = Writer::new(connection.writer.io.clone(), patience);
             let server = (connection.reader, server);
             Box::pin(splice((ends(early), server), patience, &record)).await
         }
-        Err(reason) => Err(reason),
+        Err(unopened) => Err(unopened.counted()),
     };
     match carried {
         Ok(()) => record.succeed(),
@@ -105,6 +107,28 @@ async fn pass(
 
 /// A passage, and what is under way while it is open.
 type Opening = (Passage, (InFlight, Option<Held>));
+
+/// Why no passage was opened.
+#[derive(Debug, Clone, Copy)]
+struct Unopened {
+    /// Decides what happens next.
+    reason: Reason,
+    /// The reason that the sidecar of the endpoint reported.
+    rejection: Option<Reason>,
+}
+
+impl From<Reason> for Unopened {
+    fn from(reason: Reason) -> Self {
+        Self { reason, rejection: None }
+    }
+}
+
+impl Unopened {
+    /// The reason under which the connection is counted.
+    fn counted(self) -> Reason {
+        self.rejection.unwrap_or(self.reason)
+    }
+}
 
 /// Where the bytes of a connection go on.
 enum Passage {
@@ -124,7 +148,7 @@ async fn open(
     (service, port): (&ServiceName, u16),
     client: (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<Opening, Reason> {
+) -> Result<Opening, Unopened> {
     let worker = &session.worker;
     if let Entrance::Pinned { at, id } = &session.entrance {
         let begins = sniff(client.1);
@@ -135,7 +159,7 @@ async fn open(
     let (scene, plan) = worker.world.with_service(service, patience).await?;
     worker.sweep(&scene);
     if plan.view.reach == Reach::Denied {
-        return Err(Reason::DeniedOutbound);
+        return Err(Reason::DeniedOutbound.into());
     }
     let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let port = match port.tls_routes.is_trivial() {
@@ -152,7 +176,7 @@ async fn open_from_edge(
     plan: &GatewayPortPlan,
     (io, early): (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<Opening, Reason> {
+) -> Result<Opening, Unopened> {
     let worker = &session.worker;
     let limits = &worker.config.limits;
     let backend = match plan {
@@ -170,7 +194,7 @@ async fn open_from_edge(
             let (route, backend) = match routes.choose(name.as_deref(), worker.draw()) {
                 TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
                 TlsChoice::InvalidBackend { rule } => (&rule.route, None),
-                TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute),
+                TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
             };
             hits::connection(&worker.shard, TLS_ROUTE, route);
             record.subject.route = Some(route.clone());
@@ -181,7 +205,7 @@ async fn open_from_edge(
             record.subject.route = Some(rule.route.clone());
             tcp_backend(rule, worker.draw())
         }
-        GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute),
+        GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute.into()),
     };
     drop(half_open);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
@@ -198,10 +222,10 @@ async fn open_among(
     (scene, port): (&Scene, &PortPlan),
     begins: Sniffed,
     record: &mut Record<'_>,
-) -> Result<Opening, Reason> {
+) -> Result<Opening, Unopened> {
     let has_faults = port.treatment.as_ref().is_some_and(|it| it.faults.is_some());
     if has_faults && Faults::REQUEST_NEED.rejects_bytes(port.protocol) {
-        return Err(Reason::DeniedByPolicy);
+        return Err(Reason::DeniedByPolicy.into());
     }
     let ward = worker.ward(port, scene.version);
     let priorities = route::tagged(worker, port, None)?;
@@ -222,10 +246,11 @@ async fn open_among(
         };
         let opened = open_at(&upstream, worker, begins).await;
         if let Some(trial) = trial {
-            let broken = opened.as_ref().err().map(|reason| Ending::Broken(*reason));
+            let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
             trial.end(worker, broken.unwrap_or(Ending::Opened));
         }
-        Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
+        Destined::Upstream(upstream)
+            .learn(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
         let opened = opened.map(|stream| (stream, (in_flight, held.take())));
         let attempt = Attempt {
             sent: Sent::Nothing,
@@ -235,7 +260,7 @@ async fn open_among(
             number: u8::try_from(record.retries).unwrap_or(u8::MAX),
         };
         match opened {
-            Err(reason) if retry::retry(reason, &attempt) => record.retries += 1,
+            Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,
             opened => return opened,
         }
     }
@@ -247,7 +272,7 @@ async fn open_pinned(
     (at, id): (SocketAddr, &EndpointId),
     begins: Sniffed,
     record: &mut Record<'_>,
-) -> Result<(LinkStream, (InFlight, Option<Held>)), Reason> {
+) -> Result<(LinkStream, (InFlight, Option<Held>)), Unopened> {
     let worker = &session.worker;
     let patience = worker.config.limits.discovery_timeout;
     let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
@@ -256,11 +281,11 @@ async fn open_pinned(
     let in_flight = upstream.enter();
     let mut opened = open_stream(&upstream, worker, begins).await;
     // A link may have ended in the moment in which it was chosen.
-    if opened.as_ref().is_err_and(|reason| *reason == Reason::UpstreamRefused) {
+    if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
         opened = open_stream(&upstream, worker, begins).await;
     }
-    Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|r| *r));
+    Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
     opened.map(|stream| (stream, (in_flight, None)))
 }
 
@@ -331,7 +356,7 @@ async fn open_at(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     begins: Sniffed,
-) -> Result<Passage, Reason> {
+) -> Result<Passage, Unopened> {
     if upstream.is_plain() {
         let connected = Box::pin(plain_bytes(upstream, worker)).await?;
         return Ok(Passage::Plain(Box::new(connected)));
@@ -343,11 +368,11 @@ async fn open_stream(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     begins: Sniffed,
-) -> Result<LinkStream, Reason> {
+) -> Result<LinkStream, Unopened> {
     let link = match upstream.lease(worker, None).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
-        Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported),
+        Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported.into()),
     };
     let facts = |out: &mut BytesMut| {
         if begins == Sniffed::Http2 {
@@ -356,7 +381,9 @@ async fn open_stream(
     };
     let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
     let answered = timeout(worker.config.limits.connect_timeout, stream.answered()).await;
-    answered.map_err(|_| Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
+    answered
+        .map_err(|lost| Unopened { reason: lost_reason(lost), rejection: stream.rejection() })?;
     Ok(stream)
 }
 

@@ -41,6 +41,7 @@ mod openings;
 mod outlets;
 mod policy;
 mod reasons;
+mod rejections;
 mod removal;
 mod renewal;
 mod retry;

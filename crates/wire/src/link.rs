@@ -34,6 +34,8 @@ pub struct Link {
     ours: Limits,
     /// The peer's limits: those of its HELLO, until then what every peer accepts.
     theirs: Limits,
+    /// The peer's HELLO says that it reads reasons of rejections.
+    peer_reads_reasons: bool,
     greeted: bool,
     streams: HashMap<StreamId, Stream, BuildHasherDefault<StreamIdHasher>>,
     /// The last stream that the opener opened, as far as this end knows.
@@ -97,6 +99,8 @@ pub enum Event {
         head: Bytes,
         /// A 1xx head: another one follows.
         interim: bool,
+        /// The peer itself rejected the request: no application wrote the head.
+        rejected: bool,
         /// Nothing follows from the peer.
         end: bool,
     },
@@ -122,6 +126,8 @@ pub enum Event {
         stream: StreamId,
         /// Why.
         code: ResetCode,
+        /// The label of the reason for which the peer rejected the stream; empty without one.
+        reason: Bytes,
     },
     /// A stream that had no credit, or less than it wanted, has some again.
     Credit {
@@ -154,6 +160,7 @@ impl Link {
             role,
             ours,
             theirs: Limits::least(),
+            peer_reads_reasons: false,
             greeted: false,
             streams: HashMap::default(),
             last: StreamId::NONE,

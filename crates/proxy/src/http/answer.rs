@@ -1,5 +1,6 @@
 //! An answer that the sidecar makes itself, in the form that its client reads.
 
+use bytes::BytesMut;
 use http::header::{DATE, HeaderName, HeaderValue};
 use leno_traffic::FieldEdits;
 
@@ -15,6 +16,8 @@ pub(crate) struct Answer<'a> {
     pub(crate) text: &'a str,
     /// What a rule does to the heads of answers.
     pub(crate) edits: Option<&'a FieldEdits>,
+    /// True where the sidecar rejects the request.
+    pub(crate) rejects: bool,
 }
 
 impl Answer<'_> {
@@ -44,10 +47,14 @@ impl Answer<'_> {
                 };
                 let head = self.head();
                 let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-                let sent = stream.send_head(false, body.is_empty(), |out| {
+                let write = |out: &mut BytesMut| {
                     out.extend_from_slice(head.as_bytes());
                     out.extend_from_slice(b"\r\n");
-                });
+                };
+                let sent = match self.rejects {
+                    true => stream.send_rejection(body.is_empty(), write),
+                    false => stream.send_head(false, body.is_empty(), write),
+                };
                 let sent = sent.is_ok();
                 sent && (body.is_empty() || send(stream, body, true, *patience).await.is_ok())
             }

@@ -133,7 +133,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.record.grpc.set(None);
             return false;
         }
-        self.record.status = failure.status();
+        self.record.head.status = failure.status();
         // Over HTTP/1.1 there is no gRPC.
         let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
         if is_call {
@@ -279,14 +279,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
         fields: &[(&str, String)],
         edits: Option<&FieldEdits>,
     ) -> Result<(), Failure> {
-        self.record.status = status;
+        self.record.head.status = status;
         self.started.set(true);
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();
         }
         let fields: Vec<(&str, &str)> =
             fields.iter().map(|(name, value)| (*name, &**value)).collect();
-        let answer = Answer { status, fields: &fields, text: "", edits };
+        let answer = Answer { status, fields: &fields, text: "", edits, rejects: false };
         match answer.send(self.responder, true).await {
             true => Ok(()),
             false => Err(Reason::DownstreamClosed.into()),
@@ -389,6 +389,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 hits::retry(&self.session.worker.shard, (policy, slot));
             }
             self.progress = Progress::default();
+            self.record.head.rejection = None;
             self.session.worker.shard.add(Count::Retries, 1);
         }
     }
@@ -491,7 +492,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             grpc: grpc.map(GrpcStatus::code),
         };
         let ending = match (outcome, self.progress.kept_back.get()) {
-            (Ok(()), _) => answered(self.record.status, self.record.grpc.get()),
+            (Ok(()), _) => answered(self.record.head.status, self.record.grpc.get()),
             // It did answer, whatever the client hears.
             (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
             (Err(reason), None) => Ending::Broken(reason),

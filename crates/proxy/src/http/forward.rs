@@ -32,8 +32,9 @@ use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::record::FinalHead;
 use crate::session::Session;
-use crate::upstream::ward::Trial;
+use crate::upstream::ward::{Trial, refusal};
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
 
@@ -321,7 +322,7 @@ async fn converse(
         sending: &sending,
         responder,
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
-        status: &mut record.status,
+        final_head: &mut record.head,
         started,
     };
     let mut receive = pin!(receive(upstream, &mut reply));
@@ -378,7 +379,7 @@ struct Reply<'a, 'io> {
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
-    status: &'a mut u16,
+    final_head: &'a mut FinalHead,
     started: &'a Cell<bool>,
 }
 
@@ -389,7 +390,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
         Upstreamed::Link(stream) => loop {
             let arrived = stream.next().await.map_err(lost_reason)?;
             // The state machine of the link lets nothing precede a head.
-            let Incoming::Head { head: bytes, interim, end } = arrived else {
+            let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = reply.worker.response_heads.lend();
@@ -398,6 +399,9 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 allowance.spend(&bytes)?;
                 reply.interim(&bytes, &head).await?;
                 continue;
+            }
+            if rejected {
+                reply.final_head.rejection = Some(reported(&bytes, &head));
             }
             let source = match (end, head.tunnel) {
                 (true, _) => ended(&head)?,
@@ -428,6 +432,14 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             return Ok(reusable);
         },
     }
+}
+
+/// The reason for which the sidecar of the endpoint rejected the request. It is for counts only.
+#[cold]
+fn reported(bytes: &[u8], head: &ResponseHead) -> Reason {
+    let label = refusal(bytes, head).and_then(|label| std::str::from_utf8(label).ok());
+    // A later release may have reasons that this one does not know.
+    label.and_then(Reason::from_label).unwrap_or(Reason::UpstreamRefused)
 }
 
 /// The same from a server of HTTP/2.
@@ -538,7 +550,7 @@ impl Reply<'_, '_> {
         if head.tunnel {
             self.sending.set(Sending::UnderWay);
         }
-        *self.status = head.status;
+        self.final_head.status = head.status;
         self.started.set(true);
         let bodiless = source.is_empty();
         let mut sink = self

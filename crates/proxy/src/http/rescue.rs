@@ -57,14 +57,16 @@ pub(crate) async fn answer(
             ];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            Answer { status: 200, fields: &fields, text: "", edits }.send(responder, true).await
+            let rejects = true;
+            let answer = Answer { status: 200, fields: &fields, text: "", edits, rejects };
+            answer.send(responder, true).await
         }
         responder => {
             let text = body(failure, is_stranger);
             let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let answer = Answer { status, fields: &fields, text: &text, edits };
+            let answer = Answer { status, fields: &fields, text: &text, edits, rejects: true };
             answer.send(responder, bodiless).await
         }
     }

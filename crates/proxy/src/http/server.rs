@@ -176,7 +176,7 @@ async fn next_request(
 pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served {
     let mut record = Record::open(session, "http");
     record.reason = Some(reason);
-    record.status = reason.status();
+    record.head.status = reason.status();
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
@@ -223,7 +223,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let mut record = Record::open(session, "http");
             let reason = downstream_reason(&error);
             record.reason = Some(reason);
-            record.status = reason.status();
+            record.head.status = reason.status();
             let failure = Failure::from(reason);
             rescue::answer(&failure, session, &mut responder, (false, false), None).await;
         }

@@ -192,7 +192,7 @@ async fn serve_stream(
         Err(reason) => {
             let mut record = Record::open(session, "http");
             record.reason = Some(reason);
-            record.status = reason.status();
+            record.head.status = reason.status();
             rescue::answer(&Failure::from(reason), session, &mut responder, (false, false), None)
                 .await;
             return Served::Answered;

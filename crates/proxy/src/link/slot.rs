@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 use bytes::{Bytes, BytesMut};
+use leno_model::Reason;
 
 /// What arrived for one stream, and who waits for it.
 #[derive(Default)]
@@ -19,13 +20,15 @@ pub(super) struct Slot {
     pub(super) theirs_ended: bool,
     /// Reset by the peer, or lost with the connection.
     pub(super) ended: Option<Lost>,
+    /// The reason that the peer reports with its reset, for counts only.
+    pub(super) reported: Option<Reason>,
 }
 
 /// What arrives on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
-    /// A response head; `interim` ones (1xx) precede the final one.
-    Head { head: Bytes, interim: bool, end: bool },
+    /// A response head; `interim` ones (1xx) precede the final one. `rejected`: the peer's sidecar wrote it.
+    Head { head: Bytes, interim: bool, rejected: bool, end: bool },
     /// Body bytes.
     Data { data: Bytes, end: bool },
     /// A trailer section; nothing follows.

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use leno_model::Reason;
 use leno_wire::link::{ResetCode, StreamId};
 
 use super::{Incoming, Lost, Shared};
@@ -157,6 +158,21 @@ impl LinkStream {
         sent.map_err(|_| Lost::Broken)
     }
 
+    /// Sends the final head of a rejection by this sidecar; wait as for [`send_head`](Self::send_head).
+    pub(crate) fn send_rejection(
+        &self,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<(), Lost> {
+        let mut state = self.shared.state.borrow_mut();
+        let sent = state.writable().send_rejection(self.id, end, write_head);
+        if let Some(slot) = state.slots.get_mut(&self.id) {
+            slot.ours_ended |= end && sent.is_ok();
+        }
+        state.wake_driver();
+        sent.map_err(|_| Lost::Broken)
+    }
+
     /// Sends from the front of `data` as credit allows; done when it is empty.
     pub(crate) fn poll_send(
         &self,
@@ -200,6 +216,21 @@ impl LinkStream {
         let mut state = self.shared.state.borrow_mut();
         state.link.reset(self.id, code);
         state.wake_driver();
+    }
+
+    /// The same, with the reason for the peer's counts.
+    pub(crate) fn reset_for(&self, code: ResetCode, reason: Reason) {
+        let mut state = self.shared.state.borrow_mut();
+        state.link.reset_for(self.id, code, reason.label());
+        state.wake_driver();
+    }
+
+    /// The reason for which the peer's sidecar rejected the stream. It is for counts only: the code of the reset
+    /// decides.
+    pub(crate) fn rejection(&self) -> Option<Reason> {
+        let state = self.shared.state.borrow();
+        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
+        reported.filter(|reason| reason.is_rejection())
     }
 }
 

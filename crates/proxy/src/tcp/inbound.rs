@@ -38,7 +38,7 @@ pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened)
         Err(failure) => {
             record.fail(&failure);
             // The other sidecar resets its client.
-            opened.stream.reset(code_of(failure.reason));
+            opened.stream.reset_for(code_of(failure.reason), failure.reason);
         }
     }
 }
@@ -107,7 +107,7 @@ async fn serve_http2(session: &Session, port: u16, stream: &LinkStream) {
         if reason == Reason::DeniedByPolicy {
             session.worker.shard.refuse(reason.label());
         }
-        stream.reset(code_of(reason));
+        stream.reset_for(code_of(reason), reason);
     }
 }
 

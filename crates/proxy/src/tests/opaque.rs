@@ -136,7 +136,11 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                     assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
                     continue;
                 }
-                let expected = Event::Reset { stream, code: ResetCode::Denied };
+                let expected = Event::Reset {
+                    stream,
+                    code: ResetCode::Denied,
+                    reason: "denied-by-policy".into(),
+                };
                 assert_eq!(answer, expected, "{policy} {protocol:?}");
                 let denied = || mesh.server.failures().get("denied-by-policy").copied();
                 // An open connection of a port `TCP` may be cut at the same time.

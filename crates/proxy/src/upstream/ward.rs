@@ -225,6 +225,6 @@ fn health_check(removal: &Removal) -> Option<&HealthCheck> {
 }
 
 /// The label of the reason for which another sidecar refused a request, as the head of its answer tells.
-pub(super) fn refusal<'a>(bytes: &'a [u8], head: &'a ResponseHead) -> Option<&'a [u8]> {
+pub(crate) fn refusal<'a>(bytes: &'a [u8], head: &'a ResponseHead) -> Option<&'a [u8]> {
     head.find(bytes, REASON_FIELD).next()?.split(|byte| *byte == b';').next()
 }

@@ -76,7 +76,7 @@ impl Header {
             Kind::Hello => (HELLO_BYTES, HELLO_BYTES_MAX),
             Kind::Open | Kind::Head | Kind::Trailers => (0, limits.head_max),
             Kind::Data => (0, limits.frame_max),
-            Kind::Reset => (RESET_BYTES, RESET_BYTES),
+            Kind::Reset => (RESET_BYTES, RESET_BYTES_MAX),
             Kind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
             Kind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
             Kind::Ping | Kind::Pong => (0, 0),
@@ -113,7 +113,7 @@ impl Kind {
     const fn flags(self) -> u8 {
         match self {
             Self::Open => END | TCP,
-            Self::Head => END | INTERIM,
+            Self::Head => END | INTERIM | REJECTED,
             Self::Data => END,
             _ => 0,
         }
@@ -128,15 +128,15 @@ pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &Limits) {
     output.put_slice(&Header::new(Kind::Hello, StreamId::NONE, HELLO_BYTES).encode());
     output.put_u16(VERSION);
     output.put_u8(role_byte(role));
-    output.put_u8(0);
+    output.put_u8(READS_REASONS);
     output.put_u32(limits.streams_max);
     output.put_u32(limits.window);
     output.put_u32(limits.head_max);
     output.put_u32(limits.frame_max);
 }
 
-/// The peer's limits. Bytes beyond those of version 1 are left to later releases.
-pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<Limits, LinkError> {
+/// The peer's limits, and true if it reads reasons. Bytes beyond those of version 1 are left to later releases.
+pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool), LinkError> {
     let short = |_| LinkError::Hello { fault: "is too short" };
     let version = payload.try_get_u16().map_err(short)?;
     if version != VERSION {
@@ -150,7 +150,7 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<Limits, LinkE
     if role != role_byte(theirs) {
         return Err(LinkError::Hello { fault: "claims the role of this side" });
     }
-    payload.try_get_u8().map_err(short)?;
+    let features = payload.try_get_u8().map_err(short)?;
     let limits = Limits {
         streams_max: payload.try_get_u32().map_err(short)?,
         window: payload.try_get_u32().map_err(short)?,
@@ -159,15 +159,20 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<Limits, LinkE
         ..Limits::least()
     };
     if limits.is_within_range() {
-        Ok(limits)
+        Ok((limits, features & READS_REASONS != 0))
     } else {
         Err(LinkError::Hello { fault: "states a limit out of range" })
     }
 }
 
-pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8) {
-    output.put_slice(&Header::new(Kind::Reset, stream, RESET_BYTES).encode());
+pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8, reason: &str) {
+    let max = usize::try_from(RESET_BYTES_MAX - RESET_BYTES).unwrap_or(usize::MAX);
+    // A reason that does not fit is left out: it only informs.
+    let reason = Some(reason.as_bytes()).filter(|reason| reason.len() <= max).unwrap_or_default();
+    let length = u32::try_from(reason.len()).unwrap_or_default().saturating_add(RESET_BYTES);
+    output.put_slice(&Header::new(Kind::Reset, stream, length).encode());
     output.put_u8(code);
+    output.put_slice(reason);
 }
 
 pub(super) fn write_credit(output: &mut BytesMut, stream: StreamId, bytes: u32) {
@@ -198,12 +203,18 @@ pub(super) const HEADER_BYTES: usize = 8;
 pub(super) const END: u8 = 0x10;
 /// A 1xx head: another head follows.
 pub(super) const INTERIM: u8 = 0x20;
+/// The head is the acceptor's own: its sidecar rejected the request.
+pub(super) const REJECTED: u8 = 0x80;
 /// The stream carries bytes, not a request.
 pub(super) const TCP: u8 = 0x40;
 
 const KIND_BITS: u8 = 0x0f;
+/// In the features of HELLO: its sender reads REJECTED, and reasons in RESET.
+const READS_REASONS: u8 = 0x01;
 pub(super) const HELLO_BYTES: u32 = 20;
 pub(super) const HELLO_BYTES_MAX: u32 = 256;
+/// The code alone; a reason follows it.
 pub(super) const RESET_BYTES: u32 = 1;
+pub(super) const RESET_BYTES_MAX: u32 = 65;
 pub(super) const CREDIT_BYTES: u32 = 4;
 pub(super) const GO_AWAY_BYTES: u32 = 5;

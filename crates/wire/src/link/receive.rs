@@ -75,10 +75,11 @@ impl Link {
         if self.greeted {
             return Err(LinkError::Hello { fault: "came twice" });
         }
-        let theirs = frame::read_hello(payload, self.role)?;
+        let (theirs, reads_reasons) = frame::read_hello(payload, self.role)?;
         let more = theirs.window.saturating_sub(self.theirs.window);
         self.greeted = true;
         self.theirs = theirs;
+        self.peer_reads_reasons = reads_reasons;
         for (id, stream) in &mut self.streams {
             if stream.is_starved() && more > 0 {
                 self.awakened.push(*id);
@@ -140,6 +141,7 @@ impl Link {
             });
         }
         let interim = header.has(frame::INTERIM);
+        let rejected = header.has(frame::REJECTED);
         let end = header.has(frame::END);
         let Some(state) = self.known(stream)? else {
             return self.late();
@@ -150,9 +152,12 @@ impl Link {
         self.budget.useful_frame();
         if !interim {
             self.budget.answered();
+        } else if rejected {
+            let fault = "a rejection is a final head";
+            return Err(LinkError::Misplaced { stream, fault });
         }
         self.settle(stream);
-        Ok(Some(Event::Head { stream, head, interim, end }))
+        Ok(Some(Event::Head { stream, head, interim, rejected, end }))
     }
 
     fn data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
@@ -208,7 +213,7 @@ impl Link {
             self.budget.churned()?;
         }
         self.budget.stream_over();
-        Ok(Some(Event::Reset { stream, code }))
+        Ok(Some(Event::Reset { stream, code, reason: payload }))
     }
 
     fn credited(&mut self, header: Header, mut payload: Bytes) -> Result<Option<Event>, LinkError> {

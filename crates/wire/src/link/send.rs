@@ -71,6 +71,28 @@ impl Link {
         })
     }
 
+    /// Sends the final head of a rejection by this sidecar, which `write_head` appends to the output. A
+    /// peer that reads reasons sees that no application wrote it.
+    ///
+    /// # Errors
+    ///
+    /// As [`send_head`](Self::send_head).
+    pub fn send_rejection(
+        &mut self,
+        stream: StreamId,
+        end: bool,
+        write_head: impl FnOnce(&mut BytesMut),
+    ) -> Result<(), Gone> {
+        self.sendable(stream)?;
+        let header = Header::new(Kind::Head, stream, 0)
+            .with(frame::END, end)
+            .with(frame::REJECTED, self.peer_reads_reasons);
+        self.send_section(header, write_head, |state, length| {
+            state.sending.head(length, false, end)?;
+            Ok(true)
+        })
+    }
+
     /// Sends as much of `data` as the peer has granted and says how much that was. `end` takes
     /// effect once all was accepted. After less than all, an [`Event::Credit`](super::Event)
     /// tells when to go on.
@@ -127,12 +149,18 @@ impl Link {
     /// To the acceptor an opener that resets too many streams unanswered is hostile, whoever is to
     /// blame for it. So this end says GOAWAY when it has come half-way: use another link then.
     pub fn reset(&mut self, stream: StreamId, code: ResetCode) {
+        self.reset_for(stream, code, "");
+    }
+
+    /// The same, with a reason for a peer that reads reasons.
+    pub fn reset_for(&mut self, stream: StreamId, code: ResetCode, reason: &str) {
         if let Some(state) = self.streams.remove(&stream) {
             if !state.receiving.is_ended() {
                 self.budget.expect_late(state.granted);
             }
             self.budget.stream_over();
-            frame::write_reset(&mut self.output, stream, code as u8);
+            let reason = if self.peer_reads_reasons { reason } else { "" };
+            frame::write_reset(&mut self.output, stream, code as u8, reason);
             if self.role == Role::Opener && !state.answered {
                 self.wear();
             }

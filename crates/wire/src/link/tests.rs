@@ -134,7 +134,11 @@ fn control_frames_need_no_credit() {
     opener.ping();
     let events = deliver(&mut opener, &mut acceptor);
     assert!(events.contains(&Event::Trailers { stream: id, trailers: Bytes::new() }));
-    assert!(events.contains(&Event::Reset { stream: other, code: ResetCode::Cancelled }));
+    assert!(events.contains(&Event::Reset {
+        stream: other,
+        code: ResetCode::Cancelled,
+        reason: Bytes::new()
+    }));
     assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Pong]);
 }
 
@@ -172,7 +176,7 @@ fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
     assert_eq!(opener.send_data(id, b"x", true), Err(Gone));
     assert_eq!(deliver(&mut acceptor, &mut opener), []);
 
-    let reset = Event::Reset { stream: id, code: ResetCode::Cancelled };
+    let reset = Event::Reset { stream: id, code: ResetCode::Cancelled, reason: Bytes::new() };
     assert_eq!(deliver(&mut opener, &mut acceptor), [reset]);
     assert_eq!(acceptor.streams(), 0);
     assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(Gone));
@@ -208,7 +212,7 @@ fn unknown_codes_have_a_meaning() {
     let (mut opener, mut acceptor) = greeted();
     let id = open(&mut opener, &mut acceptor);
     let mut wire = raw(Kind::Reset, 0, id.number(), &[200]);
-    let reset = Event::Reset { stream: id, code: ResetCode::Failed };
+    let reset = Event::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
     assert_eq!(all(&mut acceptor, &mut wire), [reset]);
     let mut wire = raw(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
     let away = Event::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
@@ -233,7 +237,7 @@ fn a_head_that_is_too_large_never_leaves() {
     assert_eq!(id.number(), 1);
     assert_eq!(deliver(&mut opener, &mut acceptor).len(), 1);
     assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(Gone));
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(deliver(&mut acceptor, &mut opener), [reset]);
 }
 
@@ -377,6 +381,48 @@ fn open(opener: &mut Link, acceptor: &mut Link) -> StreamId {
     id
 }
 
+#[test]
+fn a_rejection_is_told_apart_from_an_answer_and_names_its_reason() {
+    let (mut opener, mut acceptor) = greeted();
+    let [first, second] = [(); 2].map(|()| open(&mut opener, &mut acceptor));
+    acceptor.send_rejection(first, true, write(b"denied")).unwrap();
+    acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
+    let head = Bytes::from_static(b"denied");
+    let reason = Bytes::from_static(b"denied-by-policy");
+    let expected = [
+        Event::Head { stream: first, head, interim: false, rejected: true, end: true },
+        Event::Reset { stream: second, code: ResetCode::Denied, reason },
+    ];
+    assert_eq!(deliver(&mut acceptor, &mut opener), expected);
+}
+
+#[test]
+fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
+    let mut opener = Link::new(Role::Opener, Limits::default());
+    // Its HELLO has a zero where later releases state their features.
+    opener.output()[frame::HEADER_BYTES + 3] = 0;
+    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    deliver(&mut opener, &mut acceptor);
+    deliver(&mut acceptor, &mut opener);
+    let [first, second] = [(); 2].map(|()| open(&mut opener, &mut acceptor));
+    acceptor.send_rejection(first, true, write(b"denied")).unwrap();
+    acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
+    let reset = Event::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
+    let expected = [head_event(first, b"denied", false, true), reset];
+    assert_eq!(deliver(&mut acceptor, &mut opener), expected);
+}
+
+#[test]
+fn a_reason_that_does_not_fit_into_a_reset_is_left_out() {
+    for (length, kept) in [(64, 64), (65, 0)] {
+        let (mut opener, mut acceptor) = greeted();
+        let id = open(&mut opener, &mut acceptor);
+        acceptor.reset_for(id, ResetCode::Denied, &"x".repeat(length));
+        let events = deliver(&mut acceptor, &mut opener);
+        assert!(matches!(&events[..], [Event::Reset { reason, .. }] if reason.len() == kept));
+    }
+}
+
 fn deliver(from: &mut Link, to: &mut Link) -> Vec<Event> {
     let mut wire = from.output().split();
     let events = all(to, &mut wire);
@@ -397,7 +443,7 @@ fn data(stream: StreamId, data: &[u8], end: bool) -> Event {
 }
 
 fn head_event(stream: StreamId, head: &[u8], interim: bool, end: bool) -> Event {
-    Event::Head { stream, head: Bytes::copy_from_slice(head), interim, end }
+    Event::Head { stream, head: Bytes::copy_from_slice(head), interim, rejected: false, end }
 }
 
 fn data_len(event: &Event) -> usize {

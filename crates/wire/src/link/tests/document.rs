@@ -39,6 +39,8 @@ fn the_document_has_the_numbers_of_the_code() {
         format!("| END | {:#04x} |", frame::END),
         format!("| INTERIM | {:#04x} |", frame::INTERIM),
         format!("| TCP | {:#04x} |", frame::TCP),
+        format!("| REJECTED | {:#04x} |", frame::REJECTED),
+        format!("RESET is {} to {} bytes long", frame::RESET_BYTES, frame::RESET_BYTES_MAX),
     ] {
         assert!(DOCUMENT.contains(&row), "docs/link.md lacks: {row}");
     }

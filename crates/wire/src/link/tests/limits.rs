@@ -114,11 +114,12 @@ fn broken_rules_of_the_openers_peer() {
     let go_away = |last: u32| raw(Kind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
     let takes_back = [go_away(0), go_away(1)].concat();
     let two_heads = [raw(Kind::Head, 0, 1, b""), raw(Kind::Head, 0, 1, b"")].concat();
-    let cases: [(&str, &[u8]); 7] = [
+    let cases: [(&str, &[u8]); 8] = [
         ("an open", &raw(Kind::Open, 0, 2, b"")),
         ("data before the head", &raw(Kind::Data, 0, 1, b"x")),
         ("trailers before the head", &raw(Kind::Trailers, 0, 1, b"")),
         ("an interim end", &raw(Kind::Head, frame::INTERIM | frame::END, 1, b"")),
+        ("an interim rejection", &raw(Kind::Head, frame::INTERIM | frame::REJECTED, 1, b"")),
         ("two heads", &two_heads),
         ("a stream never opened", &raw(Kind::Head, 0, 2, b"")),
         ("a go away that takes back", &takes_back),
@@ -160,7 +161,7 @@ fn heads_of_one_stream_together_are_bounded() {
     assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
     // The honest sender stops itself with a reset; a receiver would not have taken more either.
     let events = deliver(&mut acceptor, &mut opener);
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(events.last(), Some(&reset));
     let (mut opener, mut acceptor) = greeted();
     open(&mut opener, &mut acceptor);
@@ -354,7 +355,7 @@ fn trailers_count_with_the_heads() {
     acceptor.send_head(id, false, false, write(&large)).unwrap();
     assert_eq!(acceptor.send_trailers(id, &large), Err(Gone));
     let events = deliver(&mut acceptor, &mut opener);
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge };
+    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!((events.len(), events.last()), (2, Some(&reset)));
 
     let (mut opener, mut acceptor) = greeted();

@@ -409,7 +409,7 @@ impl World {
                 self.sides[side].streams.insert(stream, local);
                 self.head(side, stream, &head, end);
             }
-            Event::Head { stream, head, interim, end } => {
+            Event::Head { stream, head, interim, end, .. } => {
                 assert!(!interim || !end);
                 self.head(side, stream, &head, end);
             }
@@ -425,7 +425,7 @@ impl World {
                 assert!(self.sent[&(1 - side, stream)].trailers);
                 self.ended(side, stream, true);
             }
-            Event::Reset { stream, code } => {
+            Event::Reset { stream, code, .. } => {
                 assert!(self.resets[&stream].contains(&code));
                 self.sides[side].streams.remove(&stream).unwrap();
             }

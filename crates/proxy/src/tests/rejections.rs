@@ -1,0 +1,200 @@
+//! A request that one sidecar rejects is a failure with the same reason at the other one.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use http::Request;
+use leno_model::{Access, Endpoint, Protocol};
+use leno_wire::link::{Event, ResetCode, StreamId};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::server::TlsStream;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, at_once, credential, endpoint, run, until,
+};
+use super::http2::{call, connect};
+
+/// A mesh in which the server's sidecar rejects all that the client sends.
+async fn denying(protocol: Protocol) -> (Application, Mesh) {
+    let app = Application::canned(OK).await;
+    let access = Access::Strict(Vec::new());
+    let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
+    (app, mesh)
+}
+
+/// Both sidecars counted one failure each, for `reason`.
+async fn agree(mesh: &Mesh, reason: &'static str, about: &str) {
+    until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+    let expected = BTreeMap::from([(reason, 1)]);
+    assert_eq!(mesh.server.failures(), expected, "{about}: server");
+    assert_eq!(mesh.client.failures(), expected, "{about}: client");
+}
+
+#[test]
+fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() {
+    run(async {
+        let (_app, mesh) = denying(Protocol::Http).await;
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (403, Some("denied")));
+        agree(&mesh, "denied", "HTTP/1.1").await;
+        assert_eq!(mesh.client.series()[0].failures[0].code, "4xx");
+
+        let (_app, mesh) = denying(Protocol::Http2).await;
+        let request = Request::get("http://ratings/").body(()).unwrap();
+        let response = connect(mesh.door).await.send_request(request, true).unwrap().0;
+        assert_eq!(response.await.unwrap().status(), 403);
+        agree(&mesh, "denied", "HTTP/2").await;
+
+        let (_app, mesh) = denying(Protocol::Grpc).await;
+        let response = connect(mesh.door).await.send_request(call("/"), true).unwrap().0;
+        drop(response.await.unwrap());
+        agree(&mesh, "denied", "gRPC").await;
+
+        let (_app, mesh) = denying(Protocol::Tcp).await;
+        let mut client = Client::connect(mesh.door).await;
+        client.send("x").await;
+        assert_eq!(client.end().await, End::Reset);
+        agree(&mesh, "denied", "TCP").await;
+    });
+}
+
+#[test]
+fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
+    run(async {
+        let app = Application::start(|client| async move {
+            let _open = client;
+            std::future::pending::<()>().await;
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.guard(Vec::new(), vec![at_once("one", 1)]);
+        let mut first = Client::connect(mesh.door).await;
+        first.send(GET).await;
+        until(|| app.accepted.get() == 1).await;
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (503, Some("overloaded")));
+        agree(&mesh, "overloaded", "concurrency").await;
+    });
+}
+
+#[test]
+fn an_application_cannot_claim_a_rejection() {
+    run(async {
+        let app = Application::canned(
+            "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n",
+        )
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.status, 403);
+        until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+        for sidecar in [&mesh.server, &mesh.client] {
+            assert_eq!(sidecar.failures(), BTreeMap::new());
+            assert_eq!(sidecar.series()[0].success, 1);
+        }
+    });
+}
+
+type Played = Peer<TlsStream<TcpStream>>;
+
+/// A sidecar of another release at the other end of the link.
+async fn played(mesh: &Mesh, answer: impl Fn(&mut Played, StreamId) + 'static) -> Endpoint {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let identity = credential(&mesh.authority, "ratings");
+    let answer = Rc::new(answer);
+    tokio::task::spawn_local(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let mut peer = Peer::acceptor(tcp, &identity).await;
+            let answer = answer.clone();
+            tokio::task::spawn_local(async move {
+                while let Some(event) = peer.next().await {
+                    if let Event::Opened { stream, .. } = event {
+                        answer(&mut peer, stream);
+                    }
+                }
+            });
+        }
+    });
+    let played = endpoint("ratings-2", address, "ratings");
+    mesh.route_to(std::slice::from_ref(&played));
+    played
+}
+
+#[test]
+fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
+    run(async {
+        let head = "HTTP/1.1 429 Too Many Requests\r\nleno-reason: rate-limited;side=ours\r\n\
+                    content-length: 0\r\n\r\n";
+        let later = head.replace("rate-limited", "reason-of-a-later-release");
+        for (head, marked, expected) in [
+            (head, true, Some("rate-limited")),
+            (head, false, None),
+            (&*later, true, Some("upstream-refused")),
+            ("HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", false, None),
+        ] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let bytes = head.to_owned();
+            played(&mesh, move |peer, stream| {
+                let write = |out: &mut bytes::BytesMut| out.extend_from_slice(bytes.as_bytes());
+                match marked {
+                    true => peer.link.send_rejection(stream, true, write).unwrap(),
+                    false => peer.link.send_head(stream, false, true, write).unwrap(),
+                }
+            })
+            .await;
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.status, 429);
+            until(|| mesh.client.ended() == 1).await;
+            let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
+            assert_eq!(mesh.client.failures(), expected, "{marked} {head}");
+        }
+    });
+}
+
+#[test]
+fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
+    run(async {
+        for (code, reason, expected) in [
+            (ResetCode::Denied, "denied-by-policy", "denied-by-policy"),
+            (ResetCode::Refused, "rate-limited", "rate-limited"),
+            (ResetCode::Unreachable, "connect-failed", "connect-failed"),
+            // The fault of the other side's peer is not that of this side's.
+            (ResetCode::Failed, "downstream-closed", "upstream-reset"),
+            (ResetCode::Denied, "", "denied"),
+            (ResetCode::Denied, "reason-of-a-later-release", "denied"),
+        ] {
+            let app = Application::canned(OK).await;
+            let mesh =
+                Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
+            played(&mesh, move |peer, stream| peer.link.reset_for(stream, code, reason)).await;
+            let mut client = Client::connect(mesh.door).await;
+            client.send("x").await;
+            assert_eq!(client.end().await, End::Reset);
+            until(|| mesh.client.ended() == 1).await;
+            assert_eq!(mesh.client.failures(), [(expected, 1)].into(), "{code:?} {reason}");
+        }
+    });
+}
+
+#[test]
+fn a_rejection_that_is_retried_elsewhere_is_no_failure() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() });
+        let mesh = mesh.await;
+        let good = mesh.endpoint();
+        let bad = played(&mesh, |peer, stream| {
+            peer.link.reset_for(stream, ResetCode::Refused, "rate-limited");
+        })
+        .await;
+        mesh.route_to(&[good, bad]);
+        for _ in 0..10 {
+            let mut client = Client::connect(mesh.door).await;
+            client.send(GET).await;
+            assert_eq!(client.answer().await.status, 200);
+        }
+        until(|| mesh.client.ended() == 10).await;
+        assert_eq!(mesh.client.failures(), BTreeMap::new());
+    });
+}
