@@ -4,6 +4,7 @@
 //! one of several knows only what its own sidecars tell. Time is an argument.
 
 mod hits;
+mod rejections;
 mod ring;
 mod track;
 
@@ -15,6 +16,7 @@ use leno_discovery::{Direction, Traffic, TrafficSeries};
 use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
 
 use self::hits::Hits;
+use self::rejections::Rejections;
 use self::ring::Batch;
 use self::track::{REACH, Track};
 use crate::mesh::{Attached, Mesh, Route};
@@ -30,6 +32,7 @@ pub(crate) struct History {
     /// When requests of an account last arrived at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, BTreeMap<ServiceAccount, Duration>>,
     hits: Hits,
+    rejections: Rejections,
     pub(crate) tally: Tally,
 }
 
@@ -99,6 +102,7 @@ impl History {
             self.tally.folded += u64::from(!kept && !counted);
         }
         self.tally.folded += self.hits.take(mesh, &told.rules, at);
+        self.rejections.take(mesh, name, told, at);
         let told = Told {
             at,
             span: told.span,
@@ -184,6 +188,7 @@ impl History {
             there && exists(to) && fresh(track)
         });
         self.hits.sweep(mesh, at);
+        self.rejections.sweep(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified.retain(|server, clients| {
             clients.retain(|_, last| *last + VERIFIED_REACH > at);
@@ -219,6 +224,7 @@ impl History {
             routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
             rules: self.hits.status(at),
+            rejections: self.rejections.status(&self.services, at),
             sidecars: sidecars.map(|(name, told)| told.status(name, at, fresh)).collect(),
         }
     }

@@ -8,8 +8,8 @@ use leno_model::RouteName;
 use serde::{Deserialize, Serialize};
 
 pub use traffic::{
-    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus, RuleStatus,
-    SidecarTraffic, TrafficStatus,
+    EdgeStatus, HistoryStatus, NamedRateStatus, PlotStatus, RECENT_STEPS, RateStatus,
+    RejectionStatus, RuleStatus, SidecarTraffic, TrafficStatus,
 };
 
 /// How the control plane stands.

@@ -85,6 +85,11 @@ impl Track {
         }
     }
 
+    /// How many requests [`Track::rates`] is about.
+    pub(super) fn recent_requests(&self, at: Duration) -> u64 {
+        self.fine.recent(at).requests
+    }
+
     /// The plots of the last minutes and of the last hour.
     pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
         [&self.fine, &self.coarse].map(|ring| plot(ring, at)).into()
@@ -116,7 +121,7 @@ fn count(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
     }
 }
 
-fn step_number(at: Duration) -> u64 {
+pub(super) fn step_number(at: Duration) -> u64 {
     at.as_secs() / FINE_STEP.as_secs()
 }
 

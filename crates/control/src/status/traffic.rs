@@ -25,6 +25,28 @@ pub struct TrafficStatus {
     /// How often rules decided, of those that did within the last hour.
     #[serde(default)]
     pub rules: Vec<RuleStatus>,
+    /// Requests that sidecars rejected within the last half minute, by service and reason.
+    #[serde(default)]
+    pub rejections: Vec<RejectionStatus>,
+}
+
+/// Requests to a service that sidecars rejected for one reason.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct RejectionStatus {
+    /// `namespace/name`.
+    pub service: String,
+    /// From the closed list.
+    pub reason: String,
+    /// How many their clients got within the last half minute.
+    pub requests: u64,
+    /// The share of the service's requests, from 0 to 1.
+    pub share: f64,
+    /// `server`: sidecars of the service rejected them; `client`: those of its clients.
+    pub by: String,
+    /// The workloads of these sidecars; the latest where there are many.
+    pub sidecars: Vec<String>,
+    /// The policies that decided, kind and name, as far as sidecars report it.
+    pub policies: Vec<String>,
 }
 
 /// How often a rule decided.

@@ -1,0 +1,217 @@
+//! Rejections: requests that sidecars rejected lately, by service and reason, with the policies that decided.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
+use leno_model::{Name, Reason, RuleKind, ServiceName, ServicePolicyKind, WorkloadName};
+
+use super::track::{REACH, Track, step_number};
+use crate::mesh::Mesh;
+use crate::status::{RECENT_STEPS, RejectionStatus};
+
+/// Requests that sidecars rejected, by service and reason.
+#[derive(Debug, Default)]
+pub(super) struct Rejections {
+    /// Counted by the sidecars of clients, for rejections by either side.
+    outbound: BTreeMap<Key, Rejected>,
+    /// Counted by the sidecars of servers. The number is that of clients without a sidecar: nobody else counts those.
+    inbound: BTreeMap<Key, Rejected>,
+    /// All requests of clients without a sidecar, by service.
+    unmeshed: BTreeMap<ServiceName, Recent>,
+}
+
+type Key = (ServiceName, &'static str);
+type Policy = (RuleKind, Name, Name);
+
+/// The rejections of one service for one reason.
+#[derive(Debug, Default)]
+struct Rejected {
+    recent: Recent,
+    /// The sidecars that counted them, each with the time of its last report.
+    sidecars: BTreeMap<WorkloadName, Duration>,
+    policies: BTreeMap<Policy, Duration>,
+}
+
+/// A count for each of the last steps of ten seconds.
+#[derive(Debug, Default)]
+struct Recent(VecDeque<(u64, u64)>);
+
+impl Rejections {
+    /// Takes in a report of the sidecar of one workload.
+    pub(super) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
+        for series in &told.series {
+            let Some(service) = service_of(mesh, name, series) else { continue };
+            let is_inbound = series.direction == Direction::Inbound;
+            let is_unmeshed = is_inbound && series.peer.is_none();
+            if is_unmeshed
+                && (self.unmeshed.contains_key(service) || self.unmeshed.len() < KEPT_MAX)
+            {
+                let all = self.unmeshed.entry(service.clone()).or_default();
+                all.add(at, series.requests());
+            }
+            let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
+            for (reason, count) in &series.reasons {
+                let Some(reason) = reason.filter(|reason| reason.is_rejection()) else { continue };
+                let Some(rejected) = room(kept, (service.clone(), reason.label())) else {
+                    continue;
+                };
+                rejected.recent.add(at, if is_inbound && !is_unmeshed { 0 } else { *count });
+                note(&mut rejected.sidecars, name.clone(), at, SIDECARS_MAX);
+                for policy in deciding(reason, &told.rules) {
+                    if mesh.has(&policy.0.key(&policy.1, &policy.2)) {
+                        note(&mut rejected.policies, policy, at, POLICIES_MAX);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Forgets all that was not reported for an hour, and services that the mesh does not have any more.
+    pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+        let exists = |service: &ServiceName| mesh.service(service).is_some();
+        for kept in [&mut self.inbound, &mut self.outbound] {
+            kept.retain(|(service, _), rejected| exists(service) && rejected.last() + REACH > at);
+        }
+        self.unmeshed.retain(|service, recent| exists(service) && recent.sum(at) > 0);
+    }
+
+    /// The rejections of the last half minute, as far as clients got them; those that a retry made good are left out.
+    pub(super) fn status(
+        &self,
+        services: &BTreeMap<ServiceName, Track>,
+        at: Duration,
+    ) -> Vec<RejectionStatus> {
+        let keys: std::collections::BTreeSet<&Key> =
+            self.outbound.keys().chain(self.inbound.keys()).collect();
+        let status = |key: &Key| {
+            let (service, reason) = key;
+            let [outbound, inbound] = [&self.outbound, &self.inbound]
+                .map(|kept| kept.get(key).filter(|it| it.is_fresh(at)));
+            let requests = [outbound, inbound].into_iter().flatten();
+            let requests = requests.map(|rejected| rejected.recent.sum(at)).sum::<u64>();
+            let all = services.get(service).map_or(0, |track| track.recent_requests(at))
+                + self.unmeshed.get(service).map_or(0, |recent| recent.sum(at));
+            let source = inbound.or(outbound)?;
+            (requests > 0).then(|| RejectionStatus {
+                service: service.to_string(),
+                reason: (*reason).to_owned(),
+                requests,
+                share: requests as f64 / all.max(requests) as f64,
+                by: if inbound.is_some() { "server" } else { "client" }.to_owned(),
+                sidecars: fresh(&source.sidecars, at).map(WorkloadName::to_string).collect(),
+                policies: [outbound, inbound]
+                    .into_iter()
+                    .flatten()
+                    .flat_map(|rejected| fresh(&rejected.policies, at))
+                    .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"))
+                    .collect::<std::collections::BTreeSet<_>>()
+                    .into_iter()
+                    .collect(),
+            })
+        };
+        keys.into_iter().filter_map(status).collect()
+    }
+}
+
+impl Rejected {
+    fn last(&self) -> Duration {
+        self.sidecars.values().copied().max().unwrap_or_default()
+    }
+
+    fn is_fresh(&self, at: Duration) -> bool {
+        is_recent(self.last(), at)
+    }
+}
+
+impl Recent {
+    fn add(&mut self, at: Duration, count: u64) {
+        let step = step_number(at);
+        match self.0.back_mut() {
+            // Time never goes back, so that the newest is the last.
+            Some((newest, sum)) if *newest >= step => *sum = sum.saturating_add(count),
+            _ => self.0.push_back((step, count)),
+        }
+        if self.0.len() > RECENT_STEPS {
+            self.0.pop_front();
+        }
+    }
+
+    fn sum(&self, at: Duration) -> u64 {
+        let oldest = (step_number(at) + 1).saturating_sub(RECENT_STEPS as u64);
+        let recent = self.0.iter().filter(|(step, _)| *step >= oldest);
+        recent.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+}
+
+/// The service that a series is about: a request that is rejected at once may name none.
+fn service_of<'a>(
+    mesh: &'a Mesh,
+    workload: &WorkloadName,
+    series: &'a TrafficSeries,
+) -> Option<&'a ServiceName> {
+    match (&series.service, series.direction) {
+        (Some(service), _) => Some(service).filter(|service| mesh.service(service).is_some()),
+        (None, Direction::Inbound) => {
+            mesh.in_front_of(workload).map(|service| &service.name).next()
+        }
+        (None, Direction::Outbound) => None,
+    }
+}
+
+/// The policies of a report that may have rejected requests for this reason.
+fn deciding(reason: Reason, rules: &[RuleHits]) -> impl Iterator<Item = Policy> {
+    let kind = match reason {
+        Reason::RateLimited | Reason::Overloaded | Reason::RateLimitUnavailable => {
+            Some(RuleKind::ServicePolicy(ServicePolicyKind::RateLimit))
+        }
+        Reason::TokenMissing | Reason::TokenInvalid => {
+            Some(RuleKind::ServicePolicy(ServicePolicyKind::JwtValidation))
+        }
+        Reason::DeniedByService | Reason::AuthorizationUnavailable | Reason::BodyTooLarge => {
+            Some(RuleKind::ServicePolicy(ServicePolicyKind::ExternalAuthorization))
+        }
+        Reason::FaultInjected => Some(RuleKind::ServicePolicy(ServicePolicyKind::FaultInjection)),
+        Reason::DeniedByPolicy => Some(RuleKind::AccessPolicy),
+        _ => None,
+    };
+    let decided = rules.iter().filter(move |rule| Some(rule.kind) == kind && rule.hits > 0);
+    decided.map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
+}
+
+/// The entry of a key, made if there is room.
+fn room(kept: &mut BTreeMap<Key, Rejected>, key: Key) -> Option<&mut Rejected> {
+    let may_grow = kept.len() < KEPT_MAX;
+    match kept.entry(key) {
+        Entry::Occupied(found) => Some(found.into_mut()),
+        Entry::Vacant(vacant) => may_grow.then(|| vacant.insert(Rejected::default())),
+    }
+}
+
+/// Notes the time of something; where there is no room, the oldest entry makes some.
+fn note<K: Ord + Clone>(noted: &mut BTreeMap<K, Duration>, key: K, at: Duration, max: usize) {
+    if !noted.contains_key(&key) && noted.len() >= max {
+        let oldest = noted.iter().min_by_key(|(_, last)| **last).map(|(key, _)| key.clone());
+        oldest.and_then(|oldest| noted.remove(&oldest));
+    }
+    noted.insert(key, at);
+}
+
+fn fresh<K: Ord>(noted: &BTreeMap<K, Duration>, at: Duration) -> impl Iterator<Item = &K> {
+    noted.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
+}
+
+fn is_recent(last: Duration, at: Duration) -> bool {
+    step_number(last) + RECENT_STEPS as u64 > step_number(at)
+}
+
+/// Pairs of service and reason on each side: about 200 bytes each.
+const KEPT_MAX: usize = 1024;
+/// Sidecars that one of them names.
+const SIDECARS_MAX: usize = 8;
+/// Policies that one of them names.
+const POLICIES_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Reports of sidecars, and the rejections that come of them.
+
+use leno_discovery::traffic::CLASSES;
+use leno_model::ServiceAccount;
+
+use super::super::History;
+use super::*;
+use crate::fixture::{BOOKINFO, mesh, service, workload};
+
+fn series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> TrafficSeries {
+    let mut classes = [0; CLASSES];
+    classes[2] = requests;
+    TrafficSeries {
+        direction,
+        service: Some(service("details")),
+        port: 9080,
+        route: None,
+        peer: ServiceAccount::new("bookinfo", "productpage").ok(),
+        classes,
+        failed: reasons.iter().map(|(_, count)| count).sum(),
+        reasons: reasons.iter().map(|(reason, count)| (Some(*reason), *count)).collect(),
+        bytes_in: 0,
+        bytes_out: 0,
+        durations: Vec::new(),
+    }
+}
+
+fn told(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
+    Traffic { series, rules, ..Traffic::default() }
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const LIMIT: &str = "
+apiVersion: leno.dev/v1alpha1
+kind: RateLimit
+metadata: {name: few, namespace: bookinfo}
+spec:
+  targetRefs: [{kind: Service, name: details}]
+  concurrency: {requests: 5}
+";
+
+fn hits() -> RuleHits {
+    RuleHits {
+        kind: RuleKind::ServicePolicy(ServicePolicyKind::RateLimit),
+        namespace: Name::new("bookinfo").unwrap(),
+        name: Name::new("few").unwrap(),
+        rule: String::new(),
+        hits: 30,
+    }
+}
+
+#[test]
+fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
+    let mesh = mesh(&format!("{BOOKINFO}---{LIMIT}"));
+    let mut history = History::default();
+    let limited = [(Reason::RateLimited, 30)];
+    let client = told(vec![series(Direction::Outbound, 40, &limited)], Vec::new());
+    history.take(&mesh, &workload("productpage-1"), &client, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    assert_eq!(
+        (&*found[0].by, &found[0].sidecars[..]),
+        ("client", &["bookinfo/productpage-1".to_owned()][..])
+    );
+    let server = told(vec![series(Direction::Inbound, 40, &limited)], vec![hits()]);
+    history.take(&mesh, &workload("details-1"), &server, at(6));
+    let expected = RejectionStatus {
+        service: "bookinfo/details".to_owned(),
+        reason: "rate-limited".to_owned(),
+        requests: 30,
+        share: 0.75,
+        by: "server".to_owned(),
+        sidecars: vec!["bookinfo/details-1".to_owned()],
+        policies: vec!["RateLimit bookinfo/few".to_owned()],
+    };
+    assert_eq!(history.status(&mesh, at(30), None).rejections, [expected]);
+    assert_eq!(history.status(&mesh, at(60), None).rejections, [], "that was half a minute ago");
+    history.sweep(&mesh, at(4000));
+    assert!(history.rejections.inbound.is_empty() && history.rejections.outbound.is_empty());
+}
+
+#[test]
+fn a_rejection_that_was_retried_with_success_is_none() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let client = told(vec![series(Direction::Outbound, 40, &[])], Vec::new());
+    history.take(&mesh, &workload("productpage-1"), &client, at(5));
+    let limited = [(Reason::RateLimited, 30)];
+    let server = told(vec![series(Direction::Inbound, 70, &limited)], Vec::new());
+    history.take(&mesh, &workload("details-1"), &server, at(5));
+    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
+}
+
+#[test]
+fn rejections_of_clients_without_a_sidecar_count_where_they_happened() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let denied = [(Reason::NoPolicyRoute, 10)];
+    let unmeshed = TrafficSeries { peer: None, ..series(Direction::Inbound, 20, &denied) };
+    let client = told(vec![series(Direction::Outbound, 20, &[])], Vec::new());
+    history.take(&mesh, &workload("productpage-1"), &client, at(5));
+    let server = told(vec![unmeshed, series(Direction::Inbound, 20, &[])], Vec::new());
+    history.take(&mesh, &workload("details-1"), &server, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    assert_eq!((found[0].requests, found[0].share, &*found[0].by), (10, 0.25, "server"));
+}
+
+#[test]
+fn failures_of_peers_and_applications_are_no_rejections() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let failures = [(Reason::ConnectFailed, 5), (Reason::DownstreamClosed, 5)];
+    let mut client = series(Direction::Outbound, 40, &failures);
+    client.failed = 40;
+    client.reasons.push((None, 30));
+    history.take(&mesh, &workload("productpage-1"), &told(vec![client], Vec::new()), at(5));
+    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
+}
+
+#[test]
+fn invented_names_take_no_room() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let denied = [(Reason::Denied, 1)];
+    let invented = TrafficSeries {
+        service: Some(service("invented")),
+        ..series(Direction::Inbound, 1, &denied)
+    };
+    let report = told(vec![invented], vec![hits()]);
+    history.take(&mesh, &workload("details-1"), &report, at(5));
+    assert!(history.rejections.inbound.is_empty());
+    let limited = [(Reason::RateLimited, 1)];
+    let report = told(vec![series(Direction::Outbound, 1, &limited)], vec![hits()]);
+    history.take(&mesh, &workload("details-1"), &report, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    assert!(found[0].policies.is_empty(), "there is no such RateLimit");
+}
