@@ -123,11 +123,20 @@ impl MeshArgs {
 }
 
 impl FactsArgs {
-    /// Looks whether there is anything to run a mesh of.
+    /// Looks whether there is anything to run a mesh of. A given path that is missing is an error
+    /// even where others have documents: its objects would count as deleted after a restart.
     ///
     /// # Errors
-    /// When no document is valid; what is wrong is printed.
+    /// When a path is missing, or no document is valid; what is wrong is printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
+        for path in &self.file {
+            std::fs::metadata(path).with_context(|| {
+                format!(
+                    "{} cannot be read: create or mount it, or start without this -f",
+                    path.display()
+                )
+            })?;
+        }
         let update = FileSource::new(self.file.clone()).reload();
         if update.objects > 0 {
             return Ok(());

@@ -12,20 +12,26 @@ use crate::kinds::{self, Identity};
 use crate::lint::lint;
 use crate::outline::whereabouts;
 use crate::rejected::{Place, Rejected, Warning};
-use crate::scan::{Content, Contents, Scan, scan};
+use crate::scan::{self, Content, Contents, DirectoryIdentity, Scan, scan};
 
 /// Facts from files and directories of YAML.
 ///
 /// The last good state stays, per object: a bad document is refused and the version of its
 /// object that was read from the same file before stays in force. A file that cannot be read,
-/// or is not YAML, keeps all its objects. Only what is gone, or no longer there under its name,
-/// is removed. An object that two files define belongs to the one that had it first.
+/// or is not YAML, keeps all its objects. Absence is not deletion: a given path that is missing, a
+/// link without its target, and an empty directory in the place of another one (an unmounted
+/// share) keep their objects, too. A file is deleted when it is no longer in a directory that
+/// is there. An object that two files define belongs to the one that had it first.
 #[derive(Debug)]
 pub struct FileSource {
     paths: Vec<PathBuf>,
     files: BTreeMap<PathBuf, Vec<Held>>,
     /// The files that may be in the middle of being written.
     doubts: BTreeMap<PathBuf, Doubt>,
+    /// The directories as they were when they had entries.
+    directories: BTreeMap<PathBuf, DirectoryIdentity>,
+    /// The time of the next reading while something is missing: a mount causes no event.
+    missing_again_at: Option<Instant>,
     /// What was reported, and the file that it came from.
     reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
 }
@@ -117,7 +123,14 @@ impl FileSource {
     /// A source of these files and directories. Nothing is read yet.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, files: BTreeMap::new(), doubts: BTreeMap::new(), reported: BTreeMap::new() }
+        Self {
+            paths,
+            files: BTreeMap::new(),
+            doubts: BTreeMap::new(),
+            directories: BTreeMap::new(),
+            missing_again_at: None,
+            reported: BTreeMap::new(),
+        }
     }
 
     /// The files of a path, as a source finds them.
@@ -142,7 +155,7 @@ impl FileSource {
 
     /// When to read again, whether or not anything seems to have changed.
     pub(crate) fn again_at(&self) -> Option<Instant> {
-        self.doubts.values().map(Doubt::ends).min()
+        self.doubts.values().map(Doubt::ends).chain(self.missing_again_at).min()
     }
 
     /// The objects in force.
@@ -199,7 +212,13 @@ impl FileSource {
     }
 
     /// Takes in what was read, warily if it is known when.
-    fn apply(&mut self, scan: Scan, wary: Option<Instant>) -> Update {
+    fn apply(&mut self, mut scan: Scan, wary: Option<Instant>) -> Update {
+        self.keep_replaced(&mut scan);
+        for link in std::mem::take(&mut scan.dangling) {
+            if self.holds_below(&link) {
+                scan.reject_dangling(&link);
+            }
+        }
         let mut rejected = scan.rejected;
         let mut before = std::mem::take(&mut self.files);
         let mut doubts = std::mem::take(&mut self.doubts);
@@ -227,7 +246,11 @@ impl FileSource {
                     rejected.push(refusal);
                     previous
                 }
-                Content::Absent => continue,
+                // It was in the list a moment ago; the next reading decides.
+                Content::Absent => {
+                    scan.missing = true;
+                    previous
+                }
             };
             self.files.insert(path, held);
         }
@@ -235,11 +258,42 @@ impl FileSource {
         let unknown = |path: &PathBuf| scan.unknown.iter().any(|place| path.starts_with(place));
         let kept = before.into_iter().filter(|(path, _)| unknown(path));
         self.files.extend(kept);
+        self.missing_again_at = wary.filter(|_| scan.missing).map(|now| now + MISSING_EVERY);
         let (current, warnings) = self.elect(&mut rejected);
         let changes = differences(&self.reported, &current);
         self.reported = current;
         rejected.sort();
         Update { changes, rejected, warnings, objects: self.reported.len(), noticed: None }
+    }
+
+    /// Keeps the objects of a directory that another, empty one has replaced: a share that is not
+    /// mounted, or a checkout that has just begun.
+    fn keep_replaced(&mut self, scan: &mut Scan) {
+        let mut replaced = Vec::new();
+        for (path, listed) in &scan.directories {
+            let known = self.directories.get(path);
+            if listed.is_empty && known != Some(&listed.identity) {
+                replaced.push(path.clone());
+            } else {
+                self.directories.insert(path.clone(), listed.identity);
+            }
+        }
+        for path in replaced {
+            if self.holds_below(&path) {
+                scan.missing = true;
+                let problem = "is empty, and not the directory that was here before";
+                scan.rejected.push(scan::rejected(&path, problem, REMEDY_REPLACED));
+                scan.unknown.push(path);
+            }
+        }
+        let (listed, unknown) = (&scan.directories, &scan.unknown);
+        self.directories.retain(|path, _| {
+            listed.contains_key(path) || unknown.iter().any(|place| path.starts_with(place))
+        });
+    }
+
+    fn holds_below(&self, directory: &Path) -> bool {
+        self.files.keys().any(|file| file.starts_with(directory))
     }
 
     /// One definition of each object; the others are refused.
@@ -412,6 +466,10 @@ fn subject(place: &Place) -> String {
 const DOUBT_STEADY: Duration = Duration::from_millis(250);
 /// A file that changes all the time is taken at its word after this time.
 const DOUBT_MAX: Duration = Duration::from_millis(600);
+/// The time between two looks for a path that is missing.
+const MISSING_EVERY: Duration = Duration::from_millis(500);
+const REMEDY_REPLACED: &str = "mount or fill it; until then what was read from it before stays \
+     in force (to delete those objects, add a file `none.yaml` with a comment)";
 
 /// What has no effect where the mesh is made of files.
 fn only_in_clusters(object: &Object) -> Option<Warning> {

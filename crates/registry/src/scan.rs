@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::rejected::{Place, Rejected};
 
@@ -35,9 +37,13 @@ pub(crate) struct Scan {
     /// The files, each once however many paths lead to it.
     pub(crate) files: BTreeMap<PathBuf, Content>,
     /// The directories that were listed.
-    pub(crate) directories: BTreeSet<PathBuf>,
-    /// The targets of files that are symbolic links.
-    pub(crate) targets: BTreeSet<PathBuf>,
+    pub(crate) directories: BTreeMap<PathBuf, Listed>,
+    /// The symbolic links in them, also those that lead to a missing target.
+    pub(crate) links: BTreeSet<PathBuf>,
+    /// Links of other names that lead to a missing target.
+    pub(crate) dangling: Vec<PathBuf>,
+    /// Places among the unknown ones that may appear without an event, as a mount does.
+    pub(crate) missing: bool,
     /// Places of which it is unknown what they hold: what they held stays.
     pub(crate) unknown: Vec<PathBuf>,
     /// What could not be found or listed.
@@ -46,12 +52,36 @@ pub(crate) struct Scan {
     visited: BTreeSet<PathBuf>,
 }
 
+/// A directory that was listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) identity: DirectoryIdentity,
+    /// No entry, hidden ones aside: an unmounted mount point, or a checkout that has just begun.
+    pub(crate) is_empty: bool,
+}
+
+/// Distinguishes a directory from another one that has taken its path. File systems give the
+/// number of a deleted directory to the next one, hence the time of creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectoryIdentity {
+    device: u64,
+    inode: u64,
+    created: Option<SystemTime>,
+}
+
+impl DirectoryIdentity {
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() })
+    }
+}
+
 /// What is in a file.
 #[derive(Debug)]
 pub(crate) enum Content {
     Text(String),
     Unreadable(Rejected),
-    /// It went away since it was listed, or was not asked for.
+    /// It was deleted or replaced since it was listed, or its content was not requested.
     Absent,
 }
 
@@ -60,9 +90,13 @@ impl Scan {
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.add_directory(path, 0),
             Ok(metadata) if metadata.is_file() => self.add_file(path),
-            Ok(_) => self.reject(path, "is not a regular file", "name a file or a directory"),
+            Ok(_) => {
+                self.unknown.push(path.to_owned());
+                self.reject(path, "is not a regular file", "name a file or a directory");
+            }
+            // A missing path is not a deletion: a share is not mounted, or a checkout is replaced.
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.reject(path, "does not exist", "create it, or name another path");
+                self.reject_missing(path, "does not exist", REMEDY_MISSING);
             }
             Err(error) => self.reject_unknown(path, &error),
         }
@@ -70,8 +104,7 @@ impl Scan {
 
     fn add_file(&mut self, path: &Path) {
         let Ok(canonical) = fs::canonicalize(path) else {
-            // It went away since it was listed.
-            return;
+            return self.vanished(path);
         };
         if !self.visited.insert(canonical.clone()) {
             return;
@@ -82,9 +115,6 @@ impl Scan {
             self.reject(path, &problem, "join files, or name fewer");
             return;
         }
-        if canonical.file_name() != path.file_name() || is_link(path) {
-            self.targets.insert(canonical);
-        }
         self.files.insert(path.to_owned(), Content::Absent);
     }
 
@@ -93,7 +123,7 @@ impl Scan {
     fn add_directory(&mut self, directory: &Path, depth: usize) {
         let canonical = match fs::canonicalize(directory) {
             Ok(canonical) => canonical,
-            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(error) if error.kind() == ErrorKind::NotFound => return self.vanished(directory),
             Err(error) => return self.reject_unknown(directory, &error),
         };
         if !self.visited.insert(canonical) {
@@ -107,23 +137,56 @@ impl Scan {
             );
             return self.reject(directory, &problem, "name fewer directories");
         }
-        self.directories.insert(directory.to_owned());
-        let entries = match list(directory) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return,
+        let listing = DirectoryIdentity::of(directory)
+            .and_then(|identity| list(directory).map(|entries| (identity, entries)));
+        let (identity, entries) = match listing {
+            Ok(listing) => listing,
+            Err(error) if error.kind() == ErrorKind::NotFound => return self.vanished(directory),
             Err(error) => return self.reject_unknown(directory, &error),
         };
+        let is_empty = entries.is_empty();
+        self.directories.insert(directory.to_owned(), Listed { identity, is_empty });
         for path in entries {
+            let is_link = is_link(&path);
+            if is_link {
+                self.links.insert(path.clone());
+            }
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
                 Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
                 Ok(_) => {}
-                // A dangling link, or gone since it was listed.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
+                    true => self.add_dangling(&path),
+                    false => self.vanished(&path),
+                },
                 // It may be a directory.
                 Err(error) => self.reject_unknown(&path, &error),
             }
         }
+    }
+
+    /// A link is there, and its target is missing: the link is what a deletion would remove.
+    fn add_dangling(&mut self, path: &Path) {
+        match is_yaml(path) {
+            true => self.reject_dangling(path),
+            // It is of concern if it was the link of a directory.
+            false => self.dangling.push(path.to_owned()),
+        }
+    }
+
+    pub(crate) fn reject_dangling(&mut self, path: &Path) {
+        self.reject_missing(path, "is a link to a missing target", REMEDY_DANGLING);
+    }
+
+    /// Something was there a moment ago: the event of its end has the files read once more.
+    fn vanished(&mut self, path: &Path) {
+        self.unknown.push(path.to_owned());
+        self.missing = true;
+    }
+
+    fn reject_missing(&mut self, path: &Path, problem: &str, remedy: &str) {
+        self.vanished(path);
+        self.reject(path, problem, remedy);
     }
 
     fn reject(&mut self, path: &Path, problem: &str, remedy: &str) {
@@ -131,7 +194,7 @@ impl Scan {
     }
 
     fn reject_unknown(&mut self, path: &Path, error: &io::Error) {
-        self.unknown.push(path.to_owned());
+        self.vanished(path);
         let problem = format!("cannot be read ({error})");
         self.reject(path, &problem, REMEDY_UNREADABLE);
     }
@@ -193,7 +256,7 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
-fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
+pub(crate) fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
     Rejected {
         at: Place { file: Some(path.display().to_string()), ..Place::default() },
         problem: problem.to_owned(),
@@ -203,6 +266,10 @@ fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
 
 const REMEDY_UNREADABLE: &str =
     "make it readable; until then what was read from it before stays in force";
+const REMEDY_MISSING: &str =
+    "create or mount it, or name another path; what was read from it before stays in force";
+const REMEDY_DANGLING: &str =
+    "create the target or delete the link; until then what was read from it before stays in force";
 /// The largest file.
 pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
 /// The most bytes of all files together.
@@ -245,7 +312,8 @@ mod tests {
         std::os::unix::fs::symlink(at("nowhere"), at("dangling.yaml")).unwrap();
         let scan = scan(&[dir.path().to_owned(), at("a.yaml"), at("below")], Contents::Read);
         assert_eq!(names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
-        assert_eq!(scan.rejected, []);
+        let problems: Vec<&str> = scan.rejected.iter().map(|r| r.problem.as_str()).collect();
+        assert_eq!(problems, ["is a link to a missing target"]);
         assert_eq!(scan.directories.len(), 2);
     }
 

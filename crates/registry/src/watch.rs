@@ -1,8 +1,10 @@
 //! Watches files and reads them again when something changed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::file::{FileSource, Update};
-use crate::scan::{Contents, is_yaml, scan};
+use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan};
 
 /// Reads the source now and whenever something changed, and sends what came of it.
 ///
@@ -62,6 +64,7 @@ pub async fn watch(
             () = demand.notified() => (true, None),
             // What is read again because it was in doubt was noticed when it came into doubt.
             first = quiet(&wake, patience) => (false, first.map(Instant::into_std).or(noticed)),
+            () = replaced(Arc::clone(&turn.watches.identities)) => (false, None),
         };
     }
 }
@@ -89,6 +92,21 @@ async fn quiet(wake: &Notify, patience: Option<Instant>) -> Option<Instant> {
     }
 }
 
+/// Returns when a watched directory is not the same any more. A file system that is mounted or
+/// unmounted causes no event.
+async fn replaced(identities: Identities) {
+    loop {
+        tokio::time::sleep(IDENTITIES_EVERY).await;
+        let known = Arc::clone(&identities);
+        let look = spawn_blocking(move || {
+            known.iter().any(|(path, identity)| DirectoryIdentity::of(path).ok() != *identity)
+        });
+        if look.await.unwrap_or(true) {
+            return;
+        }
+    }
+}
+
 /// A source and what is watched for it.
 struct Turn {
     source: FileSource,
@@ -110,11 +128,16 @@ struct Watches {
     watcher: Option<RecommendedWatcher>,
     interest: Arc<Mutex<Interest>>,
     armed: BTreeSet<PathBuf>,
-    /// Whether the last arming found directories that were not watched before.
+    /// Set by an arming that found new directories, or other ones under a known path.
     found_new: bool,
     /// Whether some directory cannot be watched.
     blind: bool,
+    /// The directories as they were when the files were read.
+    identities: Identities,
 }
+
+/// Watched directories, and their identities.
+type Identities = Arc<BTreeMap<PathBuf, Option<DirectoryIdentity>>>;
 
 /// Which events matter.
 #[derive(Debug, Default)]
@@ -145,6 +168,7 @@ impl Watches {
             interest,
             armed: BTreeSet::new(),
             found_new: false,
+            identities: Identities::default(),
         }
     }
 
@@ -152,6 +176,10 @@ impl Watches {
     fn arm(&mut self, paths: &[PathBuf]) -> bool {
         let (interest, places) = Interest::of(paths);
         *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
+        let identity = |place: &PathBuf| (place.clone(), DirectoryIdentity::of(place).ok());
+        let identities = Arc::new(places.iter().map(identity).collect());
+        let replaced = self.identities != identities;
+        self.identities = identities;
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
@@ -174,40 +202,26 @@ impl Watches {
             }
         }
         self.blind = blind;
-        let found_new = !places.is_subset(&self.armed);
         self.armed = places;
-        found_new
+        replaced
     }
 }
 
 impl Interest {
     /// What matters for these paths, and the directories to watch for it.
     fn of(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
-        let mut interest = Self::default();
-        let mut places = BTreeSet::new();
+        let mut way = Way::default();
         for path in paths {
-            let Ok(path) = std::path::absolute(path) else {
-                continue;
-            };
-            // The nearest directory that exists sees the rest of the way come into being.
-            if let Some(nearest) = path.ancestors().skip(1).find(|above| above.is_dir()) {
-                places.insert(nearest.to_owned());
-            }
-            let link = std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_symlink());
-            if link && let Some(parent) = path.parent() {
-                // The link's target may be a link beside it, as in a ConfigMap's volume.
-                interest.directories.insert(parent.to_owned());
-            }
-            interest.paths.extend(path.ancestors().map(Path::to_owned));
+            way.follow(path);
         }
         let found = scan(paths, Contents::Skip);
-        for directory in found.directories {
-            interest.directories.extend(std::path::absolute(directory).ok());
+        for link in &found.links {
+            way.follow(link);
         }
-        for target in found.targets {
-            places.extend(target.parent().map(Path::to_owned));
-            interest.paths.insert(target);
-        }
+        // One path for each directory: the system reports events under the one that was last added.
+        let directories = found.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
+        let interest = Self { directories: directories.collect(), paths: way.steps };
+        let mut places = way.places;
         places.extend(interest.directories.iter().cloned());
         (interest, places)
     }
@@ -235,6 +249,59 @@ impl Interest {
     }
 }
 
+/// The way from the root to given paths, through every link on it.
+#[derive(Debug, Default)]
+struct Way {
+    /// Each entry that the resolution of a path passes, and the first one that is missing.
+    steps: BTreeSet<PathBuf>,
+    /// The directories in which these entries are.
+    places: BTreeSet<PathBuf>,
+}
+
+impl Way {
+    fn follow(&mut self, path: &Path) {
+        let Ok(path) = std::path::absolute(path) else {
+            return;
+        };
+        let mut at = PathBuf::from("/");
+        let mut rest: Vec<OsString> = reversed(&path);
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            if name == ".." {
+                at.pop();
+                continue;
+            }
+            let step = at.join(&name);
+            self.places.insert(at.clone());
+            self.steps.insert(step.clone());
+            let target = match fs::symlink_metadata(&step) {
+                Ok(metadata) if metadata.is_symlink() => fs::read_link(&step),
+                Ok(_) => {
+                    at = step;
+                    continue;
+                }
+                // The nearest directory sees the rest of the way come into being.
+                Err(_) => return,
+            };
+            links += 1;
+            let (Ok(target), true) = (target, links <= LINKS_MAX) else {
+                return;
+            };
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            rest.extend(reversed(&target));
+        }
+    }
+}
+
+/// The names of a path, the last one first.
+fn reversed(path: &Path) -> Vec<OsString> {
+    let names =
+        path.components().rev().filter(|c| !matches!(c, Component::RootDir | Component::CurDir));
+    names.map(|component| component.as_os_str().to_owned()).collect()
+}
+
 /// Whether a directory could not be watched because it is not there (any more).
 fn is_absence(error: &notify::Error) -> bool {
     match &error.kind {
@@ -250,6 +317,10 @@ const QUIET_TIME: Duration = Duration::from_millis(50);
 const QUIET_TIME_MAX: Duration = Duration::from_millis(250);
 /// How often files are read that cannot be watched.
 const POLL_EVERY: Duration = Duration::from_millis(500);
+/// The time between two comparisons of the identities of watched directories.
+const IDENTITIES_EVERY: Duration = Duration::from_secs(2);
+/// The most links on the way to one file, as for the system itself.
+const LINKS_MAX: usize = 40;
 
 #[cfg(test)]
 mod tests {

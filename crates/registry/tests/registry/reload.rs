@@ -208,15 +208,35 @@ fn a_mesh_has_one_mesh_config() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_refused_and_one_that_goes_takes_its_objects_along() {
+fn a_given_path_that_is_missing_is_rejected_and_keeps_its_objects() {
     let mut house = House::new();
     let path = house.at("a.yaml");
     house.source = FileSource::new(vec![path.clone()]);
     assert_eq!(problems(&house.source.reload()), ["does not exist"]);
     assert_eq!(shown(&house.write("a.yaml", &service("a", 1))), "+a");
     let update = house.remove("a.yaml");
-    assert_eq!(shown(&update), "-a");
+    assert_eq!((shown(&update).as_str(), update.objects), ("", 1));
     assert_eq!(problems(&update), ["does not exist"]);
+    assert_eq!(shown(&house.write("a.yaml", "# none")), "-a");
+}
+
+#[test]
+fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
+    for (link, target) in [("mesh/a.yaml", "../away/a.yaml"), ("mesh/team", "../away")] {
+        let mut house = House::new();
+        fs::create_dir(house.at("mesh")).unwrap();
+        fs::create_dir(house.at("away")).unwrap();
+        fs::write(house.at("away/a.yaml"), service("a", 1)).unwrap();
+        symlink(target, house.at(link)).unwrap();
+        house.source = FileSource::new(vec![house.at("mesh")]);
+        assert_eq!(shown(&house.source.reload()), "+a");
+        fs::rename(house.at("away"), house.at("moved")).unwrap();
+        let update = house.source.reload();
+        assert_eq!((shown(&update).as_str(), update.objects), ("", 1), "{link}");
+        assert_eq!(problems(&update), ["is a link to a missing target"], "{link}");
+        assert_eq!(shown(&house.remove(link)), "-a");
+        assert_eq!(problems(&house.source.reload()), Vec::<&str>::new());
+    }
 }
 
 #[test]

@@ -48,6 +48,17 @@ impl Watched {
         }
     }
 
+    /// Waits until a problem is reported; one object stays in force on the way there.
+    async fn expect_kept(&mut self, problem: &str) {
+        loop {
+            let update = self.next().await;
+            assert_eq!(update.objects, 1, "{update:?}");
+            if update.rejected.iter().any(|rejected| rejected.problem.contains(problem)) {
+                return;
+            }
+        }
+    }
+
     /// Waits until nothing is left.
     async fn expect_nothing(&mut self) {
         while self.next().await.objects > 0 {}
@@ -120,11 +131,80 @@ fn sees_one_file_come_and_go_and_its_directory_too() {
         save(&file, &service("a", 2));
         watched.expect("a", 2).await;
         fs::remove_dir_all(&house).unwrap();
-        watched.expect_nothing().await;
+        watched.expect_kept("does not exist").await;
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, service("a", 3)).unwrap();
         watched.expect("a", 3).await;
     });
+}
+
+#[test]
+fn keeps_what_a_missing_or_replaced_directory_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::create_dir(at("live")).unwrap();
+    fs::write(at("live/a.yaml"), service("a", 1)).unwrap();
+    run(vec![at("live")], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        fs::rename(at("live"), at("away")).unwrap();
+        watched.expect_kept("does not exist").await;
+        fs::create_dir(at("live")).unwrap();
+        watched.expect_kept("is empty, and not the directory that was here before").await;
+        fs::create_dir(at("live/.git")).unwrap();
+        fs::write(at("live/a.yaml"), service("a", 2)).unwrap();
+        watched.expect("a", 2).await;
+        fs::remove_file(at("live/a.yaml")).unwrap();
+        watched.expect_nothing().await;
+    });
+}
+
+/// A release is another directory; the link to it is replaced. `given` is the path of the
+/// source; `links` are more links in the parent of the releases.
+fn switch_releases(given: &str, links: &[(&str, &str)]) {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for (version, port) in [("v1", 1), ("v2", 2), ("v3", 3)] {
+        fs::create_dir_all(at("releases").join(version).join("mesh")).unwrap();
+        let file = at("releases").join(version).join("mesh/a.yaml");
+        fs::write(file, service("a", port)).unwrap();
+    }
+    fs::create_dir(at("config")).unwrap();
+    let switch = |version: &str| {
+        symlink(format!("releases/{version}"), at("next")).unwrap();
+        fs::rename(at("next"), at("current")).unwrap();
+    };
+    switch("v1");
+    for (link, target) in links {
+        symlink(target, at(link)).unwrap();
+    }
+    run(vec![at(given)], async |mut watched: Watched| {
+        watched.expect("a", 1).await;
+        switch("v2");
+        watched.expect("a", 2).await;
+        fs::remove_dir_all(at("releases/v1")).unwrap();
+        fs::remove_file(at("current")).unwrap();
+        watched.expect_kept("").await;
+        switch("v3");
+        watched.expect("a", 3).await;
+        fs::write(at("releases/v3/mesh/a.yaml"), service("a", 4)).unwrap();
+        watched.expect("a", 4).await;
+    });
+}
+
+#[test]
+fn sees_each_link_on_the_way_replaced() {
+    switch_releases("config", &[("config/a.yaml", "../current/mesh/a.yaml")]);
+    switch_releases("config/a.yaml", &[("config/a.yaml", "../current/mesh/a.yaml")]);
+    switch_releases("config", &[("config/team.yaml", "../far"), ("far", "current/mesh/a.yaml")]);
+    switch_releases("link", &[("link", "second"), ("second", "current/mesh")]);
+}
+
+#[test]
+fn sees_the_layout_of_git_sync() {
+    // A link of a fixed name to a worktree with the name of its commit, below a root.
+    switch_releases("current/mesh", &[]);
+    switch_releases("current/mesh/a.yaml", &[]);
+    switch_releases("config", &[("config/team", "../current/mesh")]);
 }
 
 #[test]
