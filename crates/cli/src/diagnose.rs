@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_control::status::HistoryStatus;
+use leno_control::status::{HistoryStatus, TrafficStatus};
 use leno_model::{ServiceName, WorkloadName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -66,6 +66,7 @@ impl DiagnoseArgs {
 }
 
 async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<Facts> {
+    let traffic: TrafficStatus = asked(mesh, "/traffic").await?;
     let mut facts = Facts {
         status: asked(mesh, "/status").await?,
         workloads: asked(mesh, "/workloads").await?,
@@ -75,6 +76,7 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         routes: asked(mesh, "/routes").await?,
         policies: asked(mesh, "/policies").await?,
         histories: BTreeMap::new(),
+        rejections: traffic.rejections,
         ready: None,
         removed: Vec::new(),
         reached: Vec::new(),

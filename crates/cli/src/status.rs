@@ -1,6 +1,7 @@
 //! `leno status`: is the mesh healthy, and if not, what to do.
 
 mod findings;
+mod rejections;
 
 use std::process::ExitCode;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_control::status::{
-    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RouteStatus, ServiceStatus,
-    Status, WorkloadStatus,
+    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectionStatus, RouteStatus,
+    ServiceStatus, Status, WorkloadStatus,
 };
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::reach::Reached;
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, share};
+use crate::rejections::{self, Objects};
 
 /// All that is examined.
 pub(super) struct Facts {
@@ -26,6 +27,8 @@ pub(super) struct Facts {
     pub(super) policies: Vec<PolicyStatus>,
     /// By service, as far as something is known.
     pub(super) histories: BTreeMap<String, HistoryStatus>,
+    /// The requests that the mesh rejected lately.
+    pub(super) rejections: Vec<RejectionStatus>,
     /// What the sidecar itself says; absent when it has no admin page.
     pub(super) ready: Option<Result<(), String>>,
     /// The endpoints that it leaves out.
@@ -253,6 +256,9 @@ fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
 
 /// How requests to a service fare, and what most of the failed ones failed with.
 fn requests(facts: &Facts, service: &str) -> Option<Step> {
+    if let Some(step) = rejected(facts, service) {
+        return Some(step);
+    }
     let history = facts.histories.get(service)?;
     let success = history.rates.success?;
     let shown = share(Some(success));
@@ -270,6 +276,23 @@ fn requests(facts: &Facts, service: &str) -> Option<Step> {
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
     let what = format!("{shown} of those to {service} succeed{why}");
     Some(Step::told(("requests", verdict), what, remedy))
+}
+
+/// The rejections that are most of what a service fails with.
+fn rejected(facts: &Facts, service: &str) -> Option<Step> {
+    let of_service = facts.rejections.iter().filter(|it| it.service == service);
+    let notable = of_service.filter(|it| rejections::is_notable(it));
+    let most = notable.max_by(|one, other| one.share.total_cmp(&other.share))?;
+    let objects =
+        Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
+    let verdict = match 1.0 - most.share < FAILING {
+        true => Verdict::Problem,
+        false => Verdict::Notice,
+    };
+    let known = Reason::from_label(&most.reason);
+    let remedy = known.map_or("update leno: this version does not know the reason", Reason::remedy);
+    let remedy = format!("{remedy} (leno explain {})", most.reason);
+    Some(Step::told(("requests", verdict), rejections::sentence(most, objects), remedy))
 }
 
 /// The way to a service that it calls.

@@ -10,6 +10,7 @@ use leno_control::status::{
 use serde::Serialize;
 use serde_json::Value;
 
+use super::rejections::{explain_failures, rejections};
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, RECENT_STEPS, rate, share};
 use crate::output::shown;
@@ -49,11 +50,11 @@ pub(super) enum Weight {
 }
 
 impl Finding {
-    fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(super) fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
     }
 
-    fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(super) fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Notice, what: what.into(), remedy: remedy.into() }
     }
 
@@ -89,6 +90,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(certificates(facts));
     findings.extend(documents(facts));
     findings.extend(references(facts));
+    findings.extend(shortened(rejections(facts), "leno top"));
     findings.extend(services(facts));
     findings.extend(passing(&facts.status, &facts.traffic));
     findings.sort_by_key(|finding| finding.weight);
@@ -202,6 +204,7 @@ fn references(facts: &Facts) -> Vec<Finding> {
 
 fn services(facts: &Facts) -> Vec<Finding> {
     let ailing = facts.traffic.services.iter().filter(|service| ailing(&service.rates));
+    let ailing = ailing.filter(|it| !explain_failures(facts, &it.name, it.rates.success));
     let findings = ailing.map(|service| {
         let rates = &service.rates;
         let reason = facts.reasons.get(&service.name).cloned().flatten();

@@ -2,7 +2,9 @@
 
 use std::cmp::Ordering;
 
-use leno_control::status::{NamedRateStatus, RateStatus, SidecarTraffic, Status, TrafficStatus};
+use leno_control::status::{
+    NamedRateStatus, RateStatus, RejectionStatus, SidecarTraffic, Status, TrafficStatus,
+};
 
 use super::Order;
 use crate::figures::{AILING, FAILING, cpu, latency, memory, rate, share, sparkline};
@@ -63,10 +65,11 @@ fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: Order) -> Orde
 
 /// Everything, for a pipe.
 pub(super) fn plain(view: &View, format: Format) -> String {
-    let tables =
-        [services(view).render(format), routes(view).render(format), sidecars(view).render(format)];
+    let tables = [services(view), rejections(view), routes(view), sidecars(view)]
+        .map(|it| it.render(format));
     let tables = tables.into_iter().zip([
         view.traffic.services.len(),
+        view.traffic.rejections.len(),
         view.traffic.routes.len(),
         view.traffic.sidecars.len(),
     ]);
@@ -93,6 +96,7 @@ pub(super) fn render(view: &View, size: Size, look: Look) -> String {
     let mut lines = vec![header(view, size, look), String::new()];
     let tables = [
         (services(view).render(Format::Table), verdicts(&view.traffic.services)),
+        (rejections(view).render(Format::Table), rejection_verdicts(&view.traffic.rejections)),
         (routes(view).render(Format::Table), verdicts(&view.traffic.routes)),
         (sidecars(view).render(Format::Table), Vec::new()),
     ];
@@ -217,6 +221,32 @@ fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
     listing
 }
 
+/// Requests that the mesh rejected within the last half minute.
+fn rejections(view: &View) -> Listing {
+    const COLUMNS: &[Column] = &[
+        Column::always("rejected"),
+        Column::always("reason"),
+        Column::always("share"),
+        Column::always("requests"),
+        Column::always("by"),
+        Column::wide("sidecars"),
+        Column::wide("policies"),
+    ];
+    let mut listing = Listing::new(COLUMNS);
+    for rejection in &view.traffic.rejections {
+        listing.row([
+            rejection.service.clone(),
+            rejection.reason.clone(),
+            share(Some(rejection.share)),
+            rejection.requests.to_string(),
+            rejection.by.clone(),
+            rejection.sidecars.join(", "),
+            rejection.policies.join(", "),
+        ]);
+    }
+    listing
+}
+
 fn sidecars(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("sidecar"),
@@ -257,6 +287,15 @@ fn verdicts(rated: &[NamedRateStatus]) -> Vec<Verdict> {
         Some(_) => Verdict::Well,
     };
     rated.iter().map(verdict).collect()
+}
+
+fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<Verdict> {
+    let verdict = |rejection: &RejectionStatus| match 1.0 - rejection.share {
+        rest if rest < FAILING => Verdict::Failing,
+        rest if rest < AILING => Verdict::Ailing,
+        _ => Verdict::Well,
+    };
+    rejections.iter().map(verdict).collect()
 }
 
 impl Look {

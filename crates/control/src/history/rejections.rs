@@ -101,6 +101,11 @@ impl Rejections {
                 share: requests as f64 / all.max(requests) as f64,
                 by: if inbound.is_some() { "server" } else { "client" }.to_owned(),
                 sidecars: fresh(&source.sidecars, at).map(WorkloadName::to_string).collect(),
+                clients: outbound
+                    .into_iter()
+                    .flat_map(|it| fresh(&it.sidecars, at))
+                    .map(WorkloadName::to_string)
+                    .collect(),
                 policies: [outbound, inbound]
                     .into_iter()
                     .flatten()

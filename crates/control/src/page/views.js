@@ -234,6 +234,7 @@ export function service(fail, name) {
   const callers = h("tbody");
   const callees = h("tbody");
   const reasons = h("tbody");
+  const rejections = h("tbody");
   const endpoints = h("tbody");
   const card = (title, names, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ...names.map((text, index) => h("th", { class: index > 0 ? "number" : "", scope: "col" }, text)))), body));
   const element = h("div", {},
@@ -241,7 +242,8 @@ export function service(fail, name) {
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
     h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees)),
-    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)));
+    h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)),
+    h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)));
   let last = null;
   const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));
@@ -275,6 +277,8 @@ export function service(fail, name) {
     const found = services.find((one) => one.name === name);
     const places = (found?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
     endpoints.replaceChildren(...(places.length ? places : [none(found ? "It has no endpoint." : "There is no such service.", 2)]));
+    const rejected = (traffic.rejections ?? []).filter((one) => one.service === name).map((one) => cells(h("span", { class: "mono" }, one.reason), share(one.share), `${one.requests}`, one.sidecars.join(", "), one.policies.join(", ")));
+    rejections.replaceChildren(...(rejected.length ? rejected : [none("The mesh rejected no request.", 5)]));
     const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(h("span", { class: "mono" }, reason), `${count}`));
     reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself answered with errors." : "No request has failed with a reason.", 2)]));
   }

@@ -45,6 +45,8 @@ pub struct RejectionStatus {
     pub by: String,
     /// The workloads of these sidecars; the latest where there are many.
     pub sidecars: Vec<String>,
+    /// The workloads of the clients whose sidecars counted them; the latest where there are many.
+    pub clients: Vec<String>,
     /// The policies that decided, kind and name, as far as sidecars report it.
     pub policies: Vec<String>,
 }

@@ -148,14 +148,14 @@ impl Link {
         };
         checked(stream, state.receiving.head(header.length, interim, end))?;
         // There is one final head, and nothing before it is an answer.
-        state.answered |= !interim;
-        self.budget.useful_frame();
         if !interim {
+            state.answered = true;
             self.budget.answered();
         } else if rejected {
             let fault = "a rejection is a final head";
             return Err(LinkError::Misplaced { stream, fault });
         }
+        self.budget.useful_frame();
         self.settle(stream);
         Ok(Some(Event::Head { stream, head, interim, rejected, end }))
     }

@@ -1,6 +1,6 @@
 //! Healthy and ailing meshes, one fault at a time.
 
-use leno_control::status::NamedRateStatus;
+use leno_control::status::{NamedRateStatus, RejectionStatus};
 use serde_json::json;
 
 use super::*;
@@ -140,6 +140,39 @@ fn the_reason_of_a_failing_service_leads_to_its_explanation() {
     let finding = judge(&facts).remove(0);
     assert!(finding.what.ends_with("most often with no-endpoint"), "{finding:?}");
     assert!(finding.remedy.starts_with("leno explain no-endpoint"), "{finding:?}");
+}
+
+#[test]
+fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
+    let rejection = |share: f64| RejectionStatus {
+        service: "shop/cart".to_owned(),
+        reason: "rate-limited".to_owned(),
+        requests: 30,
+        share,
+        by: "server".to_owned(),
+        sidecars: vec!["shop/cart-1".to_owned()],
+        clients: vec!["shop/web-1".to_owned()],
+        policies: vec!["RateLimit shop/few".to_owned()],
+    };
+    let mut facts = healthy();
+    facts.reasons.insert("shop/cart".to_owned(), Some("rate-limited".to_owned()));
+    for (success, share, weights) in [
+        (0.25, 0.75, &[Weight::Problem][..]),
+        (0.97, 0.03, &[Weight::Notice]),
+        // The application fails as well.
+        (0.10, 0.75, &[Weight::Problem, Weight::Problem]),
+    ] {
+        facts.traffic.services = vec![service(success, 100)];
+        facts.traffic.rejections = vec![rejection(share)];
+        let findings = judge(&facts);
+        let found: Vec<_> = findings.iter().map(|finding| finding.weight).collect();
+        assert_eq!(found, weights, "{findings:?}");
+        let text = findings[0].told();
+        for part in ["shop/cart", "rate-limited", "shop/cart-1", "RateLimit shop/few"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.contains("leno diagnose shop/web-1 --to shop/cart"), "{text}");
+    }
 }
 
 #[test]

@@ -144,3 +144,26 @@ fn a_mesh_without_traffic_says_why_there_is_nothing() {
     let look = Look { order: Order::Rate, colours: false };
     assert!(render(&empty, Size { columns: 80, rows: 10 }, look).contains("no traffic yet"));
 }
+
+#[test]
+fn rejections_are_listed_where_there_are_any() {
+    let mut view = view();
+    assert!(!plain(&view, Format::Table).contains("REJECTED"));
+    view.traffic.rejections = vec![RejectionStatus {
+        service: "shop/cart".to_owned(),
+        reason: "rate-limited".to_owned(),
+        requests: 30,
+        share: 0.75,
+        by: "server".to_owned(),
+        sidecars: vec!["shop/cart-1".to_owned()],
+        clients: Vec::new(),
+        policies: vec!["RateLimit shop/few".to_owned()],
+    }];
+    let wide = plain(&view, Format::Wide);
+    for word in ["REJECTED", "rate-limited", "75.00 %", "30", "server", "RateLimit shop/few"] {
+        assert!(wide.contains(word), "{word}: {wide}");
+    }
+    let look = Look { order: Order::Rate, colours: true };
+    let screen = render(&view, Size { columns: 100, rows: 30 }, look);
+    assert!(screen.contains("\u{1b}[31mshop/cart  rate-limited"), "{screen}");
+}

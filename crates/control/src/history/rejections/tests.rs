@@ -73,6 +73,7 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
         share: 0.75,
         by: "server".to_owned(),
         sidecars: vec!["bookinfo/details-1".to_owned()],
+        clients: vec!["bookinfo/productpage-1".to_owned()],
         policies: vec!["RateLimit bookinfo/few".to_owned()],
     };
     assert_eq!(history.status(&mesh, at(30), None).rejections, [expected]);

@@ -1,0 +1,113 @@
+//! Requests that the mesh rejected: the policies and sidecars behind a count, as `status` and `diagnose` name them.
+
+use std::collections::BTreeSet;
+
+use leno_control::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
+
+use crate::figures::{AILING, share};
+
+/// The objects of a mesh that a rejection may be explained by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Objects<'a> {
+    pub(crate) workloads: &'a [WorkloadStatus],
+    pub(crate) routes: &'a [RouteStatus],
+    pub(crate) policies: &'a [PolicyStatus],
+}
+
+/// True for a share of rejections that is worth a line: more than a few requests, and more than a few in a hundred.
+pub(crate) fn is_notable(rejection: &RejectionStatus) -> bool {
+    rejection.requests >= REQUESTS_MIN && 1.0 - rejection.share < AILING
+}
+
+/// One sentence: service, share, reason, sidecars, policies.
+pub(crate) fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
+    let RejectionStatus { service, reason, sidecars, .. } = rejection;
+    let share = share(Some(rejection.share));
+    let whose = match rejection.by.as_str() {
+        "server" => "",
+        _ => " of its clients",
+    };
+    let place = match sidecars.as_slice() {
+        [] => String::new(),
+        [one] => format!(" at the sidecar{whose} {one}"),
+        several => format!(" at {} sidecars{whose}: {}", several.len(), several.join(", ")),
+    };
+    let decided = match deciding(rejection, objects).as_slice() {
+        [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
+        [] => String::new(),
+        [one] => format!("; decided by {one}"),
+        several => format!("; decided by one of {}", several.join(", ")),
+    };
+    format!("{service}: the mesh rejects {share} of the requests with {reason}{place}{decided}")
+}
+
+/// The commands that explain a rejection.
+pub(crate) fn remedy(rejection: &RejectionStatus) -> String {
+    let RejectionStatus { service, reason, clients, .. } = rejection;
+    let explained = format!("leno explain {reason} says what that means and what to do");
+    match clients.first() {
+        None => explained,
+        Some(client) => format!("{explained}; leno diagnose {client} --to {service}"),
+    }
+}
+
+/// The policies or routes that decided: those that sidecars report, or all of a fitting kind at the service.
+fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
+    if !rejection.policies.is_empty() {
+        return rejection.policies.clone();
+    }
+    let service = &rejection.service;
+    let behind = objects.workloads.iter().filter(|workload| workload.services.contains(service));
+    let accounts: BTreeSet<&str> = behind.map(|workload| workload.account.as_str()).collect();
+    let everywhere = service.split_once('/').map(|(namespace, _)| format!("{namespace}/*"));
+    let is_about = |place: &str| {
+        let with_port = place
+            .strip_prefix(service.as_str())
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ' ']));
+        with_port
+            || place == "*"
+            || accounts.contains(place)
+            || Some(place) == everywhere.as_deref()
+    };
+    let kinds = kinds(&rejection.reason);
+    let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
+    let policies = policies.filter(|policy| policy.destination.split(", ").any(is_about));
+    let policies = policies.map(|policy| format!("{} {}", policy.kind, policy.name));
+    let routes = objects.routes.iter().filter(|route| kinds.contains(&&*route.kind));
+    let routes = routes.filter(|route| route.parents.iter().any(|parent| is_about(parent)));
+    let routes = routes.map(|route| format!("{} {}", route.kind, route.name));
+    policies.chain(routes).take(OBJECTS_MAX).collect()
+}
+
+/// The kinds of objects that reject requests for a reason.
+fn kinds(reason: &str) -> &'static [&'static str] {
+    match reason {
+        "denied" | "no-policy-route" | "denied-outbound" => &["TrafficTarget", "AccessPolicy"],
+        "denied-by-policy" => &["AccessPolicy"],
+        "rate-limited" | "overloaded" | "rate-limit-unavailable" => &["RateLimit"],
+        "token-missing" | "token-invalid" => &["JwtValidation"],
+        "denied-by-service" | "authorization-unavailable" | "body-too-large" => {
+            &["ExternalAuthorization"]
+        }
+        "fault-injected" => &["FaultInjection"],
+        "circuit-open" | "circuit-full" => &["CircuitBreaker"],
+        "no-tagged-endpoint" => &["TagRoute", "SermantRouteRule", "Lane"],
+        "no-route" | "invalid-backend" => {
+            &["HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute", "TrafficSplit"]
+        }
+        _ => &[],
+    }
+}
+
+/// True for reasons that stand for the lack of a policy that allows the request.
+fn is_for_lack_of_policy(reason: &str) -> bool {
+    matches!(reason, "denied" | "no-policy-route" | "denied-outbound")
+}
+
+/// Fewer rejections prove nothing.
+const REQUESTS_MIN: u64 = 5;
+/// Policies or routes in one sentence.
+const OBJECTS_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests;

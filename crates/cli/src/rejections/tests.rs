@@ -1,0 +1,92 @@
+//! Sentences about rejections, by reason and by the objects that are there.
+
+use serde_json::{from_value, json};
+
+use super::*;
+
+fn rejection(reason: &str, by: &str, policies: &[&str]) -> RejectionStatus {
+    RejectionStatus {
+        service: "shop/api".to_owned(),
+        reason: reason.to_owned(),
+        requests: 30,
+        share: 0.75,
+        by: by.to_owned(),
+        sidecars: vec!["shop/api-1".to_owned()],
+        clients: vec!["shop/web-1".to_owned()],
+        policies: policies.iter().map(|name| (*name).to_owned()).collect(),
+    }
+}
+
+fn policy(kind: &str, destination: &str) -> PolicyStatus {
+    PolicyStatus {
+        kind: kind.to_owned(),
+        name: format!("shop/{}", kind.to_lowercase()),
+        destination: destination.to_owned(),
+        ..PolicyStatus::default()
+    }
+}
+
+#[test]
+fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
+    let workload = json!({
+        "name": "shop/api-1", "account": "shop/api-account", "address": "127.0.0.1", "ports": [], "labels": {},
+        "services": ["shop/api"], "doors": [], "sidecar": "connected", "listeners": {},
+    });
+    let workloads: [WorkloadStatus; 1] = [from_value(workload).unwrap()];
+    let route = json!({
+        "kind": "HTTPRoute", "name": "shop/canary", "parents": ["shop/api"], "rules": 1,
+        "backends": [], "problems": [],
+    });
+    let routes: [RouteStatus; 1] = [from_value(route).unwrap()];
+    let policies = [
+        policy("TrafficTarget", "shop/api-account"),
+        policy("AccessPolicy", "shop/other"),
+        policy("RateLimit", "shop/api"),
+        policy("CircuitBreaker", "shop/apiary"),
+        policy("JwtValidation", "shop/*"),
+        policy("FaultInjection", "shop/other, shop/api:80"),
+    ];
+    let objects = Objects { workloads: &workloads, routes: &routes, policies: &policies };
+    for (reason, expected) in [
+        ("no-policy-route", "; decided by TrafficTarget shop/traffictarget"),
+        ("rate-limited", "; decided by RateLimit shop/ratelimit"),
+        ("token-missing", "; decided by JwtValidation shop/jwtvalidation"),
+        ("fault-injected", "; decided by FaultInjection shop/faultinjection"),
+        ("circuit-open", ""),
+        ("denied-by-policy", ""),
+        ("no-route", "; decided by HTTPRoute shop/canary"),
+        ("no-endpoint", ""),
+    ] {
+        let found = sentence(&rejection(reason, "server", &[]), objects);
+        let start = format!(
+            "shop/api: the mesh rejects 75.00 % of the requests with {reason} at the sidecar shop/api-1"
+        );
+        assert_eq!(found, format!("{start}{expected}"));
+    }
+    let reported = rejection("rate-limited", "server", &["RateLimit shop/a", "RateLimit shop/b"]);
+    let found = sentence(&reported, objects);
+    assert!(found.ends_with("; decided by one of RateLimit shop/a, RateLimit shop/b"), "{found}");
+}
+
+#[test]
+fn without_any_policy_it_says_that_none_allows_it() {
+    let none = Objects { workloads: &[], routes: &[], policies: &[] };
+    let found = sentence(&rejection("denied-outbound", "client", &[]), none);
+    let end = "at the sidecar of its clients shop/api-1; no policy allows it";
+    assert!(found.ends_with(end), "{found}");
+    let found = remedy(&rejection("denied-outbound", "client", &[]));
+    assert_eq!(
+        found,
+        "leno explain denied-outbound says what that means and what to do; leno diagnose shop/web-1 --to shop/api"
+    );
+}
+
+#[test]
+fn a_few_rejections_are_not_worth_a_line() {
+    for (requests, share, expected) in
+        [(30, 0.75, true), (4, 1.0, false), (5, 1.0, true), (1000, 0.005, false)]
+    {
+        let rejection = RejectionStatus { requests, share, ..rejection("denied", "server", &[]) };
+        assert_eq!(is_notable(&rejection), expected, "{requests} {share}");
+    }
+}

@@ -1,0 +1,31 @@
+//! Findings about requests that the mesh rejects.
+
+use leno_control::status::RejectionStatus;
+
+use super::findings::{Facts, Finding};
+use crate::figures::{AILING, FAILING};
+use crate::rejections::{Objects, is_notable, remedy, sentence};
+
+/// One finding for each service and reason, the largest share first.
+pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
+    let objects =
+        Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
+    let mut notable: Vec<&RejectionStatus> =
+        facts.traffic.rejections.iter().filter(|rejection| is_notable(rejection)).collect();
+    notable.sort_by(|one, other| other.share.total_cmp(&one.share));
+    let findings = notable.into_iter().map(|rejection| {
+        let (what, remedy) = (sentence(rejection, objects), remedy(rejection));
+        match 1.0 - rejection.share < FAILING {
+            true => Finding::problem(what, remedy),
+            false => Finding::notice(what, remedy),
+        }
+    });
+    findings.collect()
+}
+
+/// True where rejections are all that a service fails with, as far as it matters.
+pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64>) -> bool {
+    let of_service = facts.traffic.rejections.iter().filter(|it| it.service == service);
+    let rejected: f64 = of_service.filter(|it| is_notable(it)).map(|it| it.share).sum();
+    rejected > 0.0 && success.is_some_and(|success| success + rejected >= AILING)
+}
