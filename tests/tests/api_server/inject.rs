@@ -2,6 +2,7 @@
 
 use kube::config::Kubeconfig;
 use leno_kubernetes::install::{NodeNetwork, Options};
+use leno_model::Name;
 use leno_tests::leno;
 use serde_json::json;
 
@@ -16,7 +17,9 @@ const POD: &str = "{kind: Pod, apiVersion: v1, metadata: {name: web, namespace: 
 fn what_the_webhook_knows_the_cluster_is_asked_for() {
     run(async {
         let server = Server::start().await;
-        install(&server, &Options { cni: Some(NodeNetwork::default()), ..options() }).await;
+        let settings_namespaces = [Name::new("fsm-system").unwrap()].into();
+        let cni = Some(NodeNetwork::default());
+        install(&server, &Options { cni, settings_namespaces, ..options() }).await;
         let roots = json!({"data": {"roots.pem": "ROOTS\n"}});
         server.apply("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
         server.define(SETTINGS).await;
