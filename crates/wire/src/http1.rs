@@ -6,6 +6,7 @@
 
 mod block;
 mod body;
+mod chunk_extension;
 mod field;
 mod malformed;
 mod request;
@@ -15,7 +16,10 @@ mod span;
 mod target;
 mod write;
 
-pub use body::{BodyDecoder, CHUNK_END, LAST_CHUNK, Piece, TRAILERS_FOLLOW, write_chunk_size};
+pub use body::{
+    BodyDecoder, CHUNK_END, CHUNK_EXTENSION_BYTES_MAX, LAST_CHUNK, Piece, TRAILERS_FOLLOW,
+    write_chunk_size,
+};
 pub use field::{Field, FieldName};
 pub use malformed::Malformed;
 pub use request::RequestHead;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytes::BytesMut;
 
+use super::chunk_extension::{ChunkExtension, Read};
 use super::field::field_line;
 use super::scan::{Cursor, section};
 use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
@@ -12,6 +13,8 @@ use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
 #[derive(Clone, Debug)]
 pub struct BodyDecoder {
     state: State,
+    /// The bytes left for chunk extensions of this body.
+    extensions_left: usize,
 }
 
 /// What one call of [`BodyDecoder::decode`] found.
@@ -32,6 +35,7 @@ enum State {
     Known(u64),
     UntilClose,
     ChunkSize,
+    ChunkExtension { size: u64, extension: ChunkExtension },
     ChunkData(u64),
     ChunkEnd,
     Trailers,
@@ -48,7 +52,7 @@ impl BodyDecoder {
             BodyLength::Chunked => State::ChunkSize,
             BodyLength::UntilClose => State::UntilClose,
         };
-        Self { state }
+        Self { state, extensions_left: CHUNK_EXTENSION_BYTES_MAX }
     }
 
     /// Finds the next piece of content at the start of `bytes`: everything available of a plain
@@ -64,9 +68,11 @@ impl BodyDecoder {
                 Ok(Piece { consumed: bytes.len(), data: 0..bytes.len(), ..Piece::default() })
             }
             State::Complete => Ok(Piece { complete: true, ..Piece::default() }),
-            State::ChunkSize | State::ChunkData(_) | State::ChunkEnd | State::Trailers => {
-                self.chunks(bytes)
-            }
+            State::ChunkSize
+            | State::ChunkExtension { .. }
+            | State::ChunkData(_)
+            | State::ChunkEnd
+            | State::Trailers => self.chunks(bytes),
         }
     }
 
@@ -103,6 +109,9 @@ impl BodyDecoder {
             let rest = bytes.get(piece.consumed..).unwrap_or_default();
             let step = match self.state {
                 State::ChunkSize => self.chunk_size(rest)?,
+                State::ChunkExtension { size, extension } => {
+                    self.chunk_extension(size, extension, rest)?
+                }
                 State::ChunkEnd => self.chunk_end(rest)?,
                 State::ChunkData(left) if piece.data.is_empty() => {
                     let (take, left) = take(left, rest.len());
@@ -142,16 +151,38 @@ impl BodyDecoder {
             return match (byte, bytes.get(at.saturating_add(1))) {
                 _ if at == 0 => Err(Malformed::ChunkSize),
                 (b'\r', Some(b'\n')) => {
-                    self.state = if size == 0 { State::Trailers } else { State::ChunkData(size) };
+                    self.state = State::of_chunk(size);
                     Ok(at.saturating_add(CHUNK_END.len()))
                 }
                 (b'\r', None) => Ok(0),
                 (b'\r' | b'\n', _) => Err(Malformed::LineEnd),
-                (b';' | b' ' | b'\t', _) => Err(Malformed::ChunkExtension),
+                (b';' | b' ' | b'\t', _) => {
+                    let extension = ChunkExtension::default();
+                    self.state = State::ChunkExtension { size, extension };
+                    Ok(at)
+                }
                 _ => Err(Malformed::ChunkSize),
             };
         }
         Ok(0)
+    }
+
+    /// The length of the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1).
+    #[cold]
+    fn chunk_extension(
+        &mut self,
+        size: u64,
+        mut extension: ChunkExtension,
+        bytes: &[u8],
+    ) -> Result<usize, Malformed> {
+        let (length, read) = extension.read(bytes)?;
+        let left = self.extensions_left.checked_sub(length);
+        self.extensions_left = left.ok_or(Malformed::ChunkExtension)?;
+        self.state = match read {
+            Read::Part => State::ChunkExtension { size, extension },
+            Read::Whole => State::of_chunk(size),
+        };
+        Ok(length)
     }
 
     /// The length of the CR LF after the data of a chunk, or 0 if it is not all there.
@@ -180,6 +211,13 @@ impl BodyDecoder {
             self.state = State::Complete;
         }
         Ok(length)
+    }
+}
+
+impl State {
+    /// The state behind the size line of a chunk.
+    fn of_chunk(size: u64) -> Self {
+        if size == 0 { Self::Trailers } else { Self::ChunkData(size) }
     }
 }
 
@@ -233,6 +271,9 @@ fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
     }
     Ok(())
 }
+
+/// The most bytes that all chunk extensions of one body take: a peer could send them without end and without content.
+pub const CHUNK_EXTENSION_BYTES_MAX: usize = 16 * 1024;
 
 /// Sixteen hexadecimal digits are 64 bits.
 const CHUNK_SIZE_DIGITS_MAX: usize = 16;

@@ -80,8 +80,11 @@ pub enum Malformed {
     /// A chunk size is not one to sixteen hexadecimal digits.
     #[error("a chunk size is not a hexadecimal number that fits (RFC 9112 §7.1)")]
     ChunkSize,
-    /// A chunk has an extension; nobody needs them and several readers misread them.
-    #[error("a chunk has an extension (RFC 9112 §7.1.1)")]
+    /// A chunk extension is not one, or those of a body exceed
+    /// [`CHUNK_EXTENSION_BYTES_MAX`](super::CHUNK_EXTENSION_BYTES_MAX).
+    #[error(
+        "a chunk extension is malformed, or those of the body exceed 16384 bytes (RFC 9112 §7.1.1)"
+    )]
     ChunkExtension,
     /// The data of a chunk is not followed by CR LF.
     #[error("the data of a chunk does not end in CR LF (RFC 9112 §7.1)")]

@@ -3,8 +3,9 @@
 use leno_wire::http1::{BodyDecoder, BodyLength, Malformed};
 
 /// However a body is cut into packets, its content, its trailers and its end are the same, and so
-/// is whether it is refused; of several faults, another may come first. The first byte chooses the
-/// kind of body.
+/// is whether it is refused; of several faults, another may come first. What frames accepted chunks, extensions among it, has
+/// no NUL, and no CR or LF but in pairs, so that no reader sees the end of a line elsewhere. The first byte chooses the kind
+/// of body.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else {
         return;
@@ -17,6 +18,18 @@ pub(crate) fn check(bytes: &[u8]) {
         _ => BodyLength::Chunked,
     };
     let whole = decode(length, bytes, bytes.len().max(1)).ok();
+    if let Some(body) = &whole {
+        let lines = body.framing.split(|byte| *byte == b'\n');
+        let stray = |byte: &u8| matches!(byte, 0 | b'\r');
+        assert!(
+            lines
+                .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+                .all(|it| !it.iter().any(stray))
+                && !body.framing.windows(2).any(|pair| pair[0] != b'\r' && pair[1] == b'\n'),
+            "framing: {}",
+            body.framing.escape_ascii()
+        );
+    }
     for step in [1, 2, 3, 7] {
         assert_eq!(decode(length, bytes, step).ok(), whole, "in packets of {step}");
     }
@@ -27,6 +40,8 @@ pub(crate) fn check(bytes: &[u8]) {
 struct Body {
     data: Vec<u8>,
     trailers: Option<Vec<u8>>,
+    /// The bytes around the content of chunks.
+    framing: Vec<u8>,
     length: usize,
 }
 
@@ -42,6 +57,11 @@ fn decode(length: BodyLength, bytes: &[u8], step: usize) -> Result<Body, Malform
             assert!(piece.data.start <= piece.data.end && piece.data.end <= piece.consumed);
             assert!(piece.consumed <= available.len());
             assert_eq!(piece.complete, decoder.is_complete());
+            if length == BodyLength::Chunked {
+                body.framing.extend_from_slice(&available[..piece.data.start]);
+                let behind = piece.trailers.as_ref().map_or(piece.consumed, |it| it.start);
+                body.framing.extend_from_slice(&available[piece.data.end..behind]);
+            }
             body.data.extend_from_slice(&available[piece.data]);
             body.trailers = piece.trailers.map(|range| available[range].to_vec());
             body.length += piece.consumed;

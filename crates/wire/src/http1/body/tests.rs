@@ -76,8 +76,8 @@ fn refuses_broken_chunks() {
         (b"00000000000000001\r\na", Malformed::ChunkSize),
         (b"1_0\r\n", Malformed::ChunkSize),
         (b"1 \r\na\r\n", Malformed::ChunkExtension),
-        (b"1;a=b\r\na\r\n", Malformed::ChunkExtension),
         (b"1;\r\na\r\n", Malformed::ChunkExtension),
+        (b"1;a=\r\na\r\n", Malformed::ChunkExtension),
         (b"1\na\r\n", Malformed::LineEnd),
         (b"1\r\r\na", Malformed::LineEnd),
         (b"1\rXa", Malformed::LineEnd),
@@ -97,6 +97,76 @@ fn refuses_broken_chunks() {
             assert_eq!(decoded, Err(fault), "{} by {step}", bytes.escape_ascii());
         }
     }
+}
+
+#[test]
+fn chunk_extensions_are_dropped() {
+    for extension in [
+        ";a",
+        ";a=b",
+        " ;\t a = b",
+        ";a=\"b \\\" ; c\";d",
+        ";a=\"\"",
+        ";chunk-signature=ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648",
+        ";\u{0}",
+    ] {
+        let is_valid = !extension.contains('\0');
+        let bytes = format!("3{extension}\r\nabc\r\n0{extension}\r\nX: y\r\n\r\n");
+        for step in 1..=bytes.len() {
+            let decoded = decode_all(BodyLength::Chunked, bytes.as_bytes(), step);
+            let expected = (b"abc".to_vec(), Some(b"X: y\r\n\r\n".to_vec()), bytes.len());
+            let expected = if is_valid { Ok(expected) } else { Err(Malformed::ChunkExtension) };
+            assert_eq!(decoded, expected, "{extension} by {step}");
+        }
+    }
+}
+
+#[test]
+fn extensions_in_which_a_line_might_end_elsewhere_are_rejected() {
+    for (extension, fault) in [
+        (";a\n", Malformed::LineEnd),
+        (";a\nb", Malformed::LineEnd),
+        (";a\rb", Malformed::LineEnd),
+        (";a=\"\n\"", Malformed::LineEnd),
+        (";a=\"\r\n\"", Malformed::ChunkExtension),
+        (";a=\"\\\r\n\"", Malformed::ChunkExtension),
+        (";a=\"\\\n\"", Malformed::LineEnd),
+        (";a=\"\0\"", Malformed::ChunkExtension),
+        (";a=\"\x7f\"", Malformed::ChunkExtension),
+        (";a=\"b", Malformed::ChunkExtension),
+        (";a=\"b\"c", Malformed::ChunkExtension),
+        (";a b", Malformed::ChunkExtension),
+        (";a ", Malformed::ChunkExtension),
+        (";=b", Malformed::ChunkExtension),
+        (";;", Malformed::ChunkExtension),
+        (";a=b,c", Malformed::ChunkExtension),
+        (" ", Malformed::ChunkExtension),
+        (" 1", Malformed::ChunkExtension),
+    ] {
+        let bytes = format!("3{extension}\r\nabc\r\n0\r\n\r\n");
+        for step in 1..=bytes.len() {
+            let decoded = decode_all(BodyLength::Chunked, bytes.as_bytes(), step);
+            assert_eq!(decoded, Err(fault), "{} by {step}", extension.escape_debug());
+        }
+    }
+}
+
+#[test]
+fn bounds_extensions_of_all_chunks_together() {
+    let body = |each: usize, count: usize| {
+        let chunk = format!("1;{}\r\na\r\n", "x".repeat(each - ";\r\n".len()));
+        format!("{}0\r\n\r\n", chunk.repeat(count)).into_bytes()
+    };
+    let whole = CHUNK_EXTENSION_BYTES_MAX;
+    for (each, count) in [(whole, 1), (whole / 16, 16)] {
+        for step in [1, 1000, 100_000] {
+            assert!(decode_all(BodyLength::Chunked, &body(each, count), step).is_ok());
+            let decoded = decode_all(BodyLength::Chunked, &body(each, count + 1), step);
+            assert_eq!(decoded, Err(Malformed::ChunkExtension));
+        }
+    }
+    let more = decode_all(BodyLength::Chunked, &body(whole + 1, 1), 1);
+    assert_eq!(more, Err(Malformed::ChunkExtension));
 }
 
 #[test]

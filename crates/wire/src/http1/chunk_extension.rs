@@ -1,0 +1,77 @@
+//! The extension of a chunk: read by its grammar, so that two readers find the same end of its line, and dropped.
+
+use super::Malformed;
+use super::scan::{TOKEN, is};
+
+/// How far the extensions of one chunk have come (RFC 9112 §7.1.1):
+/// `*( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] )`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ChunkExtension(At);
+
+#[derive(Clone, Copy, Debug, Default)]
+enum At {
+    /// Behind the size, or behind a quoted string.
+    #[default]
+    Item,
+    /// White space behind an item: only another one may follow.
+    AfterItem,
+    BeforeName,
+    Name,
+    AfterName,
+    BeforeValue,
+    Value,
+    Quoted,
+    Escaped,
+    /// Behind the CR of the line.
+    LineEnd,
+}
+
+/// Where the bytes end that were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// Inside the extensions.
+    Part,
+    /// Behind the LF of their line.
+    Whole,
+}
+
+impl ChunkExtension {
+    /// How much of `bytes` belongs to the extensions and the end of their line.
+    ///
+    /// # Errors
+    /// `LineEnd` for a CR or LF that stands alone, `ChunkExtension` for what the grammar does not have.
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Read), Malformed> {
+        for (at, byte) in bytes.iter().enumerate() {
+            match (self.0, byte) {
+                (At::LineEnd, b'\n') => return Ok((at.saturating_add(1), Read::Whole)),
+                (At::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
+                (now, byte) => self.0 = now.next(*byte).ok_or(Malformed::ChunkExtension)?,
+            }
+        }
+        Ok((bytes.len(), Read::Part))
+    }
+}
+
+impl At {
+    fn next(self, byte: u8) -> Option<Self> {
+        let is_token = is(byte, TOKEN);
+        Some(match (self, byte) {
+            (Self::Item | Self::Name | Self::Value, b'\r') => Self::LineEnd,
+            (Self::Item | Self::AfterItem | Self::Name | Self::AfterName | Self::Value, b';') => {
+                Self::BeforeName
+            }
+            (Self::Item | Self::AfterItem | Self::Value, b' ' | b'\t') => Self::AfterItem,
+            (Self::Name | Self::AfterName, b'=') => Self::BeforeValue,
+            (Self::Name | Self::AfterName, b' ' | b'\t') => Self::AfterName,
+            (Self::BeforeName, b' ' | b'\t') => Self::BeforeName,
+            (Self::BeforeName | Self::Name, _) if is_token => Self::Name,
+            (Self::BeforeValue, b' ' | b'\t') => Self::BeforeValue,
+            (Self::BeforeValue, b'"') => Self::Quoted,
+            (Self::BeforeValue | Self::Value, _) if is_token => Self::Value,
+            (Self::Quoted, b'"') => Self::Item,
+            (Self::Quoted, b'\\') => Self::Escaped,
+            (Self::Quoted | Self::Escaped, b'\t' | b' '..=b'~' | 0x80..) => Self::Quoted,
+            _ => return None,
+        })
+    }
+}
