@@ -7,6 +7,7 @@ use leno_telemetry::GrpcStatus;
 use leno_traffic::fault::InjectedAnswer;
 use leno_traffic::{Denial, Exceeded, Full, Ruling};
 use leno_wire::http1::Malformed;
+use leno_wire::link::ResetCode;
 
 use crate::http::grpc;
 use crate::http::message::ReadError;
@@ -23,6 +24,8 @@ pub(crate) struct Failure {
     pub(crate) retry_after: Option<u64>,
     /// The status of gRPC that is answered, when a policy says another than the reason does.
     pub(crate) grpc: Option<GrpcStatus>,
+    /// The code of HTTP/2 by which the upstream reset its stream.
+    pub(crate) reset: Option<ResetCode>,
 }
 
 impl Failure {
@@ -34,7 +37,8 @@ impl Failure {
 
     /// The status of gRPC that a call is answered.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
-        self.grpc.unwrap_or_else(|| grpc::status(self.reason))
+        let of_reset = || self.reset.and_then(grpc::status_of_reset);
+        self.grpc.or_else(of_reset).unwrap_or_else(|| grpc::status(self.reason))
     }
 
     /// A fault that a policy wants.
@@ -49,7 +53,7 @@ impl Failure {
 
 impl From<Reason> for Failure {
     fn from(reason: Reason) -> Self {
-        Self { reason, policy: None, answer: None, retry_after: None, grpc: None }
+        Self { reason, policy: None, answer: None, retry_after: None, grpc: None, reset: None }
     }
 }
 
@@ -78,9 +82,10 @@ impl From<Full<'_>> for Failure {
 /// What a broken read means when it was the client's request.
 pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
     match error {
-        ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
-            Reason::DownstreamClosed
-        }
+        ReadError::Io(_)
+        | ReadError::Ended
+        | ReadError::Reset(_)
+        | ReadError::Malformed(Malformed::BodyTruncated) => Reason::DownstreamClosed,
         ReadError::Stalled => Reason::BodyStalled,
         ReadError::Malformed(Malformed::HeadTooLarge | Malformed::TooManyFields) => {
             Reason::HeadTooLarge
@@ -92,9 +97,10 @@ pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
 /// What a broken read means when it was the upstream's response.
 pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
     match error {
-        ReadError::Io(_) | ReadError::Ended | ReadError::Malformed(Malformed::BodyTruncated) => {
-            Reason::UpstreamReset
-        }
+        ReadError::Io(_)
+        | ReadError::Ended
+        | ReadError::Reset(_)
+        | ReadError::Malformed(Malformed::BodyTruncated) => Reason::UpstreamReset,
         ReadError::Stalled => Reason::UpstreamStalled,
         ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::UpstreamMalformed,
     }
@@ -106,6 +112,6 @@ pub(crate) fn lost_reason(lost: Lost) -> Reason {
         Lost::Refused => Reason::UpstreamRefused,
         Lost::Unreachable => Reason::ConnectFailed,
         Lost::Denied => Reason::Denied,
-        Lost::Broken => Reason::UpstreamReset,
+        Lost::Broken | Lost::Http2(_) => Reason::UpstreamReset,
     }
 }

@@ -1,7 +1,9 @@
 //! HTTP/2 at the edges: its heads become those of HTTP/1.1 and back, the corridor between is one.
 
+pub(crate) mod cancel;
 pub(crate) mod client;
 pub(crate) mod connect;
+mod half_close;
 pub(crate) mod head;
 pub(crate) mod offer;
 pub(crate) mod server;

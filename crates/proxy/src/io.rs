@@ -9,9 +9,10 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::{self, Size};
 
@@ -25,6 +26,8 @@ struct Shared {
     unflushed: Cell<bool>,
     /// The last read filled all the room that it had: more is likely to be there.
     filled: Cell<bool>,
+    /// When a peer that ended its direction is looked after next.
+    next_look: RefCell<Option<Pin<Box<Sleep>>>>,
 }
 
 /// What the bytes travel on.
@@ -45,6 +48,7 @@ impl Io {
             stream: RefCell::new(stream),
             unflushed: Cell::new(false),
             filled: Cell::new(false),
+            next_look: RefCell::new(None),
         }))
     }
 
@@ -152,16 +156,41 @@ impl Io {
         }
     }
 
-    /// Resolves when a peer that only waits has gone. Ending its writing side counts: to most
-    /// servers it means the same. Bytes that it sends ahead hide its end until they are read, and
-    /// so does TLS.
+    /// Resolves when a peer that only waits has gone. The end of its own direction is no departure: it may wait for its
+    /// answer (RFC 9112 §9.6). Bytes that it sends ahead hide its end until they are read, and so does TLS.
     pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Stream::Plain(tcp) = &*self.0.stream.borrow() else {
             return Poll::Pending;
         };
         match tcp.poll_peek(cx, &mut ReadBuf::new(&mut [0])) {
-            Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
+            Poll::Ready(Ok(0)) => self.poll_gone_after_end(cx),
+            Poll::Ready(Err(_)) => Poll::Ready(()),
             Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Resolves when a peer that has ended its direction does not listen any more: it resets the connection, or leaves
+    /// keepalive probes without a reply, as the kernel of a process does that closed its socket. Neither event makes a
+    /// stream readable that has ended, so the socket is examined once in `LOOK_PERIOD`.
+    #[cold]
+    pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(tcp) = self.tcp() else { return Poll::Pending };
+        let mut next_look = self.0.next_look.borrow_mut();
+        let look = next_look.get_or_insert_with(|| {
+            let probes = TcpKeepalive::new()
+                .with_time(PROBE_PERIOD)
+                .with_interval(PROBE_PERIOD)
+                .with_retries(PROBES_MAX);
+            // Failing means that the socket is gone already, which the first look finds out.
+            drop(SockRef::from(&*tcp).set_tcp_keepalive(&probes));
+            Box::pin(sleep(LOOK_PERIOD))
+        });
+        loop {
+            if !matches!(SockRef::from(&*tcp).take_error(), Ok(None)) {
+                return Poll::Ready(());
+            }
+            ready!(look.as_mut().poll(cx));
+            look.as_mut().reset(Instant::now() + LOOK_PERIOD);
         }
     }
 
@@ -179,7 +208,7 @@ impl Io {
     pub(crate) fn reset(&self) {
         // Failing means that the socket is gone already, which is what we want.
         if let Some(tcp) = self.tcp() {
-            drop(socket2::SockRef::from(&*tcp).set_linger(Some(Duration::ZERO)));
+            drop(SockRef::from(&*tcp).set_linger(Some(Duration::ZERO)));
         }
     }
 
@@ -187,7 +216,7 @@ impl Io {
     pub(crate) fn cut(&self) {
         self.reset();
         if let Some(tcp) = self.tcp() {
-            drop(socket2::SockRef::from(&*tcp).shutdown(std::net::Shutdown::Both));
+            drop(SockRef::from(&*tcp).shutdown(std::net::Shutdown::Both));
         }
     }
 
@@ -264,3 +293,9 @@ const READ_BYTES_MIN: usize = 1024;
 const FAREWELL: Duration = Duration::from_secs(2);
 /// What is read and dropped of a peer that goes on sending after its answer.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The time between two looks at a peer that has ended its direction and waits for its answer.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+/// The time before the first keepalive probe to such a peer, and between two.
+const PROBE_PERIOD: Duration = Duration::from_secs(3);
+/// Probes without a reply after which the peer is gone: about twelve seconds after its end.
+const PROBES_MAX: u32 = 3;

@@ -238,16 +238,23 @@ impl State {
         self.slots.entry(id).or_insert(Slot { arrived, ..Slot::default() })
     }
 
-    /// Lets go of a stream. True: it had waited for the output to drain.
-    fn remove(&mut self, id: StreamId) -> bool {
-        let Some(Slot { mut arrived, is_congested, .. }) = self.slots.remove(&id) else {
-            return false;
+    /// Lets go of a stream.
+    fn remove(&mut self, id: StreamId) -> Removed {
+        let Some(slot) = self.slots.remove(&id) else {
+            return Removed { is_congested: false, is_whole: false };
         };
+        let is_whole = slot.is_whole();
+        let Slot { mut arrived, is_congested, .. } = slot;
         arrived.clear();
         if self.spare.len() < SPARE_MAX && arrived.capacity() <= QUEUE_MAX {
             self.spare.push(arrived);
         }
-        is_congested
+        Removed { is_congested, is_whole }
+    }
+
+    /// True when the driver may have waited for the last stream to end.
+    fn is_ending(&self) -> bool {
+        self.retired || self.broken || self.link.is_going_away()
     }
 
     fn deliver(&mut self, id: StreamId, incoming: Incoming) {
@@ -314,12 +321,21 @@ impl State {
     }
 }
 
+/// The state of a stream when it left its link.
+struct Removed {
+    /// It waited for the output to drain.
+    is_congested: bool,
+    /// Both directions had ended.
+    is_whole: bool,
+}
+
 impl From<ResetCode> for Lost {
     fn from(code: ResetCode) -> Self {
         match code {
             ResetCode::Unreachable => Self::Unreachable,
             ResetCode::Denied => Self::Denied,
             code if code.is_retry_safe() => Self::Refused,
+            code if code.to_http2().is_some() => Self::Http2(code),
             _ => Self::Broken,
         }
     }

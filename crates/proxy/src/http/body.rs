@@ -53,6 +53,8 @@ pub(crate) enum Silence<'a> {
     Allowed,
     /// No longer than this, unless it was answered meanwhile: who has an answer may take turns.
     Bounded { limit: Duration, answered: &'a Cell<bool> },
+    /// No longer than this: the length of the body is known, and it is not a stream of events.
+    Limited(Duration),
 }
 
 /// A piece of a body.
@@ -240,6 +242,7 @@ fn poll_link(
             Err(Lost::Broken | Lost::Denied | Lost::Refused | Lost::Unreachable) => {
                 return Poll::Ready(Err(ReadError::Ended));
             }
+            Err(Lost::Http2(code)) => return Poll::Ready(Err(ReadError::Reset(code))),
         }
     }
     Poll::Ready(Ok(None))
@@ -444,6 +447,10 @@ impl Silence<'_> {
                 None if answered.get() => {}
                 None => return Err(ReadError::Stalled),
             }
+        }
+        if let Self::Limited(limit) = self {
+            let next = within(limit, |cx| source.poll_next(cx)).await;
+            return next.unwrap_or(Err(ReadError::Stalled));
         }
         poll_fn(|cx| source.poll_next(cx)).await
     }

@@ -24,6 +24,7 @@ use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
 use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, Redirection, RequestView, Stay};
+use leno_wire::link::ResetCode;
 use smallvec::SmallVec;
 
 use super::again;
@@ -120,19 +121,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
         exchange
     }
 
-    /// Carries the request to where it belongs and its answer back. False: the connection that
-    /// it came on cannot go on.
-    pub(crate) async fn run(&mut self) -> bool {
-        let Err(failure) = self.walk().await else {
+    /// Carries the request to where it belongs and its answer back.
+    ///
+    /// # Errors
+    /// The connection or stream that it came on cannot go on, and is reset by this code.
+    pub(crate) async fn run(&mut self) -> Result<(), ResetCode> {
+        let Err(mut failure) = self.walk().await else {
             self.record.succeed();
-            return true;
+            return Ok(());
         };
         self.record.fail(&failure);
         if self.started.get() {
             // Half an answer is out: only a broken connection says that it is not whole.
             self.record.grpc.set(None);
-            return false;
+            return Err(self.progress.reset.get().unwrap_or(ResetCode::Failed));
         }
+        failure.reset = self.progress.reset.get();
         self.record.head.status = failure.status();
         // Over HTTP/1.1 there is no gRPC.
         let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
@@ -144,8 +148,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let bodiless = self.request.method() == "HEAD";
         let edits = self.edits_of_failure();
-        rescue::answer(&failure, self.session, self.responder, (bodiless, is_call), edits.as_ref())
-            .await
+        let form = (bodiless, is_call);
+        let answered =
+            rescue::answer(&failure, self.session, self.responder, form, edits.as_ref()).await;
+        if answered { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
@@ -372,7 +378,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             let again = match rule {
                 None => {
-                    self.may_repeat(bound)
+                    self.may_repeat(reason, bound)
                         && retry::retry(reason, &self.attempt_so_far(aim))
                         && self.retrying.claim(bound.ward.as_deref())
                 }
@@ -383,6 +389,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     Some(ward) => ward.failure(reason),
                     None => reason.into(),
                 });
+            }
+            if rule.is_none() && self.progress.body_taken {
+                self.body.rewind();
+                self.record.bytes_in.set(0);
             }
             self.record.retries += 1;
             if let Some((policy, slot)) = actions.as_ref().and_then(|it| it.retried_by.as_ref()) {
@@ -428,10 +438,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// There is one application. Whether another is asked is for the client's sidecar to say; a
-    /// kept connection that was just closing proves nothing, and is ours alone.
-    fn may_repeat(&self, bound: &Bound) -> bool {
+    /// kept connection that was just closing proves nothing, and is ours alone. So is a connection of HTTP/2 that the application
+    /// ended before it looked at the request.
+    fn may_repeat(&self, reason: Reason, bound: &Bound) -> bool {
         match bound.destination {
-            Destination::Application(_) => self.progress.on_reused,
+            Destination::Application(_) => {
+                self.progress.on_reused || reason == Reason::UpstreamRefused
+            }
             Destination::Endpoints(_) | Destination::Redirected(_) => true,
         }
     }

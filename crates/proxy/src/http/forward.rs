@@ -10,11 +10,11 @@ use std::task::Poll;
 
 use leno_model::Reason;
 use leno_telemetry::trace::{Span, Written};
-use leno_traffic::{CompiledActions, FieldEdits};
+use leno_traffic::{CompiledActions, FieldEdits, retry};
 use leno_wire::http1::{
     Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
 };
-use leno_wire::link::{OpenError, StreamKind};
+use leno_wire::link::{OpenError, ResetCode, StreamKind};
 use tokio::time::sleep;
 
 use self::interim::Allowance;
@@ -23,15 +23,15 @@ use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::{Exchange, Named, Witness};
 use super::grpc::{self, Call};
-use super::message::Reader;
+use super::message::{ReadError, Reader};
 use super::request::{Aim, Request};
 use super::respond::Responder;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
 use crate::http2::connect;
 use crate::http2::head;
-use crate::http2::stream::{Outgoing, Received};
-use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::http2::stream::{Asked, Outgoing, Received};
+use crate::link::{Incoming, LinkHandle, LinkStream, Lost};
 use crate::record::FinalHead;
 use crate::session::Session;
 use crate::upstream::ward::{Trial, refusal};
@@ -49,6 +49,8 @@ pub(crate) struct Progress {
     pub(crate) on_reused: bool,
     /// An answer came, and is kept from the client: the request is sent once more.
     pub(crate) kept_back: Cell<Option<KeptBack>>,
+    /// The code of HTTP/2 by which the upstream reset its stream.
+    pub(crate) reset: Cell<Option<ResetCode>>,
 }
 
 /// Sends the request on a lease and its response back.
@@ -70,8 +72,11 @@ pub(crate) async fn forward(
         Lease::Http2(lease) => over_http2(exchange, aim, destined, lease).await,
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
+            if connection.reused && retry::is_idempotent(aim.method) {
+                exchange.hold_briefly();
+            }
             let clean = over_http1(exchange, aim, &mut connection).await?;
-            if clean {
+            if clean && !exchange.request.head.authenticates_connection {
                 destined.give_back(connection);
             }
             Ok(())
@@ -126,15 +131,22 @@ async fn over_http2(
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
+    // The server may end the connection before it looks at the request (RFC 9113 §6.8).
+    let held = exchange.hold_briefly();
     let (response, stream) = lease
         .send
         .send_request(head, exchange.body.is_empty())
         .map_err(|_| Reason::UpstreamRefused)?;
     exchange.progress.request_sent = true;
-    let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
+    let outgoing = Outgoing::new(stream);
+    let asked = Asked::new(&outgoing);
+    let sink = Sink::Http2 { stream: outgoing, patience };
     let sending = Sending::of(exchange);
-    let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
-    converse(exchange, (sink, sending), upstream).await.map(|_| ())
+    let awaited = Awaited::new(response).holding(held);
+    let upstream = Upstreamed::Http2(Box::new(awaited));
+    let outcome = converse(exchange, (sink, sending), upstream).await;
+    asked.finish();
+    outcome.map(|_| ())
 }
 
 /// True: the connection may serve another request.
@@ -293,16 +305,14 @@ async fn converse(
     let (witness, keeps) = (exchange.witness.as_ref(), exchange.keeps.as_deref());
     let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
     let retrying = (trial.map(Trial::ward), &exchange.retrying);
-    let Progress { body_taken, kept_back, .. } = progress;
+    let Progress { body_taken, kept_back, reset, .. } = progress;
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let at = (&*session.worker, &**request);
     let keep_back =
         KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
     let silence = silence(session, is_call, started);
-    let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
-    let (upgrade, sending) = (request.upgrade, Cell::new(sending));
-    let client = responder.connection();
+    let (upgrade, sending, client) = (request.upgrade, Cell::new(sending), responder.connection());
     let mut send = pin!(async {
         *body_taken = has_body;
         pump(body, &mut sink, silence, Noted { bytes: &record.bytes_in, call: None }).await?;
@@ -324,8 +334,10 @@ async fn converse(
         given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
         final_head: &mut record.head,
         started,
+        reset,
     };
     let mut receive = pin!(receive(upstream, &mut reply));
+    let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let reusable = poll_fn(|cx| {
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
@@ -381,6 +393,8 @@ struct Reply<'a, 'io> {
     given: Noted<'a>,
     final_head: &'a mut FinalHead,
     started: &'a Cell<bool>,
+    /// The code of HTTP/2 by which the upstream resets its stream.
+    reset: &'a Cell<Option<ResetCode>>,
 }
 
 /// Carries the response back. True: the upstream connection is clean.
@@ -388,7 +402,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
     let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
-            let arrived = stream.next().await.map_err(lost_reason)?;
+            let arrived = stream.next().await.map_err(|lost| reply.lost(lost))?;
             // The state machine of the link lets nothing precede a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
@@ -425,7 +439,9 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 // Nobody was asked to change the protocol.
                 return Err(Reason::UpstreamMalformed);
             }
-            let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
+            let reusable = head.keep_alive
+                && head.body != BodyLength::UntilClose
+                && !head.authenticates_connection(&bytes);
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
             let source = Source::http1(reader, length);
             reply.finish(&bytes, &head, source).await?;
@@ -450,7 +466,11 @@ async fn receive_http2(
     loop {
         let mut head = reply.worker.response_heads.lend();
         let asked = (reply.answers, reply.upgrade);
-        let (mut parts, body) = match awaited.next().await? {
+        let answer = awaited.next().await.map_err(|unanswered| {
+            reply.reset.set(unanswered.reset);
+            unanswered.reason
+        })?;
+        let (mut parts, body) = match answer {
             Http2Answer::Interim(bytes) => {
                 parse(&mut head, &bytes, asked, true)?;
                 awaited.meanwhile(reply.interim(&bytes, &head)).await??;
@@ -458,6 +478,7 @@ async fn receive_http2(
             }
             Http2Answer::Final(parts, body) => (parts, body),
         };
+        awaited.release();
         let agreed = reply.upgrade && parts.status.is_success();
         let bytes = match agreed {
             true => connect::switching(&mut parts, reply.request),
@@ -563,15 +584,32 @@ impl Reply<'_, '_> {
             }
             return Ok(());
         }
-        // How long an answer may pause is for its client to say, who is watched meanwhile.
-        let pumped = pump(&mut source, &mut sink, Silence::Allowed, self.given).await;
+        let silence = match head.body {
+            BodyLength::Known(_) => Silence::Limited(self.worker.config.limits.body_stall_timeout),
+            // It may be a stream of events, in which a pause of any length is regular.
+            BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => Silence::Allowed,
+        };
+        let pumped = pump(&mut source, &mut sink, silence, self.given).await;
         if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
             call.ended(bytes, head);
         }
         pumped.map_err(|broken| match broken {
-            Broken::Source(error) => upstream_reason(&error),
+            Broken::Source(error) => {
+                if let ReadError::Reset(code) = error {
+                    self.reset.set(Some(code));
+                }
+                upstream_reason(&error)
+            }
             Broken::Sink => Reason::DownstreamClosed,
             Broken::SinkStalled => Reason::BodyStalled,
         })
+    }
+
+    #[cold]
+    fn lost(&self, lost: Lost) -> Reason {
+        if let Lost::Http2(code) = lost {
+            self.reset.set(Some(code));
+        }
+        lost_reason(lost)
     }
 }

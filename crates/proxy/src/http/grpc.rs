@@ -7,6 +7,7 @@ use std::cell::Cell;
 use leno_model::Reason;
 use leno_telemetry::GrpcStatus;
 use leno_wire::http1::ResponseHead;
+use leno_wire::link::ResetCode;
 
 pub(crate) use leno_outside::message;
 
@@ -53,6 +54,34 @@ pub(crate) fn status(reason: Reason) -> GrpcStatus {
         (_, 431) => GrpcStatus::Internal,
         (_, 501) => GrpcStatus::Unimplemented,
         (_, status) => GrpcStatus::of_http(status),
+    }
+}
+
+/// The status for a stream that was reset before its response began (grpc/doc/PROTOCOL-HTTP2.md, *HTTP2 Transport Mapping*).
+pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
+    match code {
+        ResetCode::Http2NoError
+        | ResetCode::Http2ProtocolError
+        | ResetCode::Http2InternalError
+        | ResetCode::Http2FlowControlError
+        | ResetCode::Http2SettingsTimeout
+        | ResetCode::Http2FrameSizeError
+        | ResetCode::Http2CompressionError
+        | ResetCode::Http2ConnectError => Some(GrpcStatus::Internal),
+        ResetCode::Http2RefusedStream => Some(GrpcStatus::Unavailable),
+        ResetCode::Http2Cancel => Some(GrpcStatus::Cancelled),
+        ResetCode::Http2EnhanceYourCalm => Some(GrpcStatus::ResourceExhausted),
+        ResetCode::Http2InadequateSecurity => Some(GrpcStatus::PermissionDenied),
+        ResetCode::Http2StreamClosed | ResetCode::Http2Http11Required => Some(GrpcStatus::Unknown),
+        ResetCode::Cancelled
+        | ResetCode::Refused
+        | ResetCode::Failed
+        | ResetCode::TooLarge
+        | ResetCode::FlowControl
+        | ResetCode::TimedOut
+        | ResetCode::Enough
+        | ResetCode::Denied
+        | ResetCode::Unreachable => None,
     }
 }
 

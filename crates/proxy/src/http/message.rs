@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead};
+use leno_wire::link::ResetCode;
 
 use crate::buffers::{self, Size};
 use crate::io::Io;
@@ -35,6 +36,8 @@ pub(crate) enum ReadError {
     Ended,
     #[error("the peer stopped in the middle of a body")]
     Stalled,
+    #[error("the peer reset the stream: {0:?}")]
+    Reset(ResetCode),
     #[error("a body is not as long as its head declared")]
     LengthMismatch,
     #[error(transparent)]

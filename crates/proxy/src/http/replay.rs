@@ -14,12 +14,31 @@ pub(crate) struct Hold {
     pieces: RefCell<Vec<Piece>>,
     is_lost: Cell<bool>,
     is_whole: Cell<bool>,
+    /// The index of the piece that is sent next.
+    next: Cell<usize>,
 }
 
 impl Hold {
     /// Whether a part of the body is gone from our hands.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.get()
+    }
+
+    /// Keeps nothing any more. Pieces that are still to be sent stay until then.
+    pub(crate) fn release(&self) {
+        self.is_lost.set(true);
+        self.drop_sent();
+    }
+
+    fn is_at_end(&self) -> bool {
+        self.next.get() == self.pieces.borrow().len()
+    }
+
+    fn drop_sent(&self) {
+        if self.is_lost.get() && self.is_at_end() {
+            self.pieces.take();
+            self.next.set(0);
+        }
     }
 
     /// All pieces once they are all that there is; `None` when that will not be. Whoever waits for it
@@ -43,26 +62,24 @@ impl Hold {
 pub(crate) struct Kept<'a> {
     source: Source<'a>,
     hold: Rc<Hold>,
-    /// Which of the pieces comes next.
-    next: usize,
     bytes: usize,
 }
 
 impl<'a> Kept<'a> {
     /// Keeps what comes from a source, in `hold`.
     pub(crate) fn new(source: Source<'a>, hold: Rc<Hold>) -> Self {
-        Self { source, hold, next: 0, bytes: 0 }
+        Self { source, hold, bytes: 0 }
     }
 
     /// Begins anew with the first byte; only while nothing is lost.
     pub(crate) fn rewind(&mut self) {
         debug_assert!(!self.hold.is_lost(), "what is lost cannot be sent again");
-        self.next = 0;
+        self.hold.next.set(0);
     }
 
     /// What is kept has been taken by somebody else.
     pub(crate) fn skip(&mut self) {
-        self.next = self.hold.pieces.borrow().len();
+        self.hold.next.set(self.hold.pieces.borrow().len());
     }
 
     /// All pieces, when they are all that there is.
@@ -72,21 +89,24 @@ impl<'a> Kept<'a> {
 
     /// Whether all of it has been taken.
     pub(crate) fn is_complete(&self) -> bool {
-        self.next == self.hold.pieces.borrow().len() && self.source.is_complete()
+        self.hold.is_at_end() && self.source.is_complete()
     }
 
     /// Whether no piece follows those taken, and none is missing.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.next == self.hold.pieces.borrow().len() && self.source.is_exhausted()
+        self.hold.is_at_end() && self.source.is_exhausted()
     }
 
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Piece>, ReadError>> {
-        if let Some(piece) = self.hold.pieces.borrow().get(self.next) {
-            self.next += 1;
-            return Poll::Ready(Ok(Some(piece.clone())));
+        let next = self.hold.next.get();
+        let kept = self.hold.pieces.borrow().get(next).cloned();
+        if let Some(piece) = kept {
+            self.hold.next.set(next + 1);
+            self.hold.drop_sent();
+            return Poll::Ready(Ok(Some(piece)));
         }
         let next = ready!(self.source.poll_next(cx))?;
         if let Some(piece) = next.as_ref().filter(|_| !self.hold.is_lost()) {
@@ -95,10 +115,11 @@ impl<'a> Kept<'a> {
             self.bytes = self.bytes.saturating_add(bytes.len());
             if self.bytes > KEPT_BYTES_MAX || pieces.len() == KEPT_PIECES_MAX {
                 self.hold.is_lost.set(true);
-                (*pieces, self.next) = (Vec::new(), 0);
+                *pieces = Vec::new();
+                self.hold.next.set(0);
             } else {
                 pieces.push(piece.clone());
-                self.next = pieces.len();
+                self.hold.next.set(pieces.len());
             }
         }
         self.hold.is_whole.set(self.source.is_exhausted());

@@ -35,6 +35,11 @@ pub(crate) async fn answer(
         Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
     };
     match responder {
+        // The application answers, and has not looked at this request.
+        Responder::Link { stream, .. } if failure.reason == Reason::UpstreamRefused => {
+            stream.reset(ResetCode::Refused);
+            true
+        }
         // Nothing reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
             stream.reset(ResetCode::Unreachable);
@@ -42,7 +47,7 @@ pub(crate) async fn answer(
         }
         // It broke half-way: only the client's sidecar knows whether another may be asked.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::IfUnsent => {
-            stream.reset(ResetCode::Failed);
+            stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
             true
         }
         responder if is_told_to_call(failure, responder, is_call) => {

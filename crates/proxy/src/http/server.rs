@@ -19,9 +19,10 @@ use super::rescue;
 use super::respond::Responder;
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
+use crate::http2::cancel;
 use crate::http2::offer;
 use crate::io::Io;
-use crate::link::Opened;
+use crate::link::{Lost, Opened};
 use crate::patience::finished_within;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
@@ -109,11 +110,11 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = Source::http1(&mut reader, length);
         let (started, to) = (Cell::new(false), &mut responder);
-        let went_well = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
+        let ended = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After an upgrade that was refused the connection is as it was.
         let whole = body.is_complete() || upgrade;
-        if !went_well {
+        if ended.is_err() {
             io.reset();
             return Some(Served::Done);
         }
@@ -208,13 +209,16 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let started = Cell::new(false);
             let mut exchange =
                 Exchange::new(session, &request, &mut body, (&mut responder, &started));
+            let given_up = cancel::Request;
             let mut exchange = pin!(exchange.run());
             tokio::select! {
                 biased;
-                _ = stream.lost() => {}
-                went_well = &mut exchange => {
-                    if !went_well {
-                        stream.reset(leno_wire::link::ResetCode::Failed);
+                lost = stream.lost() => if let Lost::Http2(code) = lost {
+                    given_up.is_given_up(code);
+                },
+                ended = &mut exchange => {
+                    if let Err(code) = ended {
+                        stream.reset(code);
                     }
                 }
             }

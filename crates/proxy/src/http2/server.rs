@@ -13,7 +13,9 @@ use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Parsed, RequestHead};
 use tokio::time::timeout;
 
+use super::cancel;
 use super::connect;
+use super::half_close::HalfClose;
 use super::head;
 use super::stream::{Received, Reply};
 use super::transport::Transport;
@@ -47,16 +49,20 @@ pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes,
 async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
     let patience = session.worker.config.limits.handshake_timeout;
     let at_the_edge = session.edge.is_some();
-    let shaken = builder(at_the_edge).handshake(transport);
+    let half_close = Rc::new(HalfClose::default());
+    let shaken = builder(at_the_edge).handshake(transport.serving(half_close.clone()));
     let Ok(Ok(connection)) = timeout(patience, shaken).await else {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
     };
-    carry(&session, connection).await;
+    carry(&session, connection, half_close).await;
 }
 
-async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Bytes>) {
-    let streams = Rc::new(Cell::new(0_usize));
+async fn carry(
+    session: &Rc<Session>,
+    mut connection: Connection<Transport, Bytes>,
+    streams: Rc<HalfClose>,
+) {
     let resets = Resets::for_clients_of(session);
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
@@ -72,7 +78,7 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
                 continue;
             }
             () = session.shed(), if !ending => {
-                if streams.get() == 0 {
+                if streams.streams() == 0 {
                     ending = true;
                     connection.graceful_shutdown();
                 }
@@ -90,7 +96,7 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
                 let (session, open) = (session.clone(), Open::new(&streams));
                 let resets = resets.clone();
                 tokio::task::spawn_local(async move {
-                    let served = serve_stream(&session, request, respond).await;
+                    let served = serve_stream(&session, request, respond, &open.0).await;
                     if let (Served::Unwanted, Some(resets)) = (served, resets) {
                         resets.count(Instant::now());
                     }
@@ -100,8 +106,8 @@ async fn carry(session: &Rc<Session>, mut connection: Connection<Transport, Byte
             // The codec has told the client why, and goes on saying the same to us.
             Ok(Some(Err(error))) => return tracing::debug!(%error, "an HTTP/2 connection broke"),
             Ok(None) => return,
-            Err(_) if ending && streams.get() == 0 => return,
-            Err(_) if !ending && (streams.get() == 0 || session.is_expired()) => {
+            Err(_) if ending && streams.streams() == 0 => return,
+            Err(_) if !ending && (streams.streams() == 0 || session.is_expired()) => {
                 ending = true;
                 connection.graceful_shutdown();
             }
@@ -152,18 +158,18 @@ enum Served {
 }
 
 /// Counts one open stream while it lives.
-struct Open(Rc<Cell<usize>>);
+struct Open(Rc<HalfClose>);
 
 impl Open {
-    fn new(streams: &Rc<Cell<usize>>) -> Self {
-        streams.set(streams.get() + 1);
+    fn new(streams: &Rc<HalfClose>) -> Self {
+        streams.open();
         Self(streams.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.0.close();
     }
 }
 
@@ -171,6 +177,7 @@ async fn serve_stream(
     session: &Session,
     request: http::Request<RecvStream>,
     respond: SendResponse<Bytes>,
+    half_close: &Rc<HalfClose>,
 ) -> Served {
     let worker = &session.worker;
     let reply = Reply::new(respond);
@@ -204,21 +211,27 @@ async fn serve_stream(
     let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {
         BodyLength::Empty if !upgrade => Source::Empty,
-        _ => Source::Http2(Received::new(body)),
+        _ => Source::Http2(Received::of_request(body, half_close.clone())),
     };
+    let has_body = !source.is_empty();
     let started = Cell::new(false);
     let mut exchange = Exchange::new(session, &request, &mut source, (&mut responder, &started));
+    let given_up = cancel::Request;
     let mut exchange = pin!(exchange.run());
     tokio::select! {
         biased;
-        () = reply.gone() => if reply.is_unanswered() {
-            return Served::Unwanted;
-        },
-        went_well = &mut exchange => {
-            if !went_well {
-                reply.reset();
+        code = reply.gone() => {
+            given_up.is_given_up(code);
+            if reply.is_unanswered() {
+                return Served::Unwanted;
             }
         }
+        ended = &mut exchange => {
+            if let Err(code) = ended {
+                reply.reset(code);
+            }
+        }
+        never = half_close.wake(), if has_body => match never {},
     }
     Served::Answered
 }

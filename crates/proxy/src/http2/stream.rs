@@ -12,7 +12,10 @@ use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
 use leno_wire::http1::ResponseHead;
+use leno_wire::link::ResetCode;
 
+use super::cancel;
+use super::half_close::HalfClose;
 use super::head;
 use crate::http::answer;
 use crate::http::body::Piece;
@@ -24,6 +27,8 @@ pub(crate) struct Received {
     stream: RecvStream,
     owed: usize,
     phase: Phase,
+    /// The connection of the client that sends it.
+    half_close: Option<Rc<HalfClose>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +40,12 @@ enum Phase {
 
 impl Received {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, owed: 0, phase: Phase::Data }
+        Self { stream, owed: 0, phase: Phase::Data, half_close: None }
+    }
+
+    /// The body of a request, which stays incomplete when its client's direction ends before.
+    pub(super) fn of_request(stream: RecvStream, half_close: Rc<HalfClose>) -> Self {
+        Self { half_close: Some(half_close), ..Self::new(stream) }
     }
 
     /// Whether all of it has been taken.
@@ -53,6 +63,15 @@ impl Received {
             // Failing means that the stream is gone, which the next read tells.
             drop(self.stream.flow_control().release_capacity(owed));
         }
+        match self.poll_stream(cx) {
+            Poll::Pending if self.half_close.as_ref().is_some_and(|it| it.has_ended()) => {
+                Poll::Ready(Err(ReadError::Ended))
+            }
+            polled => polled,
+        }
+    }
+
+    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Piece>, ReadError>> {
         loop {
             match self.phase {
                 Phase::Data => match ready!(self.stream.poll_data(cx)) {
@@ -82,12 +101,38 @@ impl Received {
 }
 
 fn broken(error: h2::Error) -> ReadError {
-    ReadError::Io(io::Error::other(error))
+    match error.reason() {
+        Some(code) if error.is_reset() => ReadError::Reset(ResetCode::of_http2(code.into())),
+        _ => ReadError::Io(io::Error::other(error)),
+    }
 }
 
 /// A body that is sent, as its peer grants room.
 #[derive(Clone)]
 pub(crate) struct Outgoing(Rc<RefCell<SendStream<Bytes>>>);
+
+/// A stream to a server, while its answer is awaited.
+pub(crate) struct Asked(Option<Outgoing>);
+
+impl Asked {
+    pub(crate) fn new(outgoing: &Outgoing) -> Self {
+        Self(Some(outgoing.clone()))
+    }
+
+    /// The answer is over.
+    pub(crate) fn finish(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Asked {
+    /// The client gives its request up by a code of HTTP/2; without one the codec says CANCEL.
+    fn drop(&mut self) {
+        if let (Some(outgoing), Some(code)) = (&self.0, cancel::code().to_http2()) {
+            outgoing.0.borrow_mut().send_reset(code.into());
+        }
+    }
+}
 
 /// The peer takes no more.
 #[derive(Debug, Clone, Copy)]
@@ -132,8 +177,8 @@ impl Outgoing {
         self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| Gone)
     }
 
-    fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.borrow_mut().poll_reset(cx).map(drop)
+    fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Code>> {
+        self.0.borrow_mut().poll_reset(cx).map(Result::ok)
     }
 }
 
@@ -205,13 +250,14 @@ impl Reply {
         Ok(outgoing)
     }
 
-    /// Resolves when the client has cancelled the request, or is gone.
-    pub(super) async fn gone(&self) {
+    /// Resolves when the client has cancelled the request, with the code, or is gone.
+    pub(super) async fn gone(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
-            State::Unanswered(respond) => respond.poll_reset(cx).map(drop),
+            State::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
             State::Answering(outgoing) => outgoing.poll_reset(cx),
         })
-        .await;
+        .await
+        .map_or(ResetCode::Cancelled, |code| ResetCode::of_http2(code.into()))
     }
 
     /// Whether no part of the answer is out.
@@ -219,13 +265,12 @@ impl Reply {
         matches!(*self.0.borrow(), State::Unanswered(_))
     }
 
-    /// Gives the stream up: what was sent of the answer is not whole.
-    pub(super) fn reset(&self) {
+    /// Gives the stream up, with an answer that is not whole. The client gets the code of HTTP/2 that broke it.
+    pub(super) fn reset(&self, code: ResetCode) {
+        let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
         match &mut *self.0.borrow_mut() {
-            State::Unanswered(respond) => respond.send_reset(Code::INTERNAL_ERROR),
-            State::Answering(outgoing) => {
-                outgoing.0.borrow_mut().send_reset(Code::INTERNAL_ERROR);
-            }
+            State::Unanswered(respond) => respond.send_reset(code),
+            State::Answering(outgoing) => outgoing.0.borrow_mut().send_reset(code),
         }
     }
 }

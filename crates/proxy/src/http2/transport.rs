@@ -2,11 +2,13 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::half_close::HalfClose;
 use crate::io::Io;
 
 /// A connection, and what was read of it before its protocol was known.
@@ -15,6 +17,8 @@ pub(super) struct Transport {
     early: BytesMut,
     /// A frame that its client never wrote.
     splice: Option<Box<Splice>>,
+    /// The streams of a client, which may outlive its own direction.
+    half_close: Option<Rc<HalfClose>>,
 }
 
 /// A frame, and how much of what the client says first is still to be read before it.
@@ -27,14 +31,19 @@ struct Splice {
 
 impl Transport {
     pub(super) fn new(io: Io, early: BytesMut) -> Self {
-        Self { io, early, splice: None }
+        Self { io, early, splice: None, half_close: None }
     }
 
     /// One on which `frame` is read after the preface and the first frame of the client.
     pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
         let opening = Vec::with_capacity(OPENING_BYTES);
         let splice = Splice { opening, left: OPENING_BYTES, frame };
-        Self { io, early, splice: Some(Box::new(splice)) }
+        Self { io, early, splice: Some(Box::new(splice)), half_close: None }
+    }
+
+    /// The same, for the connection of a client; its streams are counted in `half_close`.
+    pub(super) fn serving(self, half_close: Rc<HalfClose>) -> Self {
+        Self { half_close: Some(half_close), ..self }
     }
 
     fn poll_client(
@@ -43,12 +52,25 @@ impl Transport {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.early.is_empty() {
-            return self.io.with(|stream| stream.poll_read(cx, buffer));
+            let before = buffer.filled().len();
+            ready!(self.io.with(|stream| stream.poll_read(cx, buffer)))?;
+            return match &self.half_close {
+                Some(half_close) if buffer.filled().len() == before => {
+                    half_close.poll_end(&self.io, cx)
+                }
+                _ => Poll::Ready(Ok(())),
+            };
         }
         let length = self.early.len().min(buffer.remaining());
         buffer.put_slice(self.early.get(..length).unwrap_or_default());
         self.early.advance(length);
         Poll::Ready(Ok(()))
+    }
+
+    fn note(&self, is_blocked: bool, cx: &Context<'_>) {
+        if let Some(half_close) = &self.half_close {
+            half_close.note_write(is_blocked, cx);
+        }
     }
 
     fn poll_spliced(
@@ -116,11 +138,15 @@ impl AsyncWrite for Transport {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.io.with(|stream| stream.poll_write(cx, bytes))
+        let written = self.io.with(|stream| stream.poll_write(cx, bytes));
+        self.note(written.is_pending(), cx);
+        written
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.io.with(|stream| stream.poll_flush(cx))
+        let flushed = self.io.with(|stream| stream.poll_flush(cx));
+        self.note(flushed.is_pending(), cx);
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

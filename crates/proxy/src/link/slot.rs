@@ -5,6 +5,7 @@ use std::task::Waker;
 
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
+use leno_wire::link::ResetCode;
 
 /// What arrived for one stream, and who waits for it.
 #[derive(Default)]
@@ -46,6 +47,8 @@ pub(crate) enum Lost {
     Denied,
     /// The peer gave it up, or the connection broke.
     Broken,
+    /// A stream of HTTP/2 behind the peer was reset by this code.
+    Http2(ResetCode),
 }
 
 impl Slot {
@@ -71,10 +74,14 @@ impl Slot {
         }
     }
 
+    pub(super) fn is_whole(&self) -> bool {
+        self.ours_ended && self.theirs_ended
+    }
+
     /// Ends the stream before its time. One whose directions have both ended is whole, and what
     /// arrived of it may still be read.
     pub(super) fn lose(&mut self, lost: Lost) {
-        if self.ours_ended && self.theirs_ended {
+        if self.is_whole() {
             return;
         }
         self.ended.get_or_insert(lost);

@@ -11,6 +11,7 @@ use leno_wire::link::{ResetCode, StreamId};
 
 use super::{Incoming, Lost, Shared};
 use crate::buffers::{self, Size};
+use crate::http2::cancel;
 use crate::patience::within;
 
 /// One stream. Dropping it before both sides have ended resets it.
@@ -237,11 +238,14 @@ impl LinkStream {
 impl Drop for LinkStream {
     fn drop(&mut self) {
         let mut state = self.shared.state.borrow_mut();
-        if state.remove(self.id) {
+        let removed = state.remove(self.id);
+        if removed.is_congested {
             state.congested.retain(|id| *id != self.id);
         }
-        // No-op for a stream that both sides have ended.
-        state.link.reset(self.id, ResetCode::Cancelled);
+        if removed.is_whole && !state.is_ending() {
+            return;
+        }
+        state.link.reset(self.id, cancel::code());
         state.wake_driver();
     }
 }

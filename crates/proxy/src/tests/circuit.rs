@@ -106,7 +106,7 @@ fn no_more_requests_are_under_way_than_the_policy_lets() {
         until(|| app.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.door).await;
         assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
-        drop(first);
+        first.abandon();
         until(|| mesh.client.ended() == 2).await;
         second.send(GET).await;
         until(|| app.accepted.get() == 2).await;

@@ -35,7 +35,7 @@ fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() 
         assert_eq!(one_more.ask(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failures(), [("overloaded", 1)].into());
         // Who leaves makes room.
-        under_way.pop();
+        under_way.pop().unwrap().abandon();
         until(|| mesh.server.ended() == 2).await;
         one_more.send(GET).await;
         until(|| app.accepted.get() == 3).await;
@@ -88,7 +88,7 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
             let answer = Client::connect(mesh.door).await.ask(GET).await;
             assert_eq!(answer.verdict(), (503, Some("overloaded")));
         }
-        drop(first);
+        first.abandon();
         until(|| mesh.server.ended() == 6).await;
         // The token of those who were refused.
         let _second = held(&mesh, &app).await;

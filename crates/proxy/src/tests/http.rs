@@ -294,7 +294,7 @@ fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
             client.send(request).await;
             let before = app.accepted.get();
             until(|| app.accepted.get() > before).await;
-            drop(client);
+            client.abandon();
             until(|| mesh.client.worker.connections.snapshot(0).0 == 0).await;
         }
         until(|| mesh.server.ended() == 2).await;

@@ -115,7 +115,7 @@ fn a_client_that_goes_away_is_held_against_no_endpoint() {
         let mut client = Client::connect(mesh.door).await;
         client.send(GET).await;
         until(|| app.accepted.get() == 1).await;
-        drop(client);
+        client.abandon();
         until(|| mesh.client.failures().contains_key("downstream-closed")).await;
         assert_eq!(failed(&mesh, &both), 0);
     });

@@ -217,7 +217,8 @@ fn a_client_that_goes_away_proves_nothing() {
         for gone in 1..=10 {
             let mut client = Client::connect(mesh.door).await;
             client.send(GET).await;
-            drop(client);
+            until(|| (app.accepted.get() + well.requests().len()) as u64 >= gone).await;
+            client.abandon();
             until(|| mesh.client.ended() >= gone).await;
         }
         assert_eq!(removals(&mesh), 0);

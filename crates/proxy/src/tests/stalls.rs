@@ -157,3 +157,41 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
 
 /// How long a body may stand still in these tests.
 const STALL: Duration = Duration::from_millis(400);
+
+#[test]
+fn a_response_of_known_length_that_stops_is_cut_and_a_stream_is_not() {
+    run(async {
+        let release = std::rc::Rc::new(tokio::sync::Notify::new());
+        let released = release.clone();
+        let app = Application::start(move |mut client| {
+            let released = released.clone();
+            async move {
+                let Some(request) = client.head().await else { return };
+                if request.head.contains("/stream") {
+                    let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
+                    client.send(head).await;
+                    released.notified().await;
+                    client.send("1\r\nb\r\n0\r\n\r\n").await;
+                } else {
+                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc").await;
+                }
+                client.last().await;
+            }
+        })
+        .await;
+        let mesh = mesh(app.address).await;
+        let mut stream = Client::connect(mesh.door).await;
+        stream.send("GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mut streamed = stream.head().await.unwrap();
+        let mut file = Client::connect(mesh.door).await;
+        file.send("GET /file HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(file.head().await.unwrap().status, 200);
+        assert_eq!(file.last().await, (b"abc".to_vec(), End::Reset));
+        until(|| mesh.server.ended() == 1).await;
+        assert_eq!(mesh.server.failures(), [("upstream-stalled", 1)].into());
+        // It has been silent for longer.
+        release.notify_one();
+        stream.body(&mut streamed).await.expect("the whole stream");
+        assert_eq!(streamed.text(), "ab");
+    });
+}

@@ -31,6 +31,7 @@ pub enum FieldName {
     ProxyConnection,
     ProxyAuthorization,
     ProxyAuthenticate,
+    Authorization,
     Expect,
     /// Any other field: it passes through untouched.
     #[default]
@@ -51,6 +52,7 @@ impl FieldName {
             7 if is(b"trailer") => Self::Trailer,
             10 if is(b"connection") => Self::Connection,
             10 if is(b"keep-alive") => Self::KeepAlive,
+            13 if is(b"authorization") => Self::Authorization,
             14 if is(b"content-length") => Self::ContentLength,
             16 if is(b"proxy-connection") => Self::ProxyConnection,
             17 if is(b"transfer-encoding") => Self::TransferEncoding,
@@ -73,7 +75,12 @@ impl FieldName {
             | Self::ProxyConnection
             | Self::ProxyAuthorization
             | Self::ProxyAuthenticate => true,
-            Self::Host | Self::ContentLength | Self::Trailer | Self::Expect | Self::Other => false,
+            Self::Host
+            | Self::ContentLength
+            | Self::Trailer
+            | Self::Authorization
+            | Self::Expect
+            | Self::Other => false,
         }
     }
 }
@@ -85,6 +92,8 @@ pub(super) struct Section {
     pub(super) expect_continue: bool,
     pub(super) close: bool,
     pub(super) keep_alive: bool,
+    /// `Authorization` of a scheme by which servers authenticate connections.
+    pub(super) authenticates: bool,
     content_length: Option<u64>,
     chunked: bool,
     upgrade_option: bool,
@@ -183,6 +192,7 @@ impl Section {
             FieldName::Expect => {
                 self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
             }
+            FieldName::Authorization => self.authenticates |= authenticates_connection(value),
             FieldName::Upgrade => {
                 self.upgrade_field |= !value.is_empty();
                 self.upgrade_http2 |= value.split(|byte| *byte == b',').any(is_http2);
@@ -304,7 +314,7 @@ pub(super) fn find_by<'b>(
     fields
         .iter()
         .filter(move |field| {
-            let is_named = field.hop_by_hop && field.kind == FieldName::Other;
+            let is_named = field.hop_by_hop && !field.kind.is_hop_by_hop();
             !is_named && fits(field.name.of(bytes))
         })
         .map(move |field| field.value.of(bytes))
@@ -322,6 +332,13 @@ fn decimal(value: &[u8]) -> Result<u64, Malformed> {
             number.checked_mul(10)?.checked_add(u64::from(digit))
         })
         .ok_or(Malformed::ContentLength)
+}
+
+/// True for credentials or a challenge of NTLM or Negotiate, by which servers authenticate the connection rather than the
+/// request (RFC 4559 §5).
+pub(super) fn authenticates_connection(value: &[u8]) -> bool {
+    let scheme = value.split(|byte| is_blank(*byte) || *byte == b',').next().unwrap_or_default();
+    scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
 }
 
 fn is_http2(protocol: &[u8]) -> bool {

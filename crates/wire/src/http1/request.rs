@@ -33,6 +33,8 @@ pub struct RequestHead {
     /// The same with one that does: the connection may go on in it, whoever takes the offer must
     /// look at the rest of the head (RFC 7540 §3.2).
     pub http2: bool,
+    /// Its credentials authenticate the connection that it goes on: no other client may use that.
+    pub authenticates_connection: bool,
 }
 
 impl RequestHead {
@@ -98,6 +100,7 @@ impl RequestHead {
         self.upgrade = section.upgrades(self.version);
         self.websocket = self.upgrade && section.names_websocket();
         self.http2 = section.offers_http2(self.version);
+        self.authenticates_connection = section.authenticates;
         self.expect_continue = section.expect_continue && self.version == Version::Http11;
         Ok(())
     }

@@ -73,6 +73,23 @@ impl ResponseHead {
         field::find(&self.fields, bytes, name)
     }
 
+    /// True for a challenge to authenticate the connection that it came on (RFC 4559 §4). `bytes` are those it was parsed from.
+    #[must_use]
+    pub fn authenticates_connection(&self, bytes: &[u8]) -> bool {
+        matches!(self.status, 401 | 407)
+            && self.fields.iter().any(|field| {
+                let name = field.name.of(bytes);
+                let is_challenge = name.eq_ignore_ascii_case(b"www-authenticate")
+                    || name.eq_ignore_ascii_case(b"proxy-authenticate");
+                is_challenge
+                    && field
+                        .value
+                        .of(bytes)
+                        .split(|byte| *byte == b',')
+                        .any(|challenge| field::authenticates_connection(challenge.trim_ascii()))
+            })
+    }
+
     /// Whether another head answers the same request: 1xx other than 101 (RFC 9110 §15.2).
     #[must_use]
     pub fn is_interim(&self) -> bool {

@@ -24,6 +24,35 @@ pub enum ResetCode {
     Denied = 8,
     /// The application behind the sender of the reset takes no connection. Nothing reached it.
     Unreachable = 9,
+    /// Codes of HTTP/2 (RFC 9113 §7) by which a stream of HTTP/2 was reset at either end. A peer that does not know them reads
+    /// [`Failed`](Self::Failed).
+    Http2NoError = 0x20,
+    /// PROTOCOL_ERROR.
+    Http2ProtocolError = 0x21,
+    /// INTERNAL_ERROR.
+    Http2InternalError = 0x22,
+    /// FLOW_CONTROL_ERROR.
+    Http2FlowControlError = 0x23,
+    /// SETTINGS_TIMEOUT.
+    Http2SettingsTimeout = 0x24,
+    /// STREAM_CLOSED.
+    Http2StreamClosed = 0x25,
+    /// FRAME_SIZE_ERROR.
+    Http2FrameSizeError = 0x26,
+    /// REFUSED_STREAM, after the response had begun.
+    Http2RefusedStream = 0x27,
+    /// CANCEL.
+    Http2Cancel = 0x28,
+    /// COMPRESSION_ERROR.
+    Http2CompressionError = 0x29,
+    /// CONNECT_ERROR.
+    Http2ConnectError = 0x2a,
+    /// ENHANCE_YOUR_CALM.
+    Http2EnhanceYourCalm = 0x2b,
+    /// INADEQUATE_SECURITY.
+    Http2InadequateSecurity = 0x2c,
+    /// HTTP_1_1_REQUIRED.
+    Http2Http11Required = 0x2d,
 }
 
 impl ResetCode {
@@ -38,7 +67,34 @@ impl ResetCode {
         Self::Enough,
         Self::Denied,
         Self::Unreachable,
+        Self::Http2NoError,
+        Self::Http2ProtocolError,
+        Self::Http2InternalError,
+        Self::Http2FlowControlError,
+        Self::Http2SettingsTimeout,
+        Self::Http2StreamClosed,
+        Self::Http2FrameSizeError,
+        Self::Http2RefusedStream,
+        Self::Http2Cancel,
+        Self::Http2CompressionError,
+        Self::Http2ConnectError,
+        Self::Http2EnhanceYourCalm,
+        Self::Http2InadequateSecurity,
+        Self::Http2Http11Required,
     ];
+
+    /// The code for a stream that was reset by this code of HTTP/2; `Failed` for one that RFC 9113 does not define.
+    #[must_use]
+    pub fn of_http2(code: u32) -> Self {
+        let byte = u8::try_from(code).ok().and_then(|code| code.checked_add(HTTP2_CODES));
+        byte.filter(|byte| *byte >= HTTP2_CODES).map_or(Self::Failed, Self::from_wire)
+    }
+
+    /// The code of HTTP/2 that this one stands for.
+    #[must_use]
+    pub fn to_http2(self) -> Option<u32> {
+        (self as u8).checked_sub(HTTP2_CODES).map(u32::from)
+    }
 
     /// Whether nothing of the stream can have taken effect, so that it may be tried elsewhere.
     #[must_use]
@@ -204,3 +260,6 @@ pub enum OpenError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("link: the stream takes no more")]
 pub struct Gone;
+
+/// The first code of HTTP/2 among those of streams.
+const HTTP2_CODES: u8 = 0x20;

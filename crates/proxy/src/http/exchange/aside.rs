@@ -109,6 +109,18 @@ impl Exchange<'_, '_> {
         hold
     }
 
+    /// Keeps a body until its answer begins, where nothing else keeps it: for a connection that may end before its request is
+    /// looked at. The caller releases the hold then.
+    #[inline(never)]
+    pub(crate) fn hold_briefly(&mut self) -> Option<Rc<Hold>> {
+        if self.body.is_empty() || self.request.upgrade || self.kept.is_some() {
+            return None;
+        }
+        let hold = self.keep_body();
+        self.held = Some(hold.clone());
+        Some(hold)
+    }
+
     /// Waits, or fails, where a policy wants it so.
     pub(super) async fn inject(
         &self,

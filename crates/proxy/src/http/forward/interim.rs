@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -10,7 +11,9 @@ use h2::client::ResponseFuture;
 use h2::{Reason as Code, RecvStream};
 use http::response::Parts;
 use leno_model::Reason;
+use leno_wire::link::ResetCode;
 
+use crate::http::replay::Hold;
 use crate::http2::head;
 
 /// What the interim heads of an answer may still take. No window holds heads back: the codec of
@@ -37,6 +40,8 @@ pub(crate) struct Awaited {
     /// Interim heads that came while something else was done, as HTTP/1.1 writes them.
     waiting: VecDeque<Bytes>,
     allowance: Allowance,
+    /// The part of the request's body that is kept until the answer begins.
+    held: Option<Rc<Hold>>,
 }
 
 /// The next head of an answer.
@@ -48,20 +53,32 @@ pub(crate) enum Http2Answer {
 
 impl Awaited {
     pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, waiting: VecDeque::new(), allowance: Allowance::new() }
+        Self { response, waiting: VecDeque::new(), allowance: Allowance::new(), held: None }
+    }
+
+    /// The same, with the body of the request kept until the answer begins.
+    pub(super) fn holding(self, held: Option<Rc<Hold>>) -> Self {
+        Self { held, ..self }
+    }
+
+    /// The answer begins: the request is not sent again.
+    pub(super) fn release(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.release();
+        }
     }
 
     /// The next head.
     ///
     /// # Errors
     /// Why none comes; `upstream-malformed` also when too many have come.
-    pub(crate) async fn next(&mut self) -> Result<Http2Answer, Reason> {
+    pub(crate) async fn next(&mut self) -> Result<Http2Answer, Unanswered> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
             if let Some(interim) = self.waiting.pop_front() {
                 return Poll::Ready(Ok(Http2Answer::Interim(interim)));
             }
-            Pin::new(&mut self.response).poll(cx).map_err(|error| reason(&error)).map_ok(|answer| {
+            Pin::new(&mut self.response).poll(cx).map_err(Unanswered::from).map_ok(|answer| {
                 let (parts, body) = answer.into_parts();
                 Http2Answer::Final(parts, body)
             })
@@ -97,11 +114,30 @@ impl Awaited {
     }
 }
 
-fn reason(error: &h2::Error) -> Reason {
-    match error.reason() {
-        Some(Code::REFUSED_STREAM) => Reason::UpstreamRefused,
-        Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
-        _ => Reason::UpstreamReset,
+/// Why there is no answer, and the code of HTTP/2 by which its stream was reset.
+pub(crate) struct Unanswered {
+    pub(crate) reason: Reason,
+    pub(crate) reset: Option<ResetCode>,
+}
+
+impl From<Reason> for Unanswered {
+    fn from(reason: Reason) -> Self {
+        Self { reason, reset: None }
+    }
+}
+
+impl From<h2::Error> for Unanswered {
+    fn from(error: h2::Error) -> Self {
+        let reason = match error.reason() {
+            Some(Code::REFUSED_STREAM) => Reason::UpstreamRefused,
+            // The codec gives the error of a GOAWAY to the streams above the last one, which the server did not process
+            // (RFC 9113 §6.8), and that of the connection to the others.
+            Some(_) if error.is_go_away() && error.is_remote() => Reason::UpstreamRefused,
+            Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
+            _ => Reason::UpstreamReset,
+        };
+        let code = error.reason().filter(|_| error.is_reset() && error.is_remote());
+        Self { reason, reset: code.map(|code| ResetCode::of_http2(code.into())) }
     }
 }
 

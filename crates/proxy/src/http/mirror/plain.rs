@@ -86,7 +86,9 @@ pub(crate) async fn over_http2(
         awaited.meanwhile(give(sink, body)).await??;
     }
     loop {
-        if let Http2Answer::Final(parts, body) = awaited.next().await? {
+        if let Http2Answer::Final(parts, body) =
+            awaited.next().await.map_err(|unanswered| unanswered.reason)?
+        {
             discard(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
         }

@@ -1,0 +1,70 @@
+//! Issue 26, case f10: a connection that the application authenticates serves no other client.
+
+use super::fixture::{Application, Client, Mesh, run};
+
+/// An application that takes the user of a connection from its first request with credentials, as NTLM does.
+async fn application(scheme: &'static str) -> Application {
+    Application::start(move |mut client| async move {
+        let mut user = None;
+        while let Some(request) = client.head().await {
+            if let Some(token) = request.field("authorization") {
+                match token.rsplit(' ').next() {
+                    Some("begin") => {}
+                    name => user = name.map(str::to_owned),
+                }
+            }
+            let answer = match &user {
+                Some(user) => {
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{user}", user.len())
+                }
+                None => format!(
+                    "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=\"a\"\r\n\
+                     WWW-Authenticate: {scheme}\r\ncontent-length: 0\r\n\r\n"
+                ),
+            };
+            client.send(answer).await;
+        }
+    })
+    .await
+}
+
+#[test]
+fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
+    run(async {
+        for (challenge, scheme) in
+            [("NTLM", "NTLM"), ("ntlm Y2hhbGxlbmdl", "ntlm"), ("Negotiate", "Negotiate")]
+        {
+            for first in ["begin", "alice"] {
+                let app = application(challenge).await;
+                let mesh = Mesh::permissive(app.address).await;
+                let mut alice = Client::connect(mesh.door).await;
+                let ask = |token| {
+                    format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
+                };
+                alice.ask(&ask(first)).await;
+                assert_eq!(alice.ask(&ask("alice")).await.text(), "alice");
+                let mut bob = Client::connect(mesh.door).await;
+                for _ in 0..3 {
+                    let answer = bob.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    assert_eq!(answer.status, 401, "{scheme}: {}", answer.head);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn other_credentials_leave_a_connection_shared() {
+    run(async {
+        let app = Application::canned(
+            "HTTP/1.1 401 No\r\nwww-authenticate: Basic\r\ncontent-length: 0\r\n\r\n",
+        )
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        for scheme in ["Basic YTpi", "Bearer x", "NTLMish x"] {
+            let request = format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme}\r\n\r\n");
+            assert_eq!(Client::connect(mesh.door).await.ask(&request).await.status, 401);
+        }
+        assert_eq!(app.accepted.get(), 1);
+    });
+}

@@ -1,0 +1,111 @@
+//! Issue 26, case f12: codes of HTTP/2 and statuses of gRPC pass both sidecars as they are.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use h2::Reason as Code;
+use http::Response;
+use leno_model::Protocol;
+
+use super::fixture::{run, until};
+use super::http2::{application, call, connect, mesh};
+
+const CODES: [Code; 7] = [
+    Code::NO_ERROR,
+    Code::INTERNAL_ERROR,
+    Code::REFUSED_STREAM,
+    Code::CANCEL,
+    Code::ENHANCE_YOUR_CALM,
+    Code::INADEQUATE_SECURITY,
+    Code::HTTP_1_1_REQUIRED,
+];
+
+#[test]
+fn the_code_of_a_reset_after_the_head_reaches_the_client() {
+    run(async {
+        let code = Rc::new(Cell::new(Code::NO_ERROR));
+        let now = code.clone();
+        let app = application(move |_, mut respond| {
+            let code = now.get();
+            async move {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(Bytes::from_static(b"x"), false).unwrap();
+                // What was sent leaves before the reset.
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                stream.send_reset(code);
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        for expected in CODES {
+            code.set(expected);
+            let mut client = connect(mesh.door).await;
+            let (response, _stream) = client.send_request(call("/"), true).unwrap();
+            let mut body = response.await.unwrap().into_body();
+            let error = loop {
+                match body.data().await.expect("a reset") {
+                    Ok(piece) => assert_eq!(piece, "x"),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.reason(), Some(expected));
+        }
+    });
+}
+
+#[test]
+fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
+    run(async {
+        let code = Rc::new(Cell::new(Code::NO_ERROR));
+        let now = code.clone();
+        let app = application(move |_, mut respond| {
+            let code = now.get();
+            async move { respond.send_reset(code) }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        for (reset, status) in [
+            (Code::CANCEL, "1"),
+            (Code::ENHANCE_YOUR_CALM, "8"),
+            (Code::REFUSED_STREAM, "14"),
+            (Code::INADEQUATE_SECURITY, "7"),
+            (Code::INTERNAL_ERROR, "13"),
+        ] {
+            code.set(reset);
+            let mut client = connect(mesh.door).await;
+            let (response, _stream) = client.send_request(call("/"), true).unwrap();
+            let response = response.await.unwrap();
+            assert_eq!(response.headers()["grpc-status"], status, "{reset:?}");
+            assert!(response.headers().contains_key("leno-reason"));
+        }
+    });
+}
+
+#[test]
+fn the_code_of_a_client_reaches_the_application() {
+    run(async {
+        let seen: Rc<Cell<Option<Code>>> = Rc::default();
+        let noted = seen.clone();
+        let app = application(move |request, mut respond| {
+            let noted = noted.clone();
+            async move {
+                let _request = request;
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                noted.set(std::future::poll_fn(|cx| stream.poll_reset(cx)).await.ok());
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Grpc).await;
+        for expected in CODES {
+            let mut client = connect(mesh.door).await;
+            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            let _response = response.await.unwrap();
+            stream.send_reset(expected);
+            until(|| seen.get().is_some()).await;
+            assert_eq!(seen.take(), Some(expected));
+        }
+    });
+}
