@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use bstr::ByteSlice;
 use bytes::Bytes;
 use leno_model::{Reason, Upgrades};
 use leno_traffic::{Fields, RequestView, is_similar_name};
@@ -149,8 +148,7 @@ fn method_text(method: &[u8]) -> &str {
     }
 }
 
-/// The codec lets only ASCII into methods and targets. The check of `bstr` looks at 16 bytes of ASCII at once also
-/// where they are not aligned, and these texts are shorter than what the check of `std` needs for that.
+/// The codec lets only ASCII into methods and targets.
 fn text(bytes: &[u8]) -> &str {
-    bytes.to_str().unwrap_or_default()
+    std::str::from_utf8(bytes).unwrap_or_default()
 }
