@@ -90,7 +90,8 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(certificates(facts));
     findings.extend(documents(facts));
     findings.extend(references(facts));
-    findings.extend(shortened(rejections(facts), "leno top"));
+    // Each of them has a cause of its own.
+    findings.extend(rejections(facts));
     findings.extend(services(facts));
     findings.extend(passing(&facts.status, &facts.traffic));
     findings.sort_by_key(|finding| finding.weight);

@@ -13,14 +13,17 @@ pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
     let mut notable: Vec<&RejectionStatus> =
         facts.traffic.rejections.iter().filter(|rejection| is_notable(rejection)).collect();
     notable.sort_by(|one, other| other.share.total_cmp(&one.share));
-    let findings = notable.into_iter().map(|rejection| {
+    let more = notable.len().saturating_sub(FINDINGS_MAX);
+    let findings = notable.into_iter().take(FINDINGS_MAX).map(|rejection| {
         let (what, remedy) = (sentence(rejection, objects), remedy(rejection));
         match 1.0 - rejection.share < FAILING {
             true => Finding::problem(what, remedy),
             false => Finding::notice(what, remedy),
         }
     });
-    findings.collect()
+    let rest = (more > 0)
+        .then(|| Finding::notice(format!("and {more} more rejections"), "leno top lists them"));
+    findings.chain(rest).collect()
 }
 
 /// True where rejections are all that a service fails with, as far as it matters.
@@ -29,3 +32,6 @@ pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64
     let rejected: f64 = of_service.filter(|it| is_notable(it)).map(|it| it.share).sum();
     rejected > 0.0 && success.is_some_and(|success| success + rejected >= AILING)
 }
+
+/// Findings about rejections; further ones are counted.
+const FINDINGS_MAX: usize = 20;
