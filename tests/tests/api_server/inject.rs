@@ -48,7 +48,7 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         let rules = json!({"rules": [
             {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]},
             {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]},
-            {"apiGroups": ["config.flomesh.io"], "resources": ["meshconfigs"], "verbs": ["list"]},
+            {"apiGroups": ["leno.dev", "config.flomesh.io"], "resources": ["meshconfigs"], "verbs": ["list"]},
         ]});
         server.allow("deployer", &["configmaps"]).await;
         server.apply(role, None, "deployer", rules).await;

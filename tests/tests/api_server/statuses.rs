@@ -1,9 +1,11 @@
 //! What is said of objects stands in their status, written by one control plane with the rights that are
 //! installed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use leno_kubernetes::api::NamespaceName;
+use leno_kubernetes::install::manifests;
 use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use serde_json::{Value, json};
@@ -104,6 +106,66 @@ fn what_gives_way_says_who_decides_until_that_goes() {
 }
 
 /// Control planes that read and say, with the rights that are installed, until they are dropped.
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn each_kind_gets_its_status() {
+    run(async {
+        let server = Server::start().await;
+        server.namespace("shop").await;
+        install(&server, &options()).await;
+        server.service("web", 8080).await;
+        let _tasks = control_planes(&server, &["leno-control"]).await;
+        let specs = specs();
+        let own = manifests(&options());
+        let own = own.iter().filter(|it| it["kind"] == "CustomResourceDefinition");
+        let own: BTreeSet<&str> =
+            own.map(|it| it["spec"]["names"]["kind"].as_str().unwrap()).collect();
+        assert_eq!(specs.keys().map(String::as_str).collect::<BTreeSet<_>>(), own);
+        for (kind, spec) in &specs {
+            let name = format!("leno.dev/v1alpha1/{kind}");
+            let namespace = (kind != "MeshConfig").then_some("shop");
+            server.apply(&name, namespace, "leno", json!({"spec": spec})).await;
+        }
+        for kind in specs.keys() {
+            let name = format!("leno.dev/v1alpha1/{kind}");
+            let namespace = (kind != "MeshConfig").then_some("shop");
+            let has_conditions = |it: &Value| it["status"]["conditions"].is_array();
+            let object = server.until((&name, namespace, "leno"), has_conditions).await;
+            let status = &object["status"];
+            let accepted = &status["conditions"][0];
+            assert_eq!(accepted["type"], "Accepted", "{kind}: {status}");
+            assert_eq!(accepted["observedGeneration"], 1, "{kind}: {status}");
+        }
+    });
+}
+
+/// A spec of each kind.
+fn specs() -> BTreeMap<String, Value> {
+    let targets = json!([{"kind": "Service", "name": "web"}]);
+    let key = "{\"keys\": [{\"kty\": \"EC\", \"crv\": \"P-256\", \"kid\": \"one\", \"use\": \"sig\", \
+               \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
+    let specs = json!({
+        "Workload": {"ports": [{"port": 8080}]},
+        "MeshConfig": {"traffic": {"mode": "permissive"}},
+        "AccessPolicy": {"deny": [{"requests": [{"path": {"value": "/admin"}}]}]},
+        "OutlierRemoval": {"targetRefs": targets},
+        "SermantRemoval": {"compat": "sermant", "config": "enableRemoval: true"},
+        "CircuitBreaker": {"targetRefs": targets, "limits": {"requests": 2}},
+        "RateLimit": {"targetRefs": targets, "rules": [{"requests": 10, "in": "1s"}]},
+        "FaultInjection": {"targetRefs": targets, "rules": [{"abort": {"status": 503}}]},
+        "LoadBalancing": {"targetRefs": targets, "algorithm": "RoundRobin"},
+        "Hedging": {"targetRefs": targets, "after": "50ms"},
+        "ExternalAuthorization": {"targetRefs": targets, "service": {"name": "web", "port": 80}},
+        "JwtValidation": {
+            "targetRefs": targets, "issuers": [{"issuer": "https://issuer.test", "jwks": {"inline": key}}],
+        },
+        "TagRoute": {"service": "web", "port": 80, "rules": [{"split": [{"weight": 1, "tags": {"version": "v2"}}]}]},
+        "Lane": {"service": "web", "rules": [{"match": {"path": {"prefix": "/a"}}, "marks": [{"percent": 60, "headers": {"x-lane": "gray"}}]}]},
+        "SermantRouteRule": {"compat": "sermant", "key": "servicecomb.routeRule.web", "rules": "[]"},
+    });
+    specs.as_object().unwrap().clone().into_iter().collect()
+}
+
 async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for name in names {

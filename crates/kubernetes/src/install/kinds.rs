@@ -49,21 +49,24 @@ pub fn crd_name(plural: &str) -> String {
     format!("{plural}.{GROUP}")
 }
 
+/// The generation of an object. It has no maximum: API servers keep bounds as 64-bit floating-point numbers, which cannot
+/// represent that of a 64-bit integer.
+fn generation() -> Value {
+    json!({"type": "integer", "format": "int64", "minimum": 0})
+}
+
 fn definition(kind: &Kind) -> Value {
     let condition = pruned_object([
         ("type!", text(316)),
         ("status!", word(&["True", "False", "Unknown"])),
-        ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
+        ("observedGeneration", generation()),
         ("lastTransitionTime!", json!({"type": "string", "format": "date-time"})),
         ("reason!", text(1024)),
         ("message!", text(32_768)),
     ]);
     let conditions = with(list(condition, 16), "x-kubernetes-list-type", json!("map"));
     let conditions = with(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
-    let status = pruned_object([
-        ("observedGeneration", with(integer(0, u32::MAX), "maximum", json!(i64::MAX))),
-        ("conditions", conditions),
-    ]);
+    let status = pruned_object([("observedGeneration", generation()), ("conditions", conditions)]);
     let schema = about(
         object([
             ("apiVersion", json!({"type": "string"})),

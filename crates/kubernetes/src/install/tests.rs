@@ -51,6 +51,10 @@ fn schemas_are_structural_and_bounded() {
     fn visit(path: &str, schema: &Value) {
         let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
         assert!(schema["type"].is_string() || free, "{path} has no type");
+        // API servers keep bounds as 64-bit floating-point numbers, and compare integers with them.
+        for bound in ["minimum", "maximum"].iter().filter_map(|bound| schema[bound].as_f64()) {
+            assert!(bound.abs() <= 2_f64.powi(53), "{path} has a bound that is not exact: {bound}");
+        }
         match schema["type"].as_str() {
             Some("string") => {
                 let bounded = schema["maxLength"].is_u64()
