@@ -39,6 +39,8 @@ mod prometheus;
 #[cfg(test)]
 mod published_holes;
 #[cfg(test)]
+mod rejections;
+#[cfg(test)]
 mod seeing;
 #[cfg(test)]
 mod splits;

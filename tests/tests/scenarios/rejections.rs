@@ -1,0 +1,398 @@
+//! A request that the mesh rejects is a failure with a reason in every view: whichever sidecar rejects it, in every protocol.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use leno_tests::manifests::{allowed_http, client, mesh_config, route, server_of, service};
+use leno_tests::{
+    AdminPage, Answer, Application, Mesh, eventually, exchange, free_port, get, get_page,
+};
+use serde_json::Value;
+
+/// A service that web-1 calls, and the rejection of most calls.
+struct Case {
+    service: &'static str,
+    protocol: &'static str,
+    manifests: String,
+    reason: &'static str,
+    /// The object that decides, where there is one.
+    decided: &'static str,
+    by: By,
+    /// One request holds the place that is there.
+    held: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum By {
+    Server,
+    Client,
+}
+
+fn case(
+    service: &'static str,
+    manifests: String,
+    (reason, decided): (&'static str, &'static str),
+) -> Case {
+    let (protocol, by) = ("HTTP", By::Server);
+    Case { service, protocol, manifests, reason, decided, by, held: false }
+}
+
+/// An object that is attached to a service.
+fn policy(kind: &str, service: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
+         spec:\n  targetRefs: [{{kind: Service, name: {service}}}]\n  {spec}\n"
+    )
+}
+
+/// A rule that denies everything.
+fn deny(service: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {{name: of-{service}, namespace: shop}}\n\
+         spec: {{serviceAccounts: [{service}], deny: [{{name: all}}]}}\n"
+    )
+}
+
+fn permissive() -> Vec<Case> {
+    let denied = |service, protocol, decided| Case {
+        protocol,
+        ..case(service, deny(service), ("denied-by-policy", decided))
+    };
+    let at_client =
+        |service, manifests, why| Case { by: By::Client, ..case(service, manifests, why) };
+    let issuer = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n      inline: |\n        {\"keys\": [{\"kty\": \"EC\", \
+                  \"crv\": \"P-256\", \"kid\": \"1\", \"use\": \"sig\", \
+                  \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \
+                  \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
+    let absent = format!(
+        "{}{}",
+        service("authorizer"),
+        policy("ExternalAuthorization", "auth", "service: {name: authorizer, port: 9080}")
+    );
+    let one = "concurrency: {requests: 1}";
+    vec![
+        denied("http", "HTTP", "AccessPolicy shop/of-http"),
+        denied("http2", "HTTP2", "AccessPolicy shop/of-http2"),
+        denied("grpc", "GRPC", "AccessPolicy shop/of-grpc"),
+        denied("tcp", "TCP", "AccessPolicy shop/of-tcp"),
+        case(
+            "rate",
+            policy("RateLimit", "rate", "rules: [{requests: 1, in: 1h}]"),
+            ("rate-limited", "RateLimit shop/of-rate"),
+        ),
+        Case {
+            protocol: "TCP",
+            ..case(
+                "many",
+                policy("RateLimit", "many", "connections: {count: 1, in: 1h}"),
+                ("rate-limited", "RateLimit shop/of-many"),
+            )
+        },
+        Case {
+            held: true,
+            ..case(
+                "busy",
+                policy("RateLimit", "busy", one),
+                ("overloaded", "RateLimit shop/of-busy"),
+            )
+        },
+        case(
+            "jwt",
+            policy("JwtValidation", "jwt", issuer),
+            ("token-missing", "JwtValidation shop/of-jwt"),
+        ),
+        case("auth", absent, ("authorization-unavailable", "ExternalAuthorization shop/of-auth")),
+        at_client(
+            "fault",
+            policy("FaultInjection", "fault", "rules: [{name: all, abort: {status: 418}}]"),
+            ("fault-injected", "FaultInjection shop/of-fault"),
+        ),
+        Case {
+            held: true,
+            ..at_client(
+                "full",
+                policy("CircuitBreaker", "full", "limits: {requests: 1}"),
+                ("circuit-full", "CircuitBreaker shop/of-full"),
+            )
+        },
+        at_client(
+            "route",
+            route(
+                "route",
+                &[
+                    "{matches: [{path: {type: Exact, value: /elsewhere}}], backendRefs: [{name: route, port: 9080}]}",
+                ],
+            ),
+            ("no-route", "HTTPRoute shop/route"),
+        ),
+        at_client("empty", String::new(), ("no-endpoint", "")),
+    ]
+}
+
+fn strict() -> Vec<Case> {
+    let read = |service: &str| allowed_http("web", service, "/read");
+    let none = |service, protocol| Case {
+        protocol,
+        by: By::Client,
+        ..case(service, String::new(), ("denied-outbound", ""))
+    };
+    vec![
+        case("path", read("path"), ("no-policy-route", "TrafficTarget shop/web-to-path")),
+        Case {
+            protocol: "HTTP2",
+            ..case("path2", read("path2"), ("no-policy-route", "TrafficTarget shop/web-to-path2"))
+        },
+        Case {
+            protocol: "GRPC",
+            ..case("call", read("call"), ("no-policy-route", "TrafficTarget shop/web-to-call"))
+        },
+        none("nobody", "HTTP"),
+        none("opaque", "TCP"),
+    ]
+}
+
+/// Answers its own errors, which claim to be those of a sidecar.
+fn application() -> Application {
+    Application::start(|request| {
+        match request.what().1 {
+        "/hold" => Answer::Silence,
+        path => match path.strip_prefix("/own/") {
+            Some(status) => Answer::Bytes(
+                format!(
+                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"
+                )
+                .into_bytes(),
+            ),
+            None => Answer::ok("ok"),
+        },
+    }
+    })
+}
+
+/// A mesh with all of these services, and the door of each.
+struct Shop {
+    mesh: Mesh,
+    doors: Vec<u16>,
+    page: SocketAddr,
+    _application: Application,
+}
+
+impl Shop {
+    fn open(mode: &str, cases: &[Case]) -> Self {
+        let application = application();
+        let mut manifests = mesh_config(mode);
+        let doors: Vec<u16> = cases.iter().map(|_| free_port()).collect();
+        for case in cases {
+            manifests += &match case.service {
+                "empty" => service(case.service),
+                name => server_of(name, (application.port(), case.protocol), &[]),
+            };
+            manifests += &case.manifests;
+        }
+        let pairs = cases.iter().map(|case| case.service).zip(doors.iter().copied());
+        manifests += &client("web", &[], &pairs.collect::<Vec<_>>());
+        let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-every", "1s"]);
+        let status = mesh.leno(&["status", "-o", "json"]);
+        let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
+        let page = status["mesh"]["page"].as_str().expect("a page");
+        let page = page.trim_start_matches("http://").trim_end_matches('/').parse();
+        Self { mesh, doors, page: page.expect("an address"), _application: application }
+    }
+
+    fn traffic(&self) -> Value {
+        let head = format!("Host: {}\r\nConnection: close\r\n\r\n", self.page);
+        let answer = exchange(self.page, &format!("GET /api/traffic HTTP/1.1\r\n{head}"));
+        serde_json::from_slice(&answer.expect("the page answers").body).expect("JSON")
+    }
+
+    fn text(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output = self.mesh.leno(arguments);
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// How many requests a sidecar counted for a service, in one direction, with a reason.
+    fn counted(&self, workload: &str, labels: &[String]) -> f64 {
+        let page = AdminPage::of(&self.mesh.ask("proxies"), workload).expect("a sidecar");
+        let text = get_page(page.address, "/metrics").expect("the admin page answers").body;
+        let text = String::from_utf8(text).expect("text");
+        let lines = text.lines().filter(|line| line.starts_with("leno_requests_total{"));
+        let lines = lines.filter(|line| labels.iter().all(|label| line.contains(label.as_str())));
+        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+    }
+}
+
+/// Sends a request as a client of this protocol does.
+fn send(door: u16, protocol: &str, path: &str) {
+    let mut curl = Command::new("curl");
+    curl.args(["-s", "-o", "/dev/null", "--max-time", "20"]);
+    match protocol {
+        "HTTP2" => drop(curl.arg("--http2-prior-knowledge")),
+        "GRPC" => {
+            curl.args(["--http2-prior-knowledge", "-X", "POST", "--data-binary", ""]);
+            curl.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
+        }
+        _ => {}
+    }
+    let url = format!("http://{}:{door}{path}", Ipv4Addr::LOCALHOST);
+    // Connections that are reset have no status.
+    curl.arg(url).status().expect("curl runs");
+}
+
+fn check(mode: &str, cases: &[Case]) {
+    let shop = Shop::open(mode, cases);
+    let mut held = Vec::new();
+    for (case, door) in cases.iter().zip(&shop.doors) {
+        if case.held {
+            held.push(hold(*door, case.reason));
+        }
+        for _ in 0..REQUESTS {
+            send(*door, case.protocol, "/");
+        }
+    }
+    for case in cases {
+        counts(&shop, case);
+    }
+    for (case, door) in cases.iter().zip(&shop.doors) {
+        views(&shop, case, *door);
+    }
+    for mut child in held {
+        drop(child.kill());
+        drop(child.wait());
+    }
+}
+
+/// Starts a request that takes the only place that there is, and stays.
+fn hold(door: u16, reason: &str) -> Child {
+    let url = format!("http://{}:{door}/hold", Ipv4Addr::LOCALHOST);
+    let start = || Command::new("curl").args(["-s", &url]).spawn().expect("curl runs");
+    let mut child = start();
+    eventually("the place is taken", PATIENCE, || {
+        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+        let rejected = get(door, "/").ok()?.reason() == Some(reason);
+        if child.try_wait().expect("a child of this test").is_some() {
+            // Another request had the place.
+            child = start();
+            return None;
+        }
+        rejected.then_some(())
+    });
+    child
+}
+
+/// The metrics and access logs of both sidecars.
+fn counts(shop: &Shop, case: &Case) {
+    let Case { service, reason, .. } = case;
+    let labels = |direction: &str| {
+        vec![
+            format!("direction=\"{direction}\""),
+            format!("service=\"shop/{service}\""),
+            format!("reason=\"{reason}\""),
+        ]
+    };
+    let most = f64::from(REQUESTS - 1);
+    eventually(&format!("{service}: the client counts {reason}"), PATIENCE, || {
+        (shop.counted("shop/web-1", &labels("outbound")) >= most).then_some(())
+    });
+    let server = format!("shop/{service}-1");
+    if case.by == By::Server {
+        let inbound = shop.counted(&server, &labels("inbound"));
+        assert!(inbound >= most, "{service}: the server counts {inbound}");
+    }
+    let printed = shop.mesh.up.printed();
+    for direction in ["outbound", "inbound"] {
+        let is_line = |line: &&str| {
+            line.contains(&format!("\"direction\":\"{direction}\""))
+                && line.contains(&format!("\"response_code_details\":\"{reason}\""))
+                && line.contains(&format!("\"upstream_cluster\":\"shop/{service}\""))
+        };
+        let lines = printed.lines().filter(is_line).count();
+        let expected = direction == "outbound" || case.by == By::Server;
+        assert_eq!(lines > 0, expected, "{service}: {direction} lines of the access log");
+    }
+}
+
+/// `top`, `status`, `diagnose` and the page.
+fn views(shop: &Shop, case: &Case, door: u16) {
+    let Case { service, reason, decided, protocol, .. } = case;
+    let name = format!("shop/{service}");
+    let by = if case.by == By::Server { "server" } else { "client" };
+    let rejected = |traffic: &Value| {
+        let is_it = |found: &&Value| {
+            found["service"] == *name
+                && found["reason"] == *reason
+                && found["by"] == by
+                && found["share"].as_f64().is_some_and(|share| share > 0.5)
+        };
+        traffic["rejections"].as_array()?.iter().find(is_it)?;
+        let services = traffic["services"].as_array()?;
+        let rates = services.iter().find(|it| it["name"] == *name)?;
+        rates["success"].as_f64().filter(|success| *success < 0.5).map(drop)
+    };
+    // What the views show is of the last half minute: requests go on meanwhile.
+    let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
+        eventually(&format!("{view} shows {reason} of {name}"), PATIENCE, || {
+            (0..REQUESTS).for_each(|_| send(door, protocol, "/"));
+            look()
+        });
+    };
+    shown("the page", &|| rejected(&shop.traffic()));
+    shown("leno top", &|| {
+        let (code, text) = shop.text(&["top", "-o", "json"]);
+        rejected(&serde_json::from_str(&text).ok().filter(|_| code == Some(0))?)
+    });
+    shown("leno status", &|| {
+        let (code, text) = shop.text(&["status"]);
+        let of_service = format!("✗ {name}: the mesh rejects ");
+        let line = text.lines().find(|line| line.contains(&of_service))?;
+        let is_whole = line.contains(reason) && line.ends_with(decided);
+        (code == Some(1) && is_whole && text.contains(&format!("leno explain {reason}")))
+            .then_some(())
+    });
+    shown("leno diagnose", &|| {
+        let (code, text) = shop.text(&["diagnose", "shop/web-1", "--to", &name]);
+        let step = text.lines().find(|line| line.contains("✗ requests"))?;
+        (code == Some(1) && step.contains(reason) && step.ends_with(decided)).then_some(())
+    });
+}
+
+#[test]
+fn a_rejection_is_a_failure_with_its_reason_in_every_view() {
+    check("permissive", &permissive());
+}
+
+#[test]
+fn a_denial_in_strict_mode_is_a_failure_with_its_reason_in_every_view() {
+    check("strict", &strict());
+}
+
+#[test]
+fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
+    let own = case("own", String::new(), ("denied", ""));
+    let shop = Shop::open("permissive", &[own]);
+    let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
+    for (status, _) in codes {
+        (0..REQUESTS).for_each(|_| send(shop.doors[0], "HTTP", &format!("/own/{status}")));
+    }
+    for (code, count) in [("4xx", 30.0), ("5xx", 10.0)] {
+        for (workload, direction) in [("shop/web-1", "outbound"), ("shop/own-1", "inbound")] {
+            let labels = [
+                format!("direction=\"{direction}\""),
+                format!("code=\"{code}\""),
+                "reason=\"\"".to_owned(),
+            ];
+            let counted = || (shop.counted(workload, &labels) >= count).then_some(());
+            eventually(&format!("{workload} counts {code}"), PATIENCE, counted);
+        }
+    }
+    eventually("the control plane knows of all", PATIENCE, || {
+        let traffic = shop.traffic();
+        let rates = traffic["services"].as_array()?.first()?.clone();
+        (rates["requests"] == 40 && rates["failed"] == 10).then_some(())
+    });
+    assert_eq!(shop.traffic()["rejections"].as_array().map(Vec::len), Some(0));
+}
+
+const REQUESTS: u32 = 10;
+const PATIENCE: Duration = Duration::from_secs(60);
