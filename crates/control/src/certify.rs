@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining};
+use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining, NotIssued};
 use leno_identity::{
     AuthorityError, CertificateRequest, Issued, Registrations, RequestError, Subject, TokenError,
     Tokens,
@@ -456,8 +456,8 @@ pub(crate) enum CertifyError {
 impl CertifyError {
     /// What the other side may read. What is wrong with our own disk is none of its business, and
     /// a stranger does not learn from a guess which workloads there are, or whose a token is.
-    fn explained(&self) -> String {
-        match self {
+    fn explained(&self) -> NotIssued {
+        let reason = match self {
             Self::Token(TokenError::Io(_))
             | Self::Registration(_)
             | Self::Review(ReviewError::Unavailable(_)) => {
@@ -466,9 +466,12 @@ impl CertifyError {
             Self::Authority(_) => {
                 "the control plane cannot sign certificates at the moment".to_owned()
             }
-            Self::Token(_) | Self::Stranger(_) => NOT_WELCOME.to_owned(),
+            Self::Token(_) | Self::Stranger(_) => {
+                return NotIssued { reason: NOT_WELCOME.to_owned(), is_final: true };
+            }
             other => other.to_string(),
-        }
+        };
+        reason.into()
     }
 }
 

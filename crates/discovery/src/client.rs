@@ -281,7 +281,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 return Err(FollowError::Malformed("a certificate without content".into()));
             }
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
-            Some(proto::certificate::Outcome::Error(reason)) => Err(reason),
+            Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
         if let Some((_, answer)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
             // Whoever asked may have gone.
@@ -345,7 +345,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             let request = proto::CertificateRequest { id, csr };
             return self.send(from_proxy::Message::Certificate(request));
         };
-        answer.send(Err(refusal.to_owned())).ok();
+        answer.send(Err(refusal.into())).ok();
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::envelope::{issued_from_wire, issued_to_wire};
 use crate::event::{Event, Joining};
 use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
-use crate::message::IssuedBytes;
+use crate::message::{IssuedBytes, NotIssued};
 use crate::proto::{self, join_reply::Outcome};
 use crate::queue::EventSender;
 use crate::resource::parsed;
@@ -48,10 +48,12 @@ where
     let frame = timeout(JOIN_WAIT, exchange).await.map_err(|_| JoinError::Timeout)??;
     let frame = frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
     let reply = proto::JoinReply::decode(frame);
-    match reply.map_err(|error| JoinError::Malformed(error.to_string()))?.outcome {
+    let reply = reply.map_err(|error| JoinError::Malformed(error.to_string()))?;
+    let is_final = reply.is_final;
+    match reply.outcome {
         None => Err(JoinError::Malformed("an answer without content".into())),
         Some(Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
-        Some(Outcome::Error(reason)) => Err(JoinError::Refused(reason)),
+        Some(Outcome::Error(reason)) => Err(JoinError::Refused { reason, is_final }),
     }
 }
 
@@ -80,15 +82,16 @@ where
     let (answer, answered) = oneshot::channel();
     let joining = Joining { token: request.token, workload, csr: request.csr, source, answer };
     events.announce(Event::Join(joining)).await?;
-    let outcome = match timeout(ANSWER_WAIT, answered).await {
-        Ok(Ok(Ok(issued))) => Outcome::Issued(issued_to_wire(issued)),
-        Ok(Ok(Err(reason))) => Outcome::Error(reason),
+    let (outcome, is_final) = match timeout(ANSWER_WAIT, answered).await {
+        Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
+        Ok(Ok(Err(NotIssued { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
-            Outcome::Error("the control plane could not answer in time: try again".into())
+            let reason = "the control plane could not answer in time: try again";
+            (Outcome::Error(reason.into()), false)
         }
     };
     let mut writer = FrameWriter::new(write);
-    writer.push(&proto::JoinReply { outcome: Some(outcome) }, JOIN_BYTES_MAX)?;
+    writer.push(&proto::JoinReply { outcome: Some(outcome), is_final }, JOIN_BYTES_MAX)?;
     Ok(writer.finish().await?)
 }
 
@@ -111,9 +114,14 @@ pub enum JoinError {
     /// The control plane sent something that is not of this protocol.
     #[error("the control plane sent an invalid message: {0}")]
     Malformed(String),
-    /// The control plane said no.
-    #[error("the control plane refused the join: {0}")]
-    Refused(String),
+    /// The control plane rejected the join.
+    #[error("the control plane rejected the join: {reason}")]
+    Refused {
+        /// Its reason.
+        reason: String,
+        /// The same token cannot succeed later.
+        is_final: bool,
+    },
 }
 
 impl From<FrameError> for JoinError {

@@ -44,7 +44,8 @@ pub use event::{Connected, ConnectionId, Event, Joining, Standing};
 pub use join::{JoinError, join, serve_join};
 pub use key::{ChangeId, ResourceKey, Version};
 pub use message::{
-    CertificateAnswer, Delta, Hello, InboundListener, IssuedBytes, Refusal, Update, Upsert,
+    CertificateAnswer, Delta, Hello, InboundListener, IssuedBytes, NotIssued, Refusal, Update,
+    Upsert,
 };
 pub use peer::{Registered, Registration, follow_peer, serve_peer};
 pub use publisher::{Acked, Publisher};

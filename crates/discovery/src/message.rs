@@ -124,5 +124,27 @@ pub struct IssuedBytes {
     pub roots: Vec<Vec<u8>>,
 }
 
-/// Where a certificate, or the reason why there is none, is awaited.
-pub type CertificateAnswer = oneshot::Sender<Result<IssuedBytes, String>>;
+/// The reason for which no certificate was issued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotIssued {
+    /// A sentence for the operator of the proxy.
+    pub reason: String,
+    /// The same proof cannot succeed later.
+    pub is_final: bool,
+}
+
+impl From<String> for NotIssued {
+    /// A reason that may pass.
+    fn from(reason: String) -> Self {
+        Self { reason, is_final: false }
+    }
+}
+
+impl From<&str> for NotIssued {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+/// Receives the certificate, or the reason for which there is none.
+pub type CertificateAnswer = oneshot::Sender<Result<IssuedBytes, NotIssued>>;

@@ -360,6 +360,8 @@ pub struct JoinRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinReply {
+    #[prost(bool, tag = "80")]
+    pub is_final: bool,
     #[prost(oneof = "join_reply::Outcome", tags = "1, 2")]
     pub outcome: ::core::option::Option<join_reply::Outcome>,
 }

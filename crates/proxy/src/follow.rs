@@ -20,12 +20,14 @@ use leno_traffic::{BadPattern, backoff};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::StartError;
 use crate::config::Config;
 use crate::control_address::ControlAddress;
+use crate::control_outage::{ControlOutage, FatalFailure, Serving};
 use crate::counted::Counted;
 use crate::dial::dial;
 use crate::keeper::Keeper;
@@ -57,8 +59,10 @@ pub(crate) struct Follower {
     /// The proxy is going: nothing is announced any more.
     pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
-    /// Told when the certificate has expired and the sidecar is to end then.
-    pub(crate) expired: Notify,
+    /// The failures of control planes, for the log.
+    pub(crate) outage: ControlOutage,
+    /// The failure that ends the proxy, if there is one.
+    pub(crate) fatal: FatalFailure,
     pub(crate) seed: u64,
 }
 
@@ -72,6 +76,7 @@ impl Follower {
         seed: u64,
     ) -> Self {
         Self {
+            outage: ControlOutage::new(config.control.len()),
             config,
             world,
             state,
@@ -86,7 +91,7 @@ impl Follower {
             listening: RefCell::default(),
             withdrawn: Cell::new(false),
             admin,
-            expired: Notify::new(),
+            fatal: FatalFailure::default(),
             seed,
         }
     }
@@ -101,13 +106,22 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
     let first = usize::try_from(follower.seed % control.len().max(1) as u64).unwrap_or(0);
     control.rotate_left(first);
     loop {
-        for address in &control {
+        for (place, address) in control.iter().enumerate() {
             let began = Instant::now();
             let ended = follow_one(&follower, address, &mut subscriber, &mut requests).await;
             follower.connected.set(false);
             follower.telemetry.set(Level::ControlConnected, 0);
-            tracing::warn!(control = %address, reason = %ended, "the control plane is out of reach; serving on");
             let lasted = matches!(ended, Ended::Stream(_)) && began.elapsed() > STABLE;
+            if lasted {
+                follower.outage.was_stable();
+            }
+            let serving = match follower.world.scene() {
+                Some(_) => Serving::Configuration,
+                None => Serving::Nothing,
+            };
+            if follower.outage.failed((place, address), &ended, serving) {
+                return follower.fatal.end(StartError::Rejected(ended.into()));
+            }
             failures = if lasted { 0 } else { failures.saturating_add(1) };
             let lost = if lasted { Lost::Stream } else { Lost::Attempt };
             let draw = follower.seed.rotate_left(failures);
@@ -131,9 +145,9 @@ fn stored_world(follower: &Follower) -> Subscriber {
         tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
         return Subscriber::new();
     }
-    // What was used before is likely to be used again; what is not goes idle and is dropped.
-    let known = update.snapshot.services.keys().chain(&update.absent);
-    follower.subscribed.borrow_mut().extend(known.cloned());
+    // Services that were used before are likely to be used again; the others go idle and are dropped.
+    // Names without a service are forgotten: most are mistyped, and a new request asks again.
+    follower.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
     follower.asked.borrow_mut().extend(update.snapshot.addresses.keys());
     follower.looked_up.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
@@ -155,6 +169,7 @@ async fn follow_one(
         Err(ended) => return ended,
     };
     follower.connected.set(true);
+    follower.outage.connected(control);
     follower.telemetry.set(Level::ControlConnected, 1);
     follower.shard.add(Count::ControlConnects, 1);
     let hello = Hello {

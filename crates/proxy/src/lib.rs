@@ -11,6 +11,7 @@ mod config;
 mod connection;
 mod connections;
 mod control_address;
+mod control_outage;
 mod counted;
 mod crew;
 mod decider;
@@ -72,7 +73,7 @@ use std::time::{Instant, SystemTime};
 use leno_discovery::Request;
 use leno_telemetry::Telemetry;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
 pub use application_metrics::ApplicationMetrics;
@@ -86,6 +87,7 @@ pub use probes::{Probes, ProbesError};
 
 use crate::admin::{Admin, Scraping};
 use crate::connections::Connections;
+use crate::control_outage::FatalFailure;
 use crate::drain::Phase;
 use crate::export::Courier;
 use crate::follow::Follower;
@@ -141,6 +143,9 @@ pub enum StartError {
     /// It was told to end when its certificate expires, and that happened.
     #[error("the certificate has expired, and no control plane renewed it in time: join again")]
     Expired,
+    /// Every control plane rejected the join, or there is no token for it, and no configuration of a run before.
+    #[error(transparent)]
+    Rejected(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Proxy {
@@ -240,7 +245,7 @@ impl Proxy {
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
         tasks.spawn_local(tapped::tell(taps, requests.clone()));
-        let expired = tasks.run_until(is_expired(stop, &follower.expired)).await;
+        let failed = tasks.run_until(stopped(stop, &follower.fatal)).await;
         tracing::info!("draining");
         // A successor reads what is on disk as soon as it may have the directory.
         follower.keeper.end();
@@ -255,10 +260,7 @@ impl Proxy {
         // What was seen last is told too; nobody else is left who could add to it.
         drop(over);
         tasks.run_until(tokio::time::timeout(TELL_MAX, finished(telling))).await.ok();
-        match expired {
-            true => Err(StartError::Expired),
-            false => Ok(()),
-        }
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -273,11 +275,11 @@ impl Proxy {
     }
 }
 
-/// Waits until it is to stop (false), or its certificate has expired and that ends it (true).
-async fn is_expired(stop: impl Future<Output = ()>, expired: &Notify) -> bool {
+/// Waits until it is to stop, or a failure ends it.
+async fn stopped(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option<StartError> {
     tokio::select! {
-        () = stop => false,
-        () = expired.notified() => true,
+        () = stop => None,
+        failure = fatal.wait() => Some(failure),
     }
 }
 

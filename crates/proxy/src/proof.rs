@@ -56,6 +56,16 @@ fn read(file: &Path) -> Result<String, Unproved> {
     std::fs::read_to_string(file).map_err(|cause| Unproved::File { file: file.to_owned(), cause })
 }
 
+impl Unproved {
+    /// Only the operator can change it: a token that is good once does not come by itself.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Nothing | Self::Bundle(_) => true,
+            Self::File { .. } | Self::Empty(_) | Self::Roots { .. } => false,
+        }
+    }
+}
+
 /// Why a proxy has nothing to show.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unproved {

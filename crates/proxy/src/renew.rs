@@ -9,6 +9,7 @@ use leno_identity::{Credential, CredentialError, Issued, PrivateKey, Roots, Root
 use leno_telemetry::{Count, Level};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::StartError;
 use crate::config::OnExpiry;
 use crate::follow::Follower;
 
@@ -102,7 +103,7 @@ fn expire(follower: &Follower) {
         ),
         OnExpiry::Fail => {
             tracing::error!("the certificate has expired: this sidecar ends, as it was told to");
-            follower.expired.notify_one();
+            follower.fatal.end(StartError::Expired);
         }
     }
 }
@@ -150,7 +151,7 @@ async fn renew(
     };
     let answered = tokio::time::timeout(patience, asked).await;
     let issued = answered.ok().flatten().ok_or(Unusable::Unanswered)?;
-    let issued = issued.map_err(Unusable::Refused)?;
+    let issued = issued.map_err(|not| Unusable::Refused(not.reason))?;
     accept(follower, key, issued)?;
     Ok(())
 }

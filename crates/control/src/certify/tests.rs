@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use leno_discovery::IssuedBytes;
+use leno_discovery::{IssuedBytes, NotIssued};
 use leno_identity::{
     Authority, Credential, LEAF_LIFETIME, Peer, PrivateKey, Roots, TOKEN_LIFETIME, peer,
 };
@@ -40,7 +40,12 @@ impl Office {
         self.tokens.mint(&workload(name), TOKEN_LIFETIME, SystemTime::now()).unwrap()
     }
 
-    async fn join(&mut self, token: &str, name: &str, csr: Vec<u8>) -> Result<IssuedBytes, String> {
+    async fn join(
+        &mut self,
+        token: &str,
+        name: &str,
+        csr: Vec<u8>,
+    ) -> Result<IssuedBytes, NotIssued> {
         let (answer, answered) = oneshot::channel();
         let workload = workload(name);
         let target = self.mesh.workload(&workload).map(Target::of);
@@ -61,7 +66,7 @@ impl Office {
         &mut self,
         workload: &Workload,
         instance: Option<Instance>,
-    ) -> Result<Option<Instance>, String> {
+    ) -> Result<Option<Instance>, NotIssued> {
         // A minute ago.
         let held = Held { instance, issued: SystemTime::now() - Duration::from_secs(60) };
         self.renewed_after(workload, held).await
@@ -71,7 +76,7 @@ impl Office {
         &mut self,
         workload: &Workload,
         held: Held,
-    ) -> Result<Option<Instance>, String> {
+    ) -> Result<Option<Instance>, NotIssued> {
         let (answer, answered) = oneshot::channel();
         let request = PrivateKey::generate().request();
         let renewed = (ConnectionId(7), workload, held);
@@ -101,7 +106,7 @@ async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it
     let first = office.joined("details-1").await;
     assert_eq!(office.renewed(&details, first.clone()).await.unwrap(), first);
     for former in [None, unbound] {
-        let error = office.renewed(&details, former).await.unwrap_err();
+        let error = office.renewed(&details, former).await.unwrap_err().reason;
         assert!(error.contains("bookinfo/details-1 has been replaced"), "{error}");
     }
     let second = office.joined("details-1").await;
@@ -127,7 +132,7 @@ async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_o
     assert_eq!(office.renewed(&details, former.clone()).await.unwrap(), former);
     details.uid = uid("new");
     for held in [former, Some(Instance::Registration(7))] {
-        let error = office.renewed(&details, held).await.unwrap_err();
+        let error = office.renewed(&details, held).await.unwrap_err().reason;
         assert!(error.contains("it is `pod:new` now"), "{error}");
     }
 }
@@ -174,7 +179,7 @@ async fn a_token_gives_one_certificate_for_its_workload() {
     assert_eq!(occasion, Occasion::Join);
     assert_eq!((signed.workload, signed.id), (workload("details-1"), credential.id().clone()));
     let replayed = office.join(&token, "details-1", PrivateKey::generate().request()).await;
-    assert!(replayed.unwrap_err().contains("token"));
+    assert!(replayed.unwrap_err().reason.contains("token"));
 }
 
 #[tokio::test]
@@ -183,7 +188,7 @@ async fn a_bad_request_does_not_cost_the_token() {
     let token = office.token("details-1");
     let request = PrivateKey::generate().request();
     let refused = office.join(&token, "details-1", b"nonsense".to_vec()).await;
-    assert!(refused.unwrap_err().contains("PKCS #10"));
+    assert!(refused.unwrap_err().reason.contains("PKCS #10"));
     for other in ["reviews-v1-1", "nobody"] {
         assert!(office.join(&token, other, request.clone()).await.is_err());
     }
@@ -209,7 +214,7 @@ async fn a_stranger_does_not_learn_from_a_guess_what_there_is() {
         (&expired.unwrap(), "details-1"),
     ] {
         let request = PrivateKey::generate().request();
-        answers.insert(office.join(token, name, request).await.unwrap_err());
+        answers.insert(office.join(token, name, request).await.unwrap_err().reason);
     }
     assert_eq!(answers.len(), 1, "{answers:?}");
 }

@@ -202,7 +202,9 @@ fn a_token_is_good_once_and_for_its_workload_only() {
         let bundle = control.mint_bundle(&workload("client-1")).unwrap();
         assert_eq!(bundle.control, [address]);
         let refused = |joined: Result<Identity, JoinError>, expected: &str| match joined {
-            Err(JoinError::Refused(reason)) => assert!(reason.contains(expected), "{reason}"),
+            Err(JoinError::Refused { reason, .. }) => {
+                assert!(reason.contains(expected), "{reason}")
+            }
             other => panic!("{other:?}"),
         };
         let other = join_with(&bundle, address, &workload("stock-1")).await;
@@ -325,7 +327,7 @@ fn certificates_are_renewed_over_the_stream() {
         again.update(|_| true).await;
         let (answer, answered) = oneshot::channel();
         again.say(Request::Renew { csr: vec![0; 100], answer }).await;
-        assert!(answered.await.unwrap().unwrap_err().contains("PKCS #10"));
+        assert!(answered.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
     });
 }
 

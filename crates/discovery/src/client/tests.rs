@@ -143,7 +143,9 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
     follow(near, hello(), &mut subscriber, &mut queue, &mut |_: Update| Ok(())).await;
     let mut answers = Vec::new();
     for receiver in waiting {
-        answers.push(receiver.await.map_or_else(|_| String::new(), Result::unwrap_err));
+        answers.push(
+            receiver.await.map_or_else(|_| String::new(), |answer| answer.unwrap_err().reason),
+        );
     }
     assert_eq!(answers[0], "", "it waits until the stream ends");
     assert!(answers[1].contains("not answered yet"), "{}", answers[1]);

@@ -19,7 +19,7 @@ use crate::envelope::{
 use crate::event::Standing;
 use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
 use crate::key::ChangeId;
-use crate::message::IssuedBytes;
+use crate::message::{IssuedBytes, NotIssued};
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
 use crate::queue::EventSender;
@@ -59,7 +59,7 @@ pub(super) struct Session<'a, W> {
 /// A certificate request that the owner of the mesh has not answered yet.
 struct Renewal {
     id: u64,
-    answer: oneshot::Receiver<Result<IssuedBytes, String>>,
+    answer: oneshot::Receiver<Result<IssuedBytes, NotIssued>>,
 }
 
 /// How a connection ended.
@@ -299,7 +299,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn certificate(&mut self, answer: Answer) -> Result<(), ServeError> {
         let outcome = match answer.result {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
-            Err(reason) => proto::certificate::Outcome::Error(reason),
+            Err(NotIssued { reason, .. }) => proto::certificate::Outcome::Error(reason),
         };
         let certificate = proto::Certificate { id: answer.id, outcome: Some(outcome) };
         self.send(to_proxy::Message::Certificate(certificate))
@@ -380,7 +380,7 @@ impl Tempo {
 /// What came of a certificate request.
 struct Answer {
     id: u64,
-    result: Result<IssuedBytes, String>,
+    result: Result<IssuedBytes, NotIssued>,
 }
 
 /// Waits for the answer to the request under way; for ever when there is none. Cancel-safe.
@@ -388,7 +388,7 @@ async fn answered(renewal: &mut Option<Renewal>) -> Answer {
     let Some(Renewal { id, answer }) = renewal else {
         return std::future::pending().await;
     };
-    let result = answer.await.unwrap_or_else(|_| Err(TRY_AGAIN.to_owned()));
+    let result = answer.await.unwrap_or_else(|_| Err(TRY_AGAIN.into()));
     let answer = Answer { id: *id, result };
     *renewal = None;
     answer

@@ -18,7 +18,7 @@ use crate::client::{FollowError, Follower, Request, follow};
 use crate::desired::WantedChange;
 use crate::fixture::{hello, named, service, update, world};
 use crate::key::{ChangeId, ResourceKey};
-use crate::message::{InboundListener, IssuedBytes, Refusal, Update};
+use crate::message::{InboundListener, IssuedBytes, NotIssued, Refusal, Update};
 use crate::queue::{EventSender, Queued, event_queue};
 use crate::server::session::RENEWAL_INTERVAL_MIN;
 use crate::subscriber::Subscriber;
@@ -252,7 +252,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let mut apply = |_: Update| Ok(());
     let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
     let issued = IssuedBytes { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
-    let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, String>>| {
+    let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, NotIssued>>| {
         let (answer, answered) = oneshot::channel();
         requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
         match owner.event().await.unwrap() {
@@ -283,7 +283,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
         assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
         assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
-        let forgotten = renew(&mut owner, None).await.unwrap_err();
+        let forgotten = renew(&mut owner, None).await.unwrap_err().reason;
         assert!(forgotten.contains("try again"), "{forgotten}");
     };
     tokio::select! {
@@ -560,7 +560,7 @@ async fn joins_are_answered_refused_or_given_up() {
             },
             "",
         ),
-        (|joining| joining.answer.send(Err("used".into())).unwrap(), "refused the join: used"),
+        (|joining| joining.answer.send(Err("used".into())).unwrap(), "rejected the join: used"),
         (drop, "try again"),
         (
             |joining| {

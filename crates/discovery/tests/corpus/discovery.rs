@@ -81,7 +81,7 @@ fn check_event(event: Event) {
         }
         Event::Certify { answer, .. } => {
             // A proxy that waits for the answer may be gone.
-            answer.send(Err("not here".to_owned())).ok();
+            answer.send(Err("not here".into())).ok();
         }
         _ => {}
     }

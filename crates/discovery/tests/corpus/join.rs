@@ -39,7 +39,7 @@ fn control_plane_reads(stream: &[u8]) {
                 let Event::Join(joining) = event else { unreachable!("a join has one event") };
                 check_token(&joining.token, &joining.workload);
                 check_request(&joining.csr);
-                joining.answer.send(Err("not here".to_owned())).expect("the client waits");
+                joining.answer.send(Err("not here".into())).expect("the client waits");
                 joins += 1;
             }
             assert!(joins <= 1);

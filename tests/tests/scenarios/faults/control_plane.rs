@@ -1,6 +1,6 @@
 //! Sidecars on machines of their own: how they join, and that they outlive the control plane.
 
-use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, get_page, leno};
+use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
 
 use super::{ALLOWED, Counted, PATIENCE, shop, turns};
 
@@ -62,21 +62,53 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
     std::fs::copy(&token, &copy).unwrap();
 
     // Shown for somebody else it is refused, and stays good for whom it was made.
-    let web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
-    let line = web.program.wait_for_line("was made for another workload", PATIENCE);
-    assert!(line.contains("join token"), "{line}");
-    assert_eq!(get_page(web.page.address, "/ready").unwrap().status, 503);
+    let mut web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
+    assert_rejected(&mut web, "was made for another workload");
 
     let first = control.state("shop/ratings-1");
     let ratings = Proxy::launch("shop/ratings-1", &token, &first, &[]);
     ratings.wait_until_ready();
     assert!(!token.exists(), "a token is removed once it is used");
 
-    let second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
-    second.program.wait_for_line("was used already", PATIENCE);
-    assert_eq!(get_page(second.page.address, "/ready").unwrap().status, 503);
+    let mut second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
+    assert_rejected(&mut second, "was used already");
     let proxies = control.ask("proxies");
     assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
+}
+
+#[test]
+fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
+    let shop = shop("permissive", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let token = control.token("shop/web-1");
+    let copy = token.with_extension("copy");
+    std::fs::copy(&token, &copy).unwrap();
+    let state = control.state("shop/web-1");
+    let mut web = Proxy::launch("shop/web-1", &token, &state, &[]);
+    web.wait_until_ready();
+    turns(shop.door, 200);
+    web.program.stop(PATIENCE);
+
+    // Its certificate is lost, its configuration is not, and its token was used.
+    std::fs::remove_file(state.join("credential.pem")).unwrap();
+    let mut again = Proxy::launch("shop/web-1", &copy, &state, &[]);
+    let line = again.program.wait_for_line("the control plane rejected the join", PATIENCE);
+    assert!(line.contains("serving the last configuration"), "{line}");
+    assert!(line.contains("was used already") && !line.contains("out of reach"), "{line}");
+    assert!(again.program.stop(PATIENCE).success(), "it goes on until it is stopped");
+}
+
+/// The proxy ends with an error that says once that its join was rejected, and this reason.
+fn assert_rejected(proxy: &mut Proxy, reason: &str) {
+    let status = proxy.program.wait(PATIENCE);
+    assert_eq!(status.code(), Some(1));
+    let printed = proxy.program.printed();
+    let lines: Vec<_> = printed.lines().filter(|line| line.contains("rejected the join")).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let line = lines[0];
+    assert!(line.contains("error: the control plane rejected the join: the join token"), "{line}");
+    assert!(line.contains(reason) && !line.contains("out of reach"), "{line}");
 }
 
 #[test]

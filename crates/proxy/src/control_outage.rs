@@ -1,0 +1,194 @@
+//! Failed connections to control planes: their log lines, each reason once, and the failures that end the proxy.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use leno_discovery::{FollowError, JoinError};
+use rustls::Error as TlsFailure;
+use tokio::sync::Notify;
+
+use crate::StartError;
+use crate::control_address::ControlAddress;
+use crate::follow::Ended;
+
+/// The failures since a connection was stable.
+#[derive(Debug)]
+pub(crate) struct ControlOutage {
+    /// The number of configured control planes.
+    controls: usize,
+    /// The last failure of each configured control plane, by its place in the configuration.
+    failures: RefCell<BTreeMap<usize, Failure>>,
+    /// A connection was logged since.
+    is_connected_logged: Cell<bool>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    line: String,
+    is_final: bool,
+}
+
+impl ControlOutage {
+    /// Without failures of any of so many control planes.
+    pub(crate) fn new(controls: usize) -> Self {
+        let is_connected_logged = Cell::new(false);
+        Self { controls, failures: RefCell::default(), is_connected_logged }
+    }
+
+    /// Takes in a failure. True when it leaves the proxy nothing to serve and nothing to try: it ends with that
+    /// reason. Otherwise the failure is logged, unless this control plane failed for the same reason before.
+    #[must_use]
+    pub(crate) fn failed(
+        &self,
+        (place, control): (usize, &ControlAddress),
+        ended: &Ended,
+        serving: Serving,
+    ) -> bool {
+        let (problem, reason) = (ended.problem(), ended.reason());
+        let failure = Failure { line: format!("{problem}: {reason}"), is_final: ended.is_final() };
+        let state = match serving {
+            Serving::Configuration => "serving the last configuration",
+            Serving::Nothing => "no configuration to serve yet",
+        };
+        let before = self.failures.borrow_mut().insert(place, failure);
+        if serving == Serving::Nothing && self.is_hopeless() {
+            return true;
+        }
+        match before.is_some_and(|before| before.line == format!("{problem}: {reason}")) {
+            true => tracing::debug!(%control, %reason, "{problem}; {state}"),
+            false => tracing::warn!(%control, %reason, "{problem}; {state}"),
+        }
+        false
+    }
+
+    /// Logs that a failure is over.
+    pub(crate) fn connected(&self, control: &ControlAddress) {
+        if !self.failures.borrow().is_empty() && !self.is_connected_logged.replace(true) {
+            tracing::info!(%control, "connected to the control plane");
+        }
+    }
+
+    /// A connection was stable: the next failure is logged, whatever its reason.
+    pub(crate) fn was_stable(&self) {
+        self.failures.borrow_mut().clear();
+        self.is_connected_logged.set(false);
+    }
+
+    /// The last failure of every control plane was final.
+    fn is_hopeless(&self) -> bool {
+        let failures = self.failures.borrow();
+        failures.len() == self.controls && failures.values().all(|failure| failure.is_final)
+    }
+}
+
+/// The proxy has a configuration to serve while no control plane is connected, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Serving {
+    Configuration,
+    Nothing,
+}
+
+/// The failure that ends the proxy.
+#[derive(Debug, Default)]
+pub(crate) struct FatalFailure {
+    cause: RefCell<Option<StartError>>,
+    notify: Notify,
+}
+
+impl FatalFailure {
+    /// Ends the proxy, with the first cause of several.
+    pub(crate) fn end(&self, cause: StartError) {
+        self.cause.borrow_mut().get_or_insert(cause);
+        self.notify.notify_one();
+    }
+
+    /// Waits for one.
+    pub(crate) async fn wait(&self) -> StartError {
+        loop {
+            if let Some(cause) = self.cause.borrow_mut().take() {
+                return cause;
+            }
+            self.notify.notified().await;
+        }
+    }
+}
+
+impl Ended {
+    /// The failure in a few words, for the head of a log line.
+    fn problem(&self) -> &'static str {
+        match self {
+            Self::Io(error) if is_untrusted(error) => "the control plane cannot be trusted",
+            Self::Io(_) | Self::Late => "the control plane is out of reach",
+            Self::Join(JoinError::Refused { .. }) => "the control plane rejected the join",
+            Self::Join(_) => "the join failed",
+            Self::Unproved(_) => "the proxy cannot join",
+            Self::Tls(_) | Self::Certificate(_) => "the certificate cannot be used",
+            Self::Stream(FollowError::Goodbye(_)) => "the control plane ended the connection",
+            Self::Stream(_) => "the connection to the control plane ended",
+        }
+    }
+
+    /// The rest of the log line: no words of [`Self::problem`] again.
+    fn reason(&self) -> String {
+        match self {
+            Self::Io(error) => error.to_string(),
+            Self::Join(JoinError::Refused { reason, .. })
+            | Self::Stream(FollowError::Goodbye(reason)) => reason.clone(),
+            Self::Tls(error) => error.to_string(),
+            Self::Certificate(error) => error.to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The same attempt cannot succeed later: it needs another token, or another control plane.
+    fn is_final(&self) -> bool {
+        match self {
+            Self::Join(JoinError::Refused { is_final, .. }) => *is_final,
+            Self::Unproved(unproved) => unproved.is_final(),
+            _ => false,
+        }
+    }
+}
+
+/// TLS rejected the certificate of the server.
+fn is_untrusted(error: &std::io::Error) -> bool {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(tls, Some(TlsFailure::InvalidCertificate(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(is_final: bool) -> Ended {
+        Ended::Join(JoinError::Refused { reason: "used".to_owned(), is_final })
+    }
+
+    #[test]
+    fn only_final_failures_of_all_control_planes_leave_no_hope() {
+        let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
+        let outage = ControlOutage::new(2);
+        let failed =
+            |place, ended: &Ended| outage.failed((place, &control), ended, Serving::Nothing);
+        assert!(!failed(0, &rejected(true)), "another control plane may accept it");
+        assert!(!failed(1, &Ended::Late));
+        assert!(failed(1, &rejected(true)));
+        assert!(!outage.failed((1, &control), &rejected(true), Serving::Configuration));
+        assert!(!failed(0, &rejected(false)), "the rejection may pass");
+        assert!(ControlOutage::new(1).failed((0, &control), &rejected(true), Serving::Nothing));
+    }
+
+    #[test]
+    fn a_failure_is_named_by_what_failed_and_not_twice() {
+        let unreachable = Ended::Io(std::io::ErrorKind::ConnectionRefused.into());
+        let goodbye = Ended::Stream(FollowError::Goodbye("another proxy".to_owned()));
+        let named = [
+            (unreachable, "the control plane is out of reach: connection refused"),
+            (rejected(true), "the control plane rejected the join: used"),
+            (goodbye, "the control plane ended the connection: another proxy"),
+        ];
+        for (ended, expected) in named {
+            assert_eq!(format!("{}: {}", ended.problem(), ended.reason()), expected);
+        }
+    }
+}
