@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_model::{
-    HttpRoute, RouteKind, RouteName, RouteParent, Service, ServiceName, TlsRoute, WeightedBackend,
-    Workload, leads_back,
+    HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
+    WeightedBackend, Workload, leads_back,
 };
-use leno_registry::{Warning, lint};
+use leno_registry::{Warning, lint, locate, rejected_documents};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -76,7 +76,7 @@ impl Report<'_> {
             behind: contacts().filter(|contact| contact.is_behind()).count(),
             refusing: contacts().filter(|contact| contact.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
-            rejected: self.remarks.rejected.len(),
+            rejected: rejected_documents(&self.remarks.rejected),
             certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
             page: self.page.map(str::to_owned),
             live: self.live.map(str::to_owned),
@@ -226,6 +226,7 @@ impl Report<'_> {
             let name = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
             let mut status = self.route(name, route.rules.len(), &route.parents, &backends);
+            status.rule_texts = route.rules.iter().map(rule_text).collect();
             for (index, parent) in route.parents.iter().enumerate() {
                 status.contest(index, self.overruled(route, parent));
             }
@@ -340,6 +341,7 @@ impl Report<'_> {
     pub(crate) fn rejected(&self) -> Value {
         let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
         warnings.extend(lint(&self.mesh.explained()));
+        locate(&mut warnings, &self.remarks.locations);
         warnings.extend(self.unread_keys());
         warnings.sort();
         warnings.dedup();
@@ -350,6 +352,28 @@ impl Report<'_> {
         })
     }
 }
+
+/// The conditions of a rule and its backends, in words.
+fn rule_text(rule: &RouteRule) -> String {
+    let shown = rule.matches.iter().take(MATCHES_SHOWN_MAX).map(ToString::to_string);
+    let mut conditions = shown.collect::<Vec<_>>().join(", or ");
+    if let Some(more @ 1..) = rule.matches.len().checked_sub(MATCHES_SHOWN_MAX) {
+        conditions.push_str(&format!(", or one of {more} more"));
+    }
+    let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
+    let backends: Vec<String> = backends
+        .take(BACKENDS_SHOWN_MAX)
+        .map(|backend| format!("{}:{} weight {}", backend.service, backend.port, backend.weight))
+        .collect();
+    match backends.is_empty() {
+        true => conditions,
+        false => format!("{conditions} → {}", backends.join(", ")),
+    }
+}
+
+/// The most matches and backends of a rule that its text lists.
+const MATCHES_SHOWN_MAX: usize = 4;
+const BACKENDS_SHOWN_MAX: usize = 8;
 
 fn milliseconds(duration: std::time::Duration) -> f64 {
     // Whole microseconds: the digits after them mean nothing.

@@ -244,6 +244,9 @@ pub struct RouteStatus {
     pub parents: Vec<String>,
     /// How many rules it has.
     pub rules: usize,
+    /// The rules in words, for kinds of routes with conditions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rule_texts: Vec<String>,
     /// Where it leads, each with its share in words.
     pub backends: Vec<String>,
     /// What it refers to and is not there.
@@ -269,7 +272,8 @@ impl RouteStatus {
         });
         let attached = attached.collect();
         let (kind, name) = (kind.to_owned(), name.to_string());
-        Self { kind, name, parents, rules, backends, problems: Vec::new(), attached }
+        let (rule_texts, problems) = (Vec::new(), Vec::new());
+        Self { kind, name, parents, rules, rule_texts, backends, problems, attached }
     }
 
     /// Takes in why it has no say at one of its parents.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain};
-use leno_registry::{FileSource, Rejected, Update, Warning, watch};
+use leno_registry::{FileSource, Located, Rejected, Update, Warning, watch};
 use tokio::sync::{Notify, mpsc};
 
 /// Reads the files now and whenever they change, until the receiver is gone.
@@ -23,6 +23,8 @@ pub(crate) async fn follow(
 pub(crate) struct Remarks {
     pub(crate) rejected: Vec<Rejected>,
     pub(crate) warnings: Vec<Warning>,
+    /// The places of the objects in force, where they are read from files.
+    pub(crate) locations: Vec<Located>,
     /// Why the trust domain that the `MeshConfig` wants is not in force.
     pub(crate) trust_domain: Option<String>,
 }
@@ -31,6 +33,7 @@ impl Remarks {
     /// Takes in an update; the changes in it are returned, fit for a mesh of `trust_domain`.
     pub(crate) fn take(&mut self, update: Update, trust_domain: &TrustDomain) -> Vec<Change> {
         self.warnings = update.warnings;
+        self.locations = update.locations;
         // An update lists all that are refused as things stand; the log tells of each once.
         for rejected in update.rejected.iter().filter(|now| !self.rejected.contains(now)) {
             tracing::warn!(%rejected, "a document is refused; an earlier good one, if any, stays in force");

@@ -49,14 +49,27 @@ impl FromStr for Name {
 }
 
 /// A text that cannot be a name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{text}` is not a valid name: use 1 to 253 lower-case letters, digits, `-` or `.`, \
-     starting and ending with a letter or digit"
-)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidName {
     /// What was given, cut to 253 characters.
     pub text: String,
+}
+
+impl std::error::Error for InvalidName {}
+
+impl fmt::Display for InvalidName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        // A valid name is rejected only where a namespace has to precede it.
+        if Name::new(text).is_ok() {
+            return write!(f, "`{text}` has no namespace: write NAMESPACE/{text}");
+        }
+        write!(
+            f,
+            "`{text}` is not a valid name: use 1 to 253 lower-case letters, digits, `-` or `.`, \
+             starting and ending with a letter or digit"
+        )
+    }
 }
 
 macro_rules! object_name {
@@ -182,6 +195,11 @@ mod tests {
     fn reads_back_what_it_prints() {
         let name: ServiceName = "bookinfo/ratings".parse().unwrap();
         assert_eq!(name.to_string().parse(), Ok(name));
-        assert!("ratings".parse::<ServiceName>().is_err());
+        let error = "ratings".parse::<ServiceName>().unwrap_err().to_string();
+        assert_eq!(error, "`ratings` has no namespace: write NAMESPACE/ratings");
+        for text in ["bookinfo/Ratings", "Book/ratings", "a/b/c", "/a", "a/", "Ratings"] {
+            let error = text.parse::<ServiceName>().unwrap_err().to_string();
+            assert!(error.contains("is not a valid name"), "{text}: {error}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Routes: which requests to a service go to which backends.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::action::{BackendEdits, RuleActions};
@@ -109,6 +110,39 @@ pub struct RequestMatch {
     pub headers: Vec<FieldMatch>,
     /// All of these query parameters. Names are case-sensitive.
     pub query: Vec<FieldMatch>,
+}
+
+/// The conditions in words, such as `path prefix /a, method GET`.
+impl fmt::Display for RequestMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = match &self.path {
+            PathMatch::Any => None,
+            PathMatch::Exact(path) => Some(format!("path {path}")),
+            PathMatch::Prefix(path) => Some(format!("path prefix {path}")),
+            PathMatch::Regex(path) => Some(format!("path regex {path}")),
+        };
+        let methods = (!self.methods.is_empty()).then(|| self.methods.join(" or "));
+        let field = |kind: &'static str| move |field: &FieldMatch| field.to_text(kind);
+        let parts: Vec<String> = path
+            .into_iter()
+            .chain(methods.map(|methods| format!("method {methods}")))
+            .chain(self.headers.iter().map(field("header")))
+            .chain(self.query.iter().map(field("query")))
+            .collect();
+        match parts.is_empty() {
+            true => f.write_str("every request"),
+            false => f.write_str(&parts.join(", ")),
+        }
+    }
+}
+
+impl FieldMatch {
+    fn to_text(&self, kind: &str) -> String {
+        match &self.value {
+            ValueMatch::Exact(value) => format!("{kind} {} = {value}", self.name),
+            ValueMatch::Regex(value) => format!("{kind} {} matches {value}", self.name),
+        }
+    }
 }
 
 /// How a path is compared.

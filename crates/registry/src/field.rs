@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use leno_model::Name;
 
 use crate::document::{Mark, Node, Value};
+use crate::hint::{GIVEN_TWICE, Replacement};
 use crate::pattern;
 use crate::suggest::{closest, one_of};
 
@@ -40,6 +41,8 @@ pub(crate) struct Note {
     pub(crate) field: String,
     pub(crate) problem: String,
     pub(crate) remedy: String,
+    /// The replacement that the remedy spells out, if it does.
+    pub(crate) replacement: Option<Replacement>,
 }
 
 impl Notes {
@@ -79,7 +82,27 @@ impl<'a> Field<'a> {
 
     /// Notes a problem with this field.
     pub(crate) fn refuse(&self, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.push(self.note(problem.into(), remedy.into()));
+    }
+
+    /// Notes a problem with a remedy that spells out a replacement.
+    pub(crate) fn propose(
+        &self,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+        replacement: Replacement,
+    ) {
         let note = self.note(problem.into(), remedy.into());
+        self.push(Note { replacement: Some(replacement), ..note });
+    }
+
+    /// Notes a text that is not known, and the known word that is close to it.
+    pub(crate) fn propose_word(&self, problem: impl Into<String>, word: &str) {
+        let remedy = format!("did you mean `{word}`?");
+        self.propose(problem, remedy, Replacement::Text(word.to_owned()));
+    }
+
+    fn push(&self, note: Note) {
         let mut problems = self.notes.problems.borrow_mut();
         if problems.len() < PROBLEMS_MAX {
             problems.push(note);
@@ -93,7 +116,8 @@ impl<'a> Field<'a> {
     }
 
     fn note(&self, problem: String, remedy: String) -> Note {
-        Note { mark: self.node.mark, field: self.path.clone(), problem, remedy }
+        let field = self.path.clone();
+        Note { mark: self.node.mark, field, problem, remedy, replacement: None }
     }
 
     /// The value as it is quoted in messages.
@@ -114,13 +138,15 @@ impl<'a> Field<'a> {
         let shown = self.shown();
         match &self.node.value {
             Value::Text(text) => return Some(text),
-            Value::Number(_) => self.refuse(
+            Value::Number(_) => self.propose(
                 format!("{shown} is a number, not text"),
                 format!("write \"{shown}\" in quotes"),
+                Replacement::Quoted,
             ),
-            Value::Boolean(_) => self.refuse(
+            Value::Boolean(_) => self.propose(
                 format!("{shown} is a boolean, not text"),
                 format!("write \"{shown}\" in quotes"),
+                Replacement::Quoted,
             ),
             _ => self.refuse(format!("is {shown}"), "use a text"),
         }
@@ -184,7 +210,8 @@ impl<'a> Field<'a> {
                 None => self.refuse(format!("{shown} is not a whole number"), bounds),
             },
             Value::Text(text) if whole(text).is_some() => {
-                self.refuse(format!("{shown} is text, not a number"), "remove the quotes");
+                let problem = format!("{shown} is text, not a number");
+                self.propose(problem, "remove the quotes", Replacement::Unquoted);
             }
             _ => self.refuse(format!("{shown} is not a number"), bounds),
         }
@@ -281,11 +308,11 @@ impl<'a> Field<'a> {
             return Some(meaning.clone());
         }
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        let remedy = match closest(text, &known) {
-            Some(word) => format!("did you mean `{word}`?"),
-            None => format!("use {}", one_of(&known)),
-        };
-        self.refuse(format!("{} is not known here", self.shown()), remedy);
+        let problem = format!("{} is not known here", self.shown());
+        match closest(text, &known) {
+            Some(word) => self.propose_word(problem, word),
+            None => self.refuse(problem, format!("use {}", one_of(&known))),
+        }
         None
     }
 
@@ -345,7 +372,7 @@ impl<'a> Field<'a> {
             let entry = Field { node, path: self.below(text), notes: self.notes };
             match seen.insert(text, key.mark.line) {
                 Some(line) => Field { node: key, ..entry }.refuse(
-                    format!("is given twice, first in line {line}"),
+                    format!("{GIVEN_TWICE}, first in line {line}"),
                     "remove one of the two",
                 ),
                 None => entries.push((text, entry)),
@@ -393,13 +420,18 @@ impl<'a> Field<'a> {
     }
 
     fn below(&self, key: &str) -> String {
-        let key = cut(key);
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        match (self.path.is_empty(), key.chars().all(plain)) {
-            (true, _) => key,
-            (false, true) => format!("{}.{key}", self.path),
-            (false, false) => format!("{}[{key:?}]", self.path),
-        }
+        below(&self.path, key)
+    }
+}
+
+/// The path of the entry `key` of the map at `path`.
+pub(crate) fn below(path: &str, key: &str) -> String {
+    let key = cut(key);
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match (path.is_empty(), key.chars().all(plain)) {
+        (true, _) => key,
+        (false, true) => format!("{path}.{key}"),
+        (false, false) => format!("{path}[{key:?}]"),
     }
 }
 
@@ -413,11 +445,15 @@ impl<'a> Fields<'a> {
     pub(crate) fn refuse_unknown(&self, known: &[&str]) {
         for (key, field) in &self.entries {
             if !known.contains(key) {
-                let remedy = match closest(key, known) {
-                    Some(word) => format!("did you mean `{word}`?"),
-                    None => format!("remove it, or use {}", one_of(known)),
-                };
-                field.refuse(UNKNOWN_FIELD, remedy);
+                match closest(key, known) {
+                    Some(word) => {
+                        let remedy = format!("did you mean `{word}`?");
+                        field.propose(UNKNOWN_FIELD, remedy, Replacement::Key(word.to_owned()));
+                    }
+                    None => {
+                        field.refuse(UNKNOWN_FIELD, format!("remove it, or use {}", one_of(known)));
+                    }
+                }
             }
         }
     }

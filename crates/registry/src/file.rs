@@ -47,6 +47,8 @@ pub struct Update {
     pub warnings: Vec<Warning>,
     /// How many objects are in force.
     pub objects: usize,
+    /// The places of the objects in force, where they are read from files.
+    pub locations: Vec<Located>,
     /// When the first event of the file system came that led to this, if one did.
     pub noticed: Option<Instant>,
 }
@@ -263,7 +265,8 @@ impl FileSource {
         let changes = differences(&self.reported, &current);
         self.reported = current;
         rejected.sort();
-        Update { changes, rejected, warnings, objects: self.reported.len(), noticed: None }
+        let (objects, locations) = (self.reported.len(), self.locations());
+        Update { changes, rejected, warnings, objects, locations, noticed: None }
     }
 
     /// Keeps the objects of a directory that another, empty one has replaced: a share that is not
@@ -453,6 +456,17 @@ fn differences(
         (!same).then(|| Change::Upsert(object.clone()))
     });
     removals.chain(upserts).collect()
+}
+
+/// Adds file and line to warnings that have none: those of the document that defines their object.
+pub fn locate(warnings: &mut [Warning], locations: &[Located]) {
+    let places: BTreeMap<String, &Located> =
+        locations.iter().map(|located| (subject(&Place::of(&located.key, "")), located)).collect();
+    for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
+        let Some(located) = places.get(&subject(&warning.at)) else { continue };
+        warning.at.file = Some(located.file.display().to_string());
+        warning.at.line = Some(located.line);
+    }
 }
 
 /// The object that a place is about, as text.

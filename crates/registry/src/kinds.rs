@@ -51,6 +51,7 @@ use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 use self::gateway_route::GatewayRoute;
 use crate::document::{Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
+use crate::hint;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::suggest::{closest, one_of};
 
@@ -60,6 +61,7 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
     let object = read_object(&Field::root(node, &notes), &notes);
     let refused = notes.refused();
     let (problems, warnings) = notes.into_parts();
+    let problems = hint::followed(node, problems, |node| self::problems(file, node));
     let identity = Identity::peek(node);
     let place = |note: &Note| identity.place(file, note);
     let outcome = match object {
@@ -82,17 +84,18 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
     Reading { mark: node.mark, identity, outcome }
 }
 
+/// The problems of one document.
+pub(crate) fn problems(file: Option<&str>, node: &Node) -> Vec<Note> {
+    let notes = Notes::of(file);
+    drop(read_object(&Field::root(node, &notes), &notes));
+    notes.into_parts().0
+}
+
 /// Reads a route, given whole, as gateways have it.
 pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
-    let notes = Notes::of(None);
-    let root = Field::root(node, &notes);
-    let route = root.any_fields().and_then(|fields| {
-        let kind = read_kind(&fields)?;
-        let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata))?;
-        gateway_route::read(kind, head, fields.require("spec")?)
-    });
-    let refused = notes.refused();
-    let (problems, _) = notes.into_parts();
+    let (route, problems) = gateway_route_and_problems(node);
+    let refused = !problems.is_empty();
+    let problems = hint::followed(node, problems, |node| gateway_route_and_problems(node).1);
     let identity = Identity::peek(node);
     let rejected = |note: Note| Rejected {
         at: identity.place(None, &note),
@@ -103,6 +106,17 @@ pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Reject
         Some(route) if !refused => Ok(route),
         _ => Err(problems.into_iter().map(rejected).collect()),
     }
+}
+
+fn gateway_route_and_problems(node: &Node) -> (Option<GatewayRoute>, Vec<Note>) {
+    let notes = Notes::of(None);
+    let root = Field::root(node, &notes);
+    let route = root.any_fields().and_then(|fields| {
+        let kind = read_kind(&fields)?;
+        let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata))?;
+        gateway_route::read(kind, head, fields.require("spec")?)
+    });
+    (route, notes.into_parts().0)
 }
 
 /// What became of a document.
@@ -437,12 +451,14 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let word = kind_field.text()?;
     let version = version_field.text()?;
     let Some(kind) = Kind::find(word) else {
-        let remedy = match Kind::meant(word) {
-            Some(meant) => format!("did you mean `{}`?", meant.word()),
-            None => format!("remove the document, or use {}", one_of(&Kind::words())),
-        };
         let problem = format!("{} is not a kind that is read here", kind_field.shown());
-        kind_field.refuse(problem, remedy);
+        match Kind::meant(word) {
+            Some(meant) => kind_field.propose_word(problem, meant.word()),
+            None => {
+                let remedy = format!("remove the document, or use {}", one_of(&Kind::words()));
+                kind_field.refuse(problem, remedy);
+            }
+        }
         return None;
     };
     let found = Kind::called(kind.word()).find(|kind| kind.api_versions().contains(&version));

@@ -9,6 +9,7 @@
 mod document;
 mod field;
 mod file;
+mod hint;
 mod json;
 mod kinds;
 mod lint;
@@ -20,7 +21,7 @@ mod suggest;
 mod watch;
 
 pub use field::UNKNOWN_FIELD;
-pub use file::{FileSource, Located, Update, read_str};
+pub use file::{FileSource, Located, Update, locate, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};
 pub use kinds::ingress::NODE_NETWORK_LABEL;
@@ -28,5 +29,5 @@ pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint;
 pub use outline::outline;
-pub use rejected::{Place, Rejected, Warning};
+pub use rejected::{Place, Rejected, Warning, rejected_documents};
 pub use watch::{WatchError, watch};

@@ -7,6 +7,7 @@ mod exact;
 mod guard;
 mod repeated;
 mod retry;
+mod suggestion;
 mod tags;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use leno_model::{
     WeightedBackend, Workload, leads_back,
 };
 
+use self::suggestion::{known, suggestion};
 use crate::rejected::{Place, Warning};
 use crate::suggest::{closest, one_of};
 
@@ -375,13 +377,11 @@ impl<'a> World<'a> {
     fn lint_reference(&self, reference: &Reference<'_>, lint: &mut Lint<'_>) {
         let Reference { service: name, field, .. } = reference;
         let Some(service) = self.services.get(name) else {
-            let same_namespace = |other: &&&ServiceName| other.namespace == name.namespace;
-            let known = self.services.keys().filter(same_namespace);
-            let known: Vec<&str> = known.map(|other| other.name.as_str()).collect();
+            let wanted = (&name.namespace, &name.name);
             lint.warn(
                 format!("{field}.{}", reference.name_field),
                 format!("there is no Service {name}"),
-                suggestion(name.name.as_str(), &known, "add the Service"),
+                suggestion(wanted, known!(self.services.keys()), "add the Service"),
             );
             return;
         };
@@ -406,13 +406,11 @@ impl<'a> World<'a> {
                     self.lint_group(group, matches, &field, lint);
                 }
                 TargetRule::Tcp { route } if !self.tcp_routes.contains(route) => {
-                    let same_namespace = |r: &&&TcpRouteName| r.namespace == route.namespace;
-                    let known = self.tcp_routes.iter().filter(same_namespace);
-                    let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+                    let wanted = (&route.namespace, &route.name);
                     lint.warn(
                         format!("{field}.name"),
                         format!("there is no TCPRoute {route}, so that the rule allows nothing"),
-                        suggestion(route.name.as_str(), &known, "add the TCPRoute"),
+                        suggestion(wanted, known!(self.tcp_routes.iter()), "add the TCPRoute"),
                     );
                 }
                 TargetRule::Tcp { .. } => {}
@@ -423,14 +421,11 @@ impl<'a> World<'a> {
         let destination = ("spec.destination".to_owned(), &target.destination);
         for (field, account) in accounts.chain([destination]) {
             if !self.accounts.contains(account) {
-                let same_namespace =
-                    |other: &&&ServiceAccount| other.namespace == account.namespace;
-                let known = self.accounts.iter().filter(same_namespace);
-                let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+                let wanted = (&account.namespace, &account.name);
                 lint.warn(
                     field,
                     format!("no workload runs under the account {account}"),
-                    suggestion(account.name.as_str(), &known, "add a Workload with it"),
+                    suggestion(wanted, known!(self.accounts.iter()), "add a Workload with it"),
                 );
             }
         }
@@ -444,13 +439,11 @@ impl<'a> World<'a> {
         lint: &mut Lint<'_>,
     ) {
         let Some(group) = self.groups.get(name) else {
-            let same_namespace = |other: &&&RouteGroupName| other.namespace == name.namespace;
-            let known = self.groups.keys().filter(same_namespace);
-            let known: Vec<&str> = known.map(|other| other.name.as_str()).collect();
+            let wanted = (&name.namespace, &name.name);
             lint.warn(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so that the rule allows nothing"),
-                suggestion(name.name.as_str(), &known, "add the HTTPRouteGroup"),
+                suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
             return;
         };
@@ -460,7 +453,10 @@ impl<'a> World<'a> {
                 lint.warn(
                     format!("{field}.matches[{index}]"),
                     format!("the HTTPRouteGroup {name} has no match {wanted:?}"),
-                    suggestion(wanted, &known, "add it there"),
+                    match closest(wanted, &known) {
+                        Some(meant) => format!("did you mean `{meant}`?"),
+                        None => "add it there".to_owned(),
+                    },
                 );
             }
         }
@@ -503,11 +499,4 @@ fn selects(service: &Service, workload: &Workload) -> bool {
     *namespace == service.name.namespace
         && !service.selector.is_empty()
         && service.selector.iter().all(has)
-}
-
-fn suggestion(word: &str, known: &[&str], otherwise: &str) -> String {
-    match closest(word, known) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => otherwise.to_owned(),
-    }
 }

@@ -1,5 +1,6 @@
 //! Refusals and warnings: where in which document, what is wrong, and the remedy.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use leno_model::ObjectKey;
@@ -88,6 +89,18 @@ impl fmt::Display for Warning {
     }
 }
 
+/// The number of documents that these problems are in: one document may have several.
+#[must_use]
+pub fn rejected_documents(rejected: &[Rejected]) -> usize {
+    // A document without a name is known by its line, as far as it is the only one of its kind there.
+    let document = |rejected: &Rejected| {
+        let Place { file, line, column, kind, namespace, name, .. } = rejected.at.clone();
+        let unnamed = name.is_none() && kind.is_none();
+        (file, kind, namespace, name, unnamed.then_some((line, column)))
+    };
+    rejected.iter().map(document).collect::<BTreeSet<_>>().len()
+}
+
 /// What is known of the place, each part followed by a colon, ready to be followed by the problem.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,6 +159,19 @@ mod tests {
         );
         rejected.at = Place { file: Some("mesh.yaml".into()), ..Place::default() };
         assert_eq!(rejected.to_string(), "mesh.yaml: is missing; add `rules`");
+    }
+
+    #[test]
+    fn several_problems_of_a_document_are_one_document() {
+        let named = |name: &str, field: &str| {
+            let mut rejected = rejected();
+            rejected.at.name = Some(name.to_owned());
+            rejected.at.field = Some(field.to_owned());
+            rejected
+        };
+        let two = [named("a", "spec.x"), named("a", "spec.y"), named("b", "spec.x")];
+        assert_eq!(rejected_documents(&two), 2);
+        assert_eq!(rejected_documents(&[]), 0);
     }
 
     #[test]

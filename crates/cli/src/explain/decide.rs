@@ -30,11 +30,37 @@ pub(super) struct Question {
     pub(super) headers: Vec<(String, String)>,
 }
 
+/// The part of an address that the mesh does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// The service; the namespaces that have one of this name.
+    Service(Vec<ServiceName>),
+    /// The port; those that the service has.
+    Port(Vec<u16>),
+}
+
+impl Missing {
+    fn of(objects: &[Object], wanted: Option<&ServiceName>) -> Option<Self> {
+        let wanted = wanted?;
+        let services = objects.iter().filter_map(|object| match object {
+            Object::Service(service) => Some(service),
+            _ => None,
+        });
+        let same_name: Vec<_> = services.filter(|it| it.name.name == wanted.name).collect();
+        if let Some(service) = same_name.iter().find(|service| service.name == *wanted) {
+            return Some(Self::Port(service.ports.iter().map(|port| port.port).collect()));
+        }
+        Some(Self::Service(same_name.into_iter().map(|service| service.name.clone()).collect()))
+    }
+}
+
 /// What decided, station by station, as far as the request came.
 #[derive(Debug)]
 pub(super) struct Decision {
     pub(super) client: Workload,
     pub(super) service: Option<ServiceName>,
+    /// The part of the address that the mesh does not have, if it is that.
+    pub(super) missing: Option<Missing>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide.
@@ -137,6 +163,7 @@ impl Decision {
         let mut decision = Self {
             client: found.cloned().with_context(|| format!("there is no Workload {client}"))?,
             service,
+            missing: None,
             protocol: None,
             route: None,
             rivals: Vec::new(),
@@ -151,6 +178,9 @@ impl Decision {
         let plans = Plans::build(snapshot, None)?;
         if let Err(reason) = decision.send(objects, &plans, question)? {
             decision.refused = Some(reason);
+            if reason == Reason::UnknownService {
+                decision.missing = Missing::of(objects, decision.service.as_ref());
+            }
         }
         Ok(decision)
     }

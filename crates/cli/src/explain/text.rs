@@ -3,14 +3,15 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    Carries, FieldMatch, Header, HeaderEdits, OriginPattern, PathEdit, PathMatch, Persistence,
-    Reason, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, UrlRewrite, ValueMatch,
+    Carries, Header, HeaderEdits, OriginPattern, PathEdit, Persistence, Reason, RequestMatch,
+    RetryRule, RouteKind, RouteRule, RuleActions, UrlRewrite,
 };
 use leno_traffic::Ruling;
 use serde_json::{Value, json};
 
 use super::decide::{
-    DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Question, is_opaque,
+    DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Missing, Question,
+    is_opaque,
 };
 use super::rivals::Rival;
 use super::tags::DecidedTags;
@@ -186,7 +187,8 @@ fn verdict(decision: &Decision, question: &Question) -> String {
                 status => status.to_string(),
             };
             let remedy = remedy(decision, question, *reason);
-            format!("{status} {}: {} {remedy}", reason.label(), reason.caption())
+            let caption = caption(decision, question, *reason);
+            format!("{status} {}: {caption} {remedy}", reason.label())
         }
         [] => "503 no-endpoint: nothing is behind the service.".to_owned(),
         several => {
@@ -197,8 +199,30 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     }
 }
 
+/// The meaning of the reason for this request, where more is known than the reason says.
+fn caption(decision: &Decision, question: &Question, reason: Reason) -> String {
+    match (&decision.missing, &decision.service) {
+        (Some(Missing::Service(_)), Some(service)) => format!("There is no Service {service}."),
+        (Some(Missing::Port(_)), Some(service)) => {
+            format!("The Service {service} has no port {}.", question.target.port)
+        }
+        _ => reason.caption().to_owned(),
+    }
+}
+
 /// What to change, in the words of the manifests at hand.
 fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
+    match &decision.missing {
+        Some(Missing::Port(ports)) if !ports.is_empty() => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            return format!("Use port {}.", ports.join(" or "));
+        }
+        Some(Missing::Service(others)) if !others.is_empty() => {
+            let hosts = others.iter().map(|it| format!("{}.{}", it.name, it.namespace));
+            return format!("Use the host {}.", hosts.collect::<Vec<_>>().join(" or "));
+        }
+        _ => {}
+    }
     let account = &decision.client.account;
     let source = format!(
         "{{kind: ServiceAccount, name: {}, namespace: {}}}",
@@ -379,29 +403,7 @@ fn json_rival(rival: &Rival) -> Value {
 }
 
 fn told_match(request: &RequestMatch) -> String {
-    let mut parts = Vec::new();
-    match &request.path {
-        PathMatch::Any => {}
-        PathMatch::Exact(path) => parts.push(format!("path {path}")),
-        PathMatch::Prefix(path) => parts.push(format!("path prefix {path}")),
-        PathMatch::Regex(path) => parts.push(format!("path regex {path}")),
-    }
-    if !request.methods.is_empty() {
-        parts.push(format!("method {}", request.methods.join(" or ")));
-    }
-    parts.extend(request.headers.iter().map(|field| told_field("header", field)));
-    parts.extend(request.query.iter().map(|field| told_field("query", field)));
-    match parts.is_empty() {
-        true => "every request".to_owned(),
-        false => parts.join(", "),
-    }
-}
-
-fn told_field(kind: &str, field: &FieldMatch) -> String {
-    match &field.value {
-        ValueMatch::Exact(value) => format!("{kind} {} = {value}", field.name),
-        ValueMatch::Regex(value) => format!("{kind} {} matches {value}", field.name),
-    }
+    request.to_string()
 }
 
 fn told_backend(backend: &DecidedBackend) -> String {

@@ -103,14 +103,12 @@ fn a_refusal_comes_with_reason_and_remedy() {
         ),
         (
             &["--from", "shop/page-1", "--url", "http://ratings.shop:1/"],
-            expect![
-                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or the port, or add the Service."
-            ],
+            expect!["404 unknown-service: The Service shop/ratings has no port 1. Use port 9080."],
         ),
         (
             &["--from", "shop/page-1", "--url", "http://example.com/"],
             expect![
-                "404 unknown-service: No service of this name, or no such port on it, is known to the mesh. Correct the host name or the port, or add the Service."
+                "404 unknown-service: There is no Service com/example. Correct the host name or the port, or add the Service."
             ],
         ),
     ] {

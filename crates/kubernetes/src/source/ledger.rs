@@ -196,7 +196,14 @@ impl Ledger {
         }
         self.last = last;
         let objects = self.told.len();
-        Some(Update { changes: removals, rejected, warnings, objects, noticed: None })
+        Some(Update {
+            changes: removals,
+            rejected,
+            warnings,
+            objects,
+            locations: Vec::new(),
+            noticed: None,
+        })
     }
 
     /// Whether there was a first update.

@@ -8,6 +8,7 @@ use leno_model::{
 use super::request_test::only_one;
 use super::service_policy::time;
 use crate::field::{Field, Fields};
+use crate::hint::Replacement;
 use crate::suggest::{closest, one_of};
 
 pub(super) fn read(fields: &Fields<'_>) -> Option<Sight> {
@@ -108,18 +109,24 @@ fn log_collector(export: &Field<'_>) -> Option<Collector> {
 }
 
 fn template(field: &Field<'_>) -> Option<LogTemplate> {
-    let error = match LogTemplate::parse(field.text()?) {
+    let text = field.text()?;
+    let error = match LogTemplate::parse(text) {
         Ok(template) => return Some(template),
         Err(error) => error,
     };
-    let remedy = match &error {
+    match &error {
         InvalidTemplate::Unknown(name) => match closest(name, LOG_FIELDS) {
-            Some(name) => format!("did you mean `{name}`?"),
-            None => format!("use {}", one_of(LOG_FIELDS)),
+            Some(word) => {
+                let corrected = text.replacen(&format!("{{{name}"), &format!("{{{word}"), 1);
+                let remedy = format!("did you mean `{word}`?");
+                field.propose(error.to_string(), remedy, Replacement::Text(corrected));
+            }
+            None => field.refuse(error.to_string(), format!("use {}", one_of(LOG_FIELDS))),
         },
-        _ => "correct it, as in `{method} {path} {response_code}`".to_owned(),
-    };
-    field.refuse(error.to_string(), remedy);
+        _ => {
+            field.refuse(error.to_string(), "correct it, as in `{method} {path} {response_code}`");
+        }
+    }
     None
 }
 

@@ -5,7 +5,8 @@ use leno_model::{
     TrafficMode, Workload, WorkloadPort,
 };
 
-use super::{Lint, World, suggestion};
+use super::suggestion::{known, suggestion};
+use super::{Lint, World};
 
 impl World<'_> {
     pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut Lint<'_>) {
@@ -62,12 +63,14 @@ impl World<'_> {
         for (index, name) in policy.accounts.iter().enumerate() {
             let account = ServiceAccount { namespace: namespace.clone(), name: name.clone() };
             if !self.accounts.contains(&account) {
-                let known = self.accounts.iter().filter(|known| known.namespace == *namespace);
-                let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
                 lint.warn(
                     format!("spec.serviceAccounts[{index}]"),
                     format!("no workload runs under the account {account}"),
-                    suggestion(name.as_str(), &known, "add a Workload with it"),
+                    suggestion(
+                        (namespace, name),
+                        known!(self.accounts.iter()),
+                        "add a Workload with it",
+                    ),
                 );
             }
         }

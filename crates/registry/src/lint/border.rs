@@ -5,7 +5,8 @@ use leno_model::{
     RouteGroupName, ServiceName, Sponsor, Workload, check_subject,
 };
 
-use super::{Lint, Reference, World, selects, suggestion};
+use super::suggestion::{known, suggestion};
+use super::{Lint, Reference, World, selects};
 
 impl World<'_> {
     pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut Lint<'_>) {
@@ -69,12 +70,15 @@ impl World<'_> {
         }
         for (index, source) in policy.sources.iter().enumerate() {
             if !self.accounts.contains(source) {
-                let near = self.accounts.iter().filter(|it| it.namespace == source.namespace);
-                let known: Vec<&str> = near.map(|it| it.name.as_str()).collect();
+                let wanted = (&source.namespace, &source.name);
                 lint.warn(
                     format!("spec.sources[{index}].name"),
                     format!("no workload runs under the account {source}"),
-                    suggestion(source.name.as_str(), &known, "add a Workload with this account"),
+                    suggestion(
+                        wanted,
+                        known!(self.accounts.iter()),
+                        "add a Workload with this account",
+                    ),
                 );
             }
         }
@@ -128,12 +132,11 @@ impl World<'_> {
     fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut Lint<'_>) {
         for (index, group) in groups.iter().enumerate() {
             if !self.groups.contains_key(group) {
-                let known = self.groups.keys().filter(|it| it.namespace == group.namespace);
-                let known: Vec<&str> = known.map(|it| it.name.as_str()).collect();
+                let wanted = (&group.namespace, &group.name);
                 lint.warn(
                     format!("spec.matches[{index}].name"),
                     format!("there is no HTTPRouteGroup {group}, so that it allows no request"),
-                    suggestion(group.name.as_str(), &known, "add the HTTPRouteGroup"),
+                    suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
                 );
             }
         }

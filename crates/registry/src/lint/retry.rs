@@ -2,18 +2,22 @@
 
 use leno_model::RetryPolicy;
 
-use super::{Lint, Reference, World, suggestion};
+use super::suggestion::{known, suggestion};
+use super::{Lint, Reference, World};
 
 impl World<'_> {
     pub(super) fn lint_retry(&self, policy: &RetryPolicy, lint: &mut Lint<'_>) {
         let source = &policy.source;
         if !self.accounts.contains(source) {
-            let near = self.accounts.iter().filter(|it| it.namespace == source.namespace);
-            let known: Vec<&str> = near.map(|it| it.name.as_str()).collect();
+            let wanted = (&source.namespace, &source.name);
             lint.warn(
                 "spec.source.name".to_owned(),
                 format!("no workload runs under the account {source}"),
-                suggestion(source.name.as_str(), &known, "add a Workload with this account"),
+                suggestion(
+                    wanted,
+                    known!(self.accounts.iter()),
+                    "add a Workload with this account",
+                ),
             );
         }
         for (index, service) in policy.services.iter().enumerate() {

@@ -5,7 +5,8 @@ use leno_model::{
     ServiceRule, Standing, TargetPort,
 };
 
-use super::{Lint, Reference, World, selects, suggestion};
+use super::suggestion::{known, suggestion};
+use super::{Lint, Reference, World, selects};
 
 impl World<'_> {
     pub(super) fn lint_service_policy(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
@@ -86,8 +87,6 @@ impl World<'_> {
     /// Rules that name services themselves.
     fn lint_rules_by_name(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
         let namespace = &policy.name.namespace;
-        let known = self.services.keys().filter(|service| service.namespace == *namespace);
-        let known: Vec<&str> = known.map(|service| service.name.as_str()).collect();
         let ServiceRule::SermantRemoval(config) = &policy.rule else { return };
         for (name, _) in &config.rules {
             let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
@@ -95,7 +94,7 @@ impl World<'_> {
                 lint.warn(
                     "spec.config".to_owned(),
                     format!("has a rule for {name}, and there is no Service {service}"),
-                    suggestion(name.as_str(), &known, "add the Service"),
+                    suggestion((namespace, name), known!(self.services.keys()), "add the Service"),
                 );
             }
         }

@@ -2,7 +2,8 @@
 
 use leno_model::{RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit};
 
-use super::{Lint, Reference, World, suggestion};
+use super::suggestion::{known, suggestion};
+use super::{Lint, Reference, World};
 use crate::suggest::one_of;
 
 impl World<'_> {
@@ -76,12 +77,11 @@ impl World<'_> {
 
     fn lint_split_group(&self, group: &RouteGroupName, index: usize, lint: &mut Lint<'_>) {
         if !self.groups.contains_key(group) {
-            let known = self.groups.keys().filter(|known| known.namespace == group.namespace);
-            let known: Vec<&str> = known.map(|known| known.name.as_str()).collect();
+            let wanted = (&group.namespace, &group.name);
             lint.warn(
                 format!("spec.matches[{index}].name"),
                 format!("there is no HTTPRouteGroup {group}, so that it splits no request"),
-                suggestion(group.name.as_str(), &known, "add the HTTPRouteGroup"),
+                suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
         }
     }

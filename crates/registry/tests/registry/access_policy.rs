@@ -78,6 +78,7 @@ fn refuses_what_could_be_read_two_ways() {
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
             spec.deny[0].requests[0].method: is not a field that is known here; did you mean `methods`?
+            spec.deny[0].requests[0].methods: is "GET", not a list; write a list, each element after `- `
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
             spec.deny[0].requests[0].path: "/%61" has a `%` or `;`, and a rule that denies is about plain paths; write the path decoded and without parameters: the rule holds for every spelling
             spec.deny[0].requests[0].path.value: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references

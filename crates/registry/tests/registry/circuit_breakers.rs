@@ -186,7 +186,7 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
             spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
             spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
             spec.connectionSettings: limits nothing; add a limit, or remove it
-            spec.connectionSettings.tcp.connectTimeout: 2 is a number, not text; write "2" in quotes
+            spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
             spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
             spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`

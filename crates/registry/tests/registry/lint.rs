@@ -344,3 +344,31 @@ spec:
     "#]],
     );
 }
+
+#[test]
+fn a_reference_to_the_wrong_namespace_names_the_right_one_and_following_it_helps() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: api, namespace: shop}\n\
+                   spec: {ports: [{port: 80}], selector: {app: api}}\n";
+    let limit = |namespace: &str| {
+        format!(
+            "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
+             metadata: {{name: r, namespace: {namespace}}}\n\
+             spec: {{targetRefs: [{{kind: Service, name: api}}], rules: [{{name: a, requests: 5, in: 1s}}]}}\n"
+        )
+    };
+    let warned = |namespace: &str| {
+        let (objects, rejected) = read_str("mesh.yaml", &format!("{service}{}", limit(namespace)));
+        assert_eq!(rejected, []);
+        let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();
+        let mut warnings = lint(&objects).into_iter();
+        warnings.find(|it| it.problem.contains("there is no Service")).map(|it| it.to_string())
+    };
+    assert_eq!(
+        warned("default").as_deref(),
+        Some(
+            "RateLimit default/r: spec.targetRefs[0].name: there is no Service default/api; there is \
+             one in the namespace `shop`: use that namespace"
+        )
+    );
+    assert_eq!(warned("shop"), None);
+}

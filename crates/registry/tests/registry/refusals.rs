@@ -118,8 +118,10 @@ fn tells_all_that_is_wrong_with_a_load() {
                 {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {ports: []}}\n";
     expect![[r#"
         f.yaml:1:97: Service default/a: spec.typ: is not a field that is known here; did you mean `type`?
+        f.yaml:1:97: Service default/a: spec.type: "x" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
         f.yaml:1:76: Service default/a: spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
         f.yaml:1:87: Service default/a: spec.ports[1].prot: is not a field that is known here; did you mean `protocol`?
+        f.yaml:1:87: Service default/a: spec.ports[1].protocol: 1 is a number, not text; write "1" in quotes
         f.yaml:1:80: Service default/a: spec.ports[1].port: is missing; add `port`
         f.yaml:3:68: Service default/b: spec.ports: is empty; list at least one port
     "#]].assert_eq(&refusals(text));
@@ -186,7 +188,7 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.outbound[0].service: "a.b.c" is not the name of a service; use `name.namespace`, such as details.bookinfo
             spec.outbound[0].port: is missing; add `port`
             spec.outbound[0].listen: "localhost:1" is not an address and port; use one such as "127.0.0.1:19081"
-            spec.outbound[0].listen: 19081 is a number, not text; write "19081" in quotes
+            spec.outbound[0].listen: 19081 is not an address and port; use one such as "127.0.0.1:19081"
             spec.outbound[0].listen: has port 0; use a number from 1 to 65535
             spec.outbound[1]: two doors listen on 127.0.0.1:1; use another port for one of them
             spec.outbound: a door listens on 127.0.0.1:80, where the application listens; use another port for the door
@@ -335,7 +337,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:33: MeshConfig x: spec.metrics.export.otlp.endpoint: is missing; add `endpoint`
             4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time from 1s to 3600s
             4:69: MeshConfig x: spec.metrics.export.otlp.interval: "2h" is out of range; use a time from 1s to 3600s
-            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is a number, not text; write "60" in quotes
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is not a duration; use a number with a unit, such as "5s" or "500ms"
         "#]],
     );
 }
@@ -475,10 +477,10 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].backendRefs[0].weight: 1000001 is out of range; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].weight: 0.5 is not a whole number; use a number from 0 to 1000000
             spec.rules[0].backendRefs[0].filters[0].type: "RequestRedirect" is not known here; use `RequestHeaderModifier`, `ResponseHeaderModifier` or `URLRewrite`
-            spec.rules[0].timeouts.request: 5 is a number, not text; write "5" in quotes
+            spec.rules[0].timeouts.request: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].timeouts.request: "1.5s" is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.rules[0].timeouts.backendRequest: "2s" is longer than `request`, of which it is a part; lower it, or raise `request`
-            spec.rules[0].timeouts.backendRequest: 5 is a number, not text; write "5" in quotes
+            spec.rules[0].timeouts.backendRequest: 5 is not a duration; use a number with a unit, such as "5s" or "500ms"
         "#]],
     );
 }
@@ -659,7 +661,7 @@ fn refuses_traffic_targets_that_cannot_be_honoured() {
             spec.rules[0].name: is missing; add `name`
             spec.rules[0].matches: is "all", not a list; write a list, each element after `- `
             spec.rules[0].matches: means nothing for a TCPRoute, whose ports are allowed all; remove it
-            spec.source: is not a field that is known here; did you mean `sources`?
+            spec.source: is not a field that is known here; remove it: `sources` is there as well
         "#]],
     );
 }

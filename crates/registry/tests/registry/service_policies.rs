@@ -158,7 +158,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
             spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-            spec.window: 10 is a number, not text; write "10" in quotes
+            spec.window: 10 is not a duration; use a number with a unit, such as "5s" or "500ms"
             spec.window: "1ms" is out of range; use a time from 100ms to 86400s
             spec.steps: 0 is out of range; use a number from 1 to 60
             spec.rate.percent: 101 is out of range; use a number from 1 to 100
