@@ -10,7 +10,7 @@ mod tags;
 use serde_json::{Value, json};
 
 use super::labels;
-use super::schema::{about, anything, integer, list, map, object, pruned_object, text, with, word};
+use super::schema::{about, anything, list, map, object, pruned_object, text, with, word};
 
 /// What one kind is.
 struct Kind {

@@ -67,9 +67,12 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
+/// Replaces a value by a wrong one, where the mistake can be made.
+type Mistake = Box<dyn Fn(&Value) -> Option<Value>>;
+
 /// Mistakes of the kinds that hints are about.
-fn mistakes() -> Vec<Box<dyn Fn(&Value) -> Option<Value>>> {
-    let number = |text: &'static str| -> Box<dyn Fn(&Value) -> Option<Value>> {
+fn mistakes() -> Vec<Mistake> {
+    let number = |text: &'static str| -> Mistake {
         Box::new(move |value| scalar(value).map(|_| Value::Number(text.to_owned())))
     };
     vec![
