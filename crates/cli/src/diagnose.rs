@@ -1,5 +1,6 @@
 //! `leno diagnose NAMESPACE/WORKLOAD`: which step of the way to or from a workload fails.
 
+mod conditions;
 mod reach;
 mod steps;
 
@@ -75,6 +76,8 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         certificates: asked(mesh, "/certificates").await?,
         routes: asked(mesh, "/routes").await?,
         policies: asked(mesh, "/policies").await?,
+        // A control plane of an earlier release does not report these.
+        rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
         ready: None,
@@ -135,7 +138,7 @@ fn text(workload: &str, steps: &[Step]) -> String {
 
 const EXAMPLES: &str = "\
 Examples:
-  leno diagnose shop/cart-1                       sidecar, identity, doors, policies, requests, connectivity
+  leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests, connectivity
   leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls
 
 Connectivity is tried by the sidecar itself: it connects to endpoints, with mutual TLS, and asks the

@@ -1,12 +1,15 @@
-//! The hidden `leno exec`: becomes another command, tied to the life of whoever started it.
+//! The hidden `leno exec`: becomes another command, tied to the life of its supervisor.
 
 use std::ffi::OsString;
+use std::fs;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Gid, Pid, Signal, Uid};
 
 use crate::limits;
 
@@ -19,6 +22,12 @@ pub(crate) struct ExecArgs {
     /// The soft limit of open files to give back
     #[arg(long)]
     open_files: Option<u64>,
+    /// The directory that the command runs in
+    #[arg(long)]
+    cwd: Option<PathBuf>,
+    /// The user that the command runs as: NAME, UID or UID:GID
+    #[arg(long)]
+    user: Option<Account>,
     /// The command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -27,9 +36,21 @@ pub(crate) struct ExecArgs {
 impl ExecArgs {
     /// Becomes the command; returns only if that fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        die_with(self.parent, Signal::KILL)?;
         if let Some(soft) = self.open_files {
             limits::restore_open_files(soft).context("the limit of open files")?;
+        }
+        if let Some(user) = &self.user {
+            become_user(user)?;
+        }
+        // The kernel forgets this when the user changes.
+        die_with(self.parent, Signal::KILL)?;
+        if let Some(cwd) = &self.cwd {
+            std::env::set_current_dir(cwd).with_context(|| {
+                format!(
+                    "cannot run in {}: correct spec.cwd of the Workload or make the directory",
+                    cwd.display()
+                )
+            })?;
         }
         let (program, arguments) =
             self.command.split_first().context("there is no command to run")?;
@@ -39,6 +60,89 @@ impl ExecArgs {
             format!("cannot run `{program}`: correct spec.run of the Workload or install it")
         })
     }
+}
+
+/// A user as an option names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Account {
+    Named(String),
+    Numbered(u32, Option<u32>),
+}
+
+impl FromStr for Account {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if !text.starts_with(|first: char| first.is_ascii_digit()) {
+            return Ok(Self::Named(text.to_owned()));
+        }
+        match text.split_once(':') {
+            Some((user, group)) => Ok(Self::Numbered(user.parse()?, Some(group.parse()?))),
+            None => Ok(Self::Numbered(text.parse()?, None)),
+        }
+    }
+}
+
+/// Gives up the rights of this process for those of a user, with the groups of that.
+fn become_user(account: &Account) -> anyhow::Result<()> {
+    let users = fs::read_to_string(USERS).unwrap_or_default();
+    let groups = fs::read_to_string(GROUPS).unwrap_or_default();
+    let found = resolve(account, &users, &groups)?;
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    if own == (found.user, found.group) {
+        return Ok(());
+    }
+    if own.0 != 0 {
+        bail!("cannot run as user {}: spec.user needs a `leno up` that runs as root", found.user);
+    }
+    let groups: Vec<Gid> = found.groups.iter().copied().map(Gid::from_raw).collect();
+    // Before exec this process has one thread, so that its rights are those of the process.
+    rustix::thread::set_thread_groups(&groups)
+        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(found.group)))
+        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(found.user)))
+        .with_context(|| format!("cannot run as user {}", found.user))
+}
+
+/// The numbers of a user.
+#[derive(Debug, PartialEq, Eq)]
+struct Numbers {
+    user: u32,
+    group: u32,
+    /// All groups that it is a member of.
+    groups: Vec<u32>,
+}
+
+/// Looks a user up in the text of `/etc/passwd` and `/etc/group`.
+fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbers> {
+    let rows = users.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        let user: u32 = fields.nth(1)?.parse().ok()?;
+        Some((name, user, fields.next()?.parse::<u32>().ok()?))
+    });
+    let found = match account {
+        Account::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
+        Account::Numbered(wanted, _) => rows.into_iter().find(|(_, user, _)| user == wanted),
+    };
+    let (name, user, group) = match (account, found) {
+        (Account::Named(name), None) => {
+            bail!("there is no user {name}: correct spec.user of the Workload or add the user")
+        }
+        (Account::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
+        (Account::Named(_), Some((name, user, group))) => (Some(name), user, group),
+        (Account::Numbered(_, chosen), Some((name, user, group))) => {
+            (Some(name), user, chosen.unwrap_or(group))
+        }
+    };
+    let member_of = groups.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let number: u32 = fields.nth(2)?.parse().ok()?;
+        let is_member = fields.next()?.split(',').any(|member| Some(member) == name);
+        is_member.then_some(number)
+    });
+    let mut all = vec![group];
+    all.extend(member_of.filter(|number| *number != group));
+    Ok(Numbers { user, group, groups: all })
 }
 
 /// Asks the kernel for `signal` when `parent` dies. The setting outlives `exec`, not `fork`.
@@ -53,4 +157,33 @@ pub(crate) fn die_with(parent: i32, signal: Signal) -> anyhow::Result<()> {
         bail!("the supervisor {parent} is gone");
     }
     Ok(())
+}
+
+/// The users of this machine (passwd(5)).
+const USERS: &str = "/etc/passwd";
+/// The groups of this machine (group(5)).
+const GROUPS: &str = "/etc/group";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_name_and_by_number_with_their_groups() {
+        let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
+        let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
+        let numbers =
+            |user, group, groups: &[u32]| Numbers { user, group, groups: groups.to_vec() };
+        for (account, expected) in [
+            ("web", numbers(33, 33, &[33, 4])),
+            ("33", numbers(33, 33, &[33, 4])),
+            ("33:7", numbers(33, 7, &[7, 4])),
+            ("1000", numbers(1000, 1000, &[1000])),
+        ] {
+            let account: Account = account.parse().unwrap();
+            assert_eq!(resolve(&account, users, groups).unwrap(), expected, "{account:?}");
+        }
+        let absent = resolve(&Account::Named("nosuch".to_owned()), users, groups).unwrap_err();
+        assert!(absent.to_string().contains("no user nosuch"), "{absent}");
+    }
 }

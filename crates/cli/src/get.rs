@@ -1,6 +1,7 @@
 //! `leno get`: asks the running mesh.
 
 pub(crate) mod changes;
+mod circuits;
 mod connections;
 pub(crate) mod removed;
 mod rules;
@@ -54,6 +55,9 @@ enum Topic {
     /// Connections that sidecars hold
     #[value(alias = "connection")]
     Connections,
+    /// Circuits of circuit breakers that are open or half-open
+    #[value(alias = "circuit")]
+    Circuits,
     /// Endpoints that sidecars have removed for a while
     Removed,
     /// Connected sidecars and what they know
@@ -82,7 +86,7 @@ impl Topic {
             Self::Workloads => "/workloads",
             Self::Services => "/services",
             Self::Certificates => "/certificates",
-            Self::Connections | Self::Removed | Self::Proxies => "/proxies",
+            Self::Connections | Self::Circuits | Self::Removed | Self::Proxies => "/proxies",
             Self::Changes => "/changes",
             Self::Routes => "/routes",
             Self::Policies => "/policies",
@@ -116,6 +120,11 @@ impl GetArgs {
             let found = connections::of(&proxies).await;
             return self.print(&found, connections::table);
         }
+        if self.topic == Topic::Circuits {
+            let proxies: Vec<ProxyStatus> = parsed(answer)?;
+            let found = circuits::of(&proxies).await;
+            return self.print(&found, circuits::table);
+        }
         if self.topic == Topic::Removed {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
             let found = removed::of(&proxies).await;
@@ -140,9 +149,11 @@ impl GetArgs {
                 table::services(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
             }
             Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
-            Topic::Connections | Topic::Removed | Topic::Proxies | Topic::Rules => {
-                table::proxies(&parsed::<Vec<_>>(answer)?)
-            }
+            Topic::Connections
+            | Topic::Circuits
+            | Topic::Removed
+            | Topic::Proxies
+            | Topic::Rules => table::proxies(&parsed::<Vec<_>>(answer)?),
             Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
             Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await),
             Topic::Policies => {
@@ -262,5 +273,6 @@ Examples:
   leno get rejected
   leno get routes -o wide
   leno get rules
+  leno get circuits
   leno get proxies --stale
 ";

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_proxy::{ApplicationMetrics, Config, Interception, Probes, Proxy};
+use leno_proxy::{
+    ApplicationMetrics, ApplicationPorts, Config, Interception, PortState, Probes, Proxy,
+};
 use rustix::process::Signal;
 
 use crate::duration::parse_duration;
@@ -20,7 +22,8 @@ use crate::{exec, limits, stop};
 
 pub(crate) use access_log::AccessLogArgs;
 pub(crate) use member::MemberArgs;
-pub(crate) use report::{Report, SUPERVISOR_OPTION};
+use report::Reported;
+pub(crate) use report::{Order, PortOrder, Report, SUPERVISOR_OPTION};
 pub(crate) use settings::ServingArgs;
 use settings::SettingArgs;
 
@@ -92,11 +95,18 @@ pub(crate) async fn serve(
 ) -> anyhow::Result<()> {
     let workload = config.workload.clone();
     let access = describe(&config.interception);
-    let proxy = Proxy::start(config).await?;
+    let application = ApplicationPorts::new(match supervised {
+        // Until its supervisor reports the application.
+        true => PortState::Starting,
+        false => PortState::Open,
+    });
+    let proxy = Proxy::start(config).await?.with_application(application.clone());
     let admin = proxy.admin_address().context("the admin page")?;
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
-    let reports = report::reports(proxy.doors(), admin, supervised)?;
+    let (listeners, in_flight) = (proxy.doors(), proxy.requests_in_flight());
+    let reported = Reported { listeners, admin, in_flight, application };
+    let reports = report::reports(reported, supervised)?;
     let stop = stop::signals_and_then(linger)?;
     // Reports end with the proxy: nobody is told about doors that are closed.
     tokio::select! {

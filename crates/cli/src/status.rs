@@ -88,6 +88,10 @@ async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
         reasons.push((service.name.clone(), most));
     }
     Ok(Facts {
+        services: asked(mesh, "/services").await?,
+        // A control plane of an earlier release does not report these.
+        rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
+        directory: asked(mesh, "/state").await.ok(),
         status: asked(mesh, "/status").await?,
         workloads: asked(mesh, "/workloads").await?,
         proxies: asked(mesh, "/proxies").await?,

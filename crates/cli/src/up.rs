@@ -8,8 +8,10 @@ mod launcher;
 mod local_mesh;
 mod netns;
 mod placement;
+mod ports;
 mod restart;
 mod sidecar;
+mod sockets;
 mod summary;
 
 use std::net::SocketAddr;
@@ -105,7 +107,9 @@ impl UpArgs {
             () = &mut stop => Ok(()),
             ended = control_ended => Err(ended),
         };
-        tracing::info!("stopping: applications first, then sidecars; once more to stop at once");
+        tracing::info!(
+            "stopping: sidecars finish their requests, then applications stop; once more to stop at once"
+        );
         let again = stop::signals()?;
         tokio::select! {
             () = mesh.stop() => {}
@@ -125,8 +129,9 @@ Examples:
   leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   sudo leno up -f mesh/ --netns
 
-Each Workload of the files gets a sidecar, with the limits given here, and the application in its spec.run is started once
-that is ready, with HTTP_PROXY set. Changes in the files are live at once; a document that is
+Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the application in its spec.run is
+started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and SIGINT drain the sidecars first, then
+stop the applications; a second one stops everything at once. Admin pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that is
 rejected changes nothing. For sidecars on several machines run `leno control` instead.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT; 1 it could not start; 2 wrong usage.

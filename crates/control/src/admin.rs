@@ -26,12 +26,16 @@ use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::share::Share;
+use crate::status::DirectoryStatus;
 use crate::tap::Lines;
+use crate::writable;
 
 /// What the admin socket needs to answer.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) questions: Questions,
+    /// The data directory.
+    pub(crate) data: PathBuf,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
     pub(crate) taps: Arc<Taps>,
@@ -176,6 +180,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             admin.reload.notify_one();
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
+        (&Method::GET, "/state") => return state(admin).await,
         (&Method::GET, "/explain") => return explain(admin, query.unwrap_or_default()).await,
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
             Some(Question::Metrics(..)) => match metrics(&request) {
@@ -189,6 +194,19 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
     };
     let _turn = admin.share.turn().await;
     ask_owner(&admin.questions, question).await
+}
+
+/// The result of a test write to the data directory.
+async fn state(admin: &Admin) -> Response<Full<Bytes>> {
+    let directory = admin.data.clone();
+    let tested = tokio::task::spawn_blocking(move || {
+        let problem = writable::problem(&directory);
+        DirectoryStatus { directory: directory.display().to_string(), problem }
+    });
+    match tested.await {
+        Ok(status) => typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(status))),
+        Err(_) => stopping(),
+    }
 }
 
 /// What would decide the request that a query describes, for people and for programs.
@@ -252,7 +270,9 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
         "/metrics" => Question::Metrics(Form::Prometheus, None),
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
+        "/prometheus/targets" => Question::ScrapeTargets,
         "/rejected" => Question::Rejected,
+        "/rejected-joins" => Question::RejectedJoins,
         "/routes" => Question::Routes,
         "/services" => Question::Services,
         "/status" => Question::Status,
@@ -309,8 +329,8 @@ pub(crate) fn stopping() -> Response<Full<Bytes>> {
     text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
 }
 
-const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /routes \
-                     /policies /rejected /status /metrics /traffic /history?service=NAMESPACE/NAME \
+const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /prometheus/targets /routes \
+                     /policies /rejected /rejected-joins /state /status /metrics /traffic /history?service=NAMESPACE/NAME \
                      /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
                      /explain?from=NAMESPACE/NAME&url=URL[&method=METHOD][&header=NAME:VALUE] \
                      /tap?service=NAMESPACE/NAME, POST \

@@ -23,6 +23,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::authority::Current;
+use crate::rejected_joins::RejectedJoins;
 use crate::review::{ReviewError, Reviewer};
 use claim::renewed;
 use fair::FairQueue;
@@ -62,6 +63,7 @@ pub(crate) struct Certifier {
     known: BTreeMap<WorkloadName, Signed>,
     /// The newest registration of each workload that has joined with a token, as far as it was read.
     registrations: BTreeMap<WorkloadName, u64>,
+    rejected_joins: Arc<RejectedJoins>,
     pub(crate) issued: u64,
     pub(crate) refused: u64,
 }
@@ -140,6 +142,7 @@ impl Certifier {
             reviews: Reviews::new(),
             known: BTreeMap::new(),
             registrations: BTreeMap::new(),
+            rejected_joins: Arc::default(),
             issued: 0,
             refused: 0,
         }
@@ -200,7 +203,18 @@ impl Certifier {
             if answer.is_closed() {
                 continue;
             }
-            let sign = move |desk: &Desk| desk.join(&token, &csr, (workload, target), now);
+            let rejected = Arc::clone(&self.rejected_joins);
+            let sign = move |desk: &Desk| {
+                let exists = target.is_some();
+                let joined = desk.join(&token, &csr, (workload.clone(), target), now);
+                match &joined {
+                    Ok(_) => rejected.joined(&workload),
+                    Err(error) => {
+                        rejected.note(&workload, exists, &error.to_string(), Instant::now());
+                    }
+                }
+                joined
+            };
             let work = answered(Arc::clone(&self.desk), (answer, Occasion::Join), sign);
             self.joins.spawn_blocking(work);
         }
@@ -226,6 +240,18 @@ impl Certifier {
     pub(crate) fn refuse(&mut self, answer: CertificateAnswer, error: CertifyError) {
         self.refused += 1;
         decline(answer, &error);
+    }
+
+    /// Rejects a join, and keeps the reason for operators. `exists`: its workload is one of the mesh.
+    pub(crate) fn reject_join(&mut self, joining: Joining, exists: bool, error: CertifyError) {
+        let reason = error.to_string();
+        self.rejected_joins.note(&joining.workload, exists, &reason, Instant::now());
+        self.refuse(joining.answer, error);
+    }
+
+    /// The joins that were rejected.
+    pub(crate) fn rejected_joins(&self) -> &RejectedJoins {
+        &self.rejected_joins
     }
 
     /// What it has done next; waits for ever when nothing is under way. Safe to drop while waiting.
@@ -272,6 +298,7 @@ impl Certifier {
             let newest = self.registrations.entry(signed.workload.clone()).or_default();
             *newest = number.max(*newest);
         }
+        self.rejected_joins.joined(&signed.workload);
         self.known.insert(signed.workload.clone(), signed);
     }
 

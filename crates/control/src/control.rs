@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::admin::{self, Admin, Questions};
+use crate::applications::Applications;
 use crate::authority::{Revoked, keep_current, keep_revoked};
 use crate::certify::{Certifier, Proofs, open_proofs};
 use crate::config::Config;
@@ -55,6 +56,7 @@ pub struct Control {
     status: watch::Receiver<Arc<Status>>,
     reload: Arc<Notify>,
     questions: Questions,
+    applications: Applications,
     stop: watch::Sender<bool>,
     parts: Parts,
     tasks: JoinSet<()>,
@@ -111,9 +113,11 @@ impl Control {
         let admin = admin::open(&socket).await;
         let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
         let page = match config.page {
-            Some(address) => {
-                Some(Page::open(address).await.map_err(|cause| StartError::Page(address, cause))?)
-            }
+            Some(address) => Some(
+                Page::open(address, &config.data)
+                    .await
+                    .map_err(|cause| StartError::Page(address, cause))?,
+            ),
             None => None,
         };
         let mut keys = Keeper::new(config.key_roots.clone(), config.key_access.clone(), drawn());
@@ -196,6 +200,12 @@ impl Control {
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Arc<Status>> {
         self.status.clone()
+    }
+
+    /// The applications that a supervisor on this machine runs, for its reports.
+    #[must_use]
+    pub fn applications(&self) -> &Applications {
+        &self.applications
     }
 
     /// Waits until the sidecar of a workload is connected and has opened every port.
@@ -331,7 +341,7 @@ impl Ground {
         let owner = self.owner(first, Arc::clone(&visitors), Arc::clone(&gauges));
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
-        let status = owner.told.status.subscribe();
+        let (status, applications) = (owner.told.status.subscribe(), owner.applications.clone());
         let push = self.push(&owner, questions.clone(), last);
         let invitations = Arc::new(self.invitations(workloads.clone()));
         let server = Arc::new(Server {
@@ -361,8 +371,7 @@ impl Ground {
             stop: self.stop.subscribe(),
         };
         let (wanted_keys, socket) = (owner.told.keys.subscribe(), self.config.socket());
-        let told = || self.stop.subscribe();
-        let parts = || self.parts.clone();
+        let (told, parts) = (|| self.stop.subscribe(), || self.parts.clone());
         tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
         tasks.spawn(parts().run(Part::Push, push.run(told())));
         let (others, found) = (self.others(), self.config.found_peers.clone());
@@ -388,6 +397,7 @@ impl Ground {
             status,
             reload: self.reload,
             questions,
+            applications,
             stop: self.stop,
             parts: self.parts,
             tasks,
@@ -431,6 +441,7 @@ impl Ground {
     ) -> Arc<Admin> {
         Arc::new(Admin {
             questions: questions.clone(),
+            data: self.config.data.clone(),
             invitations: Arc::clone(invitations),
             reload: Arc::clone(&self.reload),
             taps,
@@ -491,6 +502,7 @@ impl Ground {
             logs: LogLimits::default(),
             page: self.page.as_ref().map(Page::url),
             live: self.page.as_ref().map(Page::live_url),
+            applications: Applications::default(),
         }
         .with(first, &self.trust_domain(), edition, self.revoked.borrow().clone())
     }

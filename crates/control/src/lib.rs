@@ -8,6 +8,7 @@
 pub mod admin;
 mod admin_address;
 mod answering;
+mod applications;
 mod authority;
 mod certify;
 mod compile;
@@ -31,15 +32,19 @@ mod playground;
 mod presence;
 mod publish;
 mod push;
+mod rejected_joins;
 mod report;
 mod review;
+mod scrape_targets;
 mod server;
 mod serving;
 mod share;
 pub mod status;
 mod tap;
 mod watch;
+mod writable;
 
+pub use applications::{Application, ApplicationState, Applications};
 pub use config::{Config, Limits, REPORT_EVERY, Times};
 pub use control::{Control, StartError, Stopped};
 pub use explain::{UnknownWorkload, snapshot_for};

@@ -21,6 +21,7 @@ use leno_telemetry::LogLimits;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use crate::applications::Applications;
 use crate::authority::{Current, Revoked};
 use crate::certify::{Certifier, Done};
 use crate::config::{Limits, Times};
@@ -70,6 +71,8 @@ pub(crate) struct Owner {
     pub(crate) page: Option<String>,
     /// What to open there for live requests.
     pub(crate) live: Option<String>,
+    /// The applications that a supervisor on this machine runs.
+    pub(crate) applications: Applications,
 }
 
 /// What waits for the owner, as of its last look.
@@ -234,7 +237,9 @@ impl Owner {
         // What traffic there is changes nothing that is told; nor do readings that bring no keys.
         let is_quiet = match &input {
             Input::Clock | Input::Slice | Input::Question(..) => true,
-            Input::Event(Queued { event: Event::Traffic { .. }, .. }) => true,
+            Input::Event(Queued {
+                event: Event::Traffic { .. } | Event::Reported { .. }, ..
+            }) => true,
             Input::Keys(news) => matches!(news.reading, Reading::Same | Reading::Failed(_)),
             _ => false,
         };
@@ -385,6 +390,11 @@ impl Owner {
             Event::Connected(connected) => return self.connected(*connected, now),
             Event::Listeners { connection, listeners } => {
                 self.listeners(connection, &listeners, now)
+            }
+            Event::Reported { connection, report } => {
+                if let Some(contact) = self.audience.contact(connection) {
+                    contact.report = *report;
+                }
             }
             Event::Wanted { connection, change } => return self.want(connection, *change, now),
             Event::Applied { connection, change, refused, bytes } => {

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,9 +44,10 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Opens the listener; beyond loopback with a new token.
-    pub(crate) async fn open(address: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+    /// Opens the listener; beyond loopback with a new token. Where the kernel may choose, the address of the last run
+    /// in the data directory is tried first: bookmarks and scrapers know it.
+    pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
+        let listener = bind(address, &data.join(ADDRESS_FILE)).await?;
         let address = listener.local_addr()?;
         let live = leno_identity::secret()?;
         let token = match address.ip().is_loopback() {
@@ -88,6 +90,28 @@ impl Page {
         let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
+}
+
+async fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
+    if address.port() != 0 {
+        return TcpListener::bind(address).await;
+    }
+    let before = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(before) = before.filter(|before: &SocketAddr| before.ip() == address.ip()) {
+        match TcpListener::bind(before).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => tracing::warn!(
+                address = %before, %error,
+                "the page cannot have the address of the last run: it gets another one"
+            ),
+        }
+    }
+    let listener = TcpListener::bind(address).await?;
+    let text = listener.local_addr()?.to_string();
+    if let Err(error) = leno_identity::replace_private(file, text.as_bytes()) {
+        tracing::warn!(%error, "the address of the page cannot be kept for the next run");
+    }
+    Ok(listener)
 }
 
 /// Who answers.
@@ -159,8 +183,9 @@ impl Desk {
         if path == "/api/explain" {
             return self.explain(query.unwrap_or_default()).await;
         }
-        // Metrics are for those who scrape the admin socket.
+        // Metrics are at the admin socket. Prometheus finds sidecars here.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
+        let asked = asked.or((path == "/prometheus/targets").then_some(path));
         match asked.and_then(|path| question(path, query)) {
             Some(question) => {
                 let _turn = self.asking.turn().await;
@@ -292,6 +317,9 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/views.js", SCRIPT, include_str!("page/views.js")),
     ("/live.js", SCRIPT, include_str!("page/live.js")),
 ];
+
+/// The file of the data directory with the address of the page.
+const ADDRESS_FILE: &str = "page.address";
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";

@@ -139,6 +139,11 @@ impl Audience {
         self.by_workload.get(workload).copied()
     }
 
+    /// The connected proxy of a workload.
+    pub(crate) fn known(&self, workload: &WorkloadName) -> Option<&Contact> {
+        self.contacts.get(self.by_workload.get(workload)?)
+    }
+
     /// The number of the newest change or answer.
     pub(crate) fn newest(&self) -> ChangeId {
         self.newest

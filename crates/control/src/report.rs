@@ -9,6 +9,7 @@ mod shares;
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use leno_discovery::condition::kind;
 use leno_model::{
     HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
     WeightedBackend, Workload, leads_back,
@@ -17,6 +18,7 @@ use leno_registry::{Warning, lint, locate, rejected_documents};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::applications::Applications;
 use crate::certify::Certifier;
 use crate::compile::{Viewer, view};
 use crate::history::Tally;
@@ -27,8 +29,9 @@ use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
-    CertificateStatus, ChangeStatus, ConvergenceStatus, DoorStatus, EndpointStatus, PortStatus,
-    ProxyStatus, RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
+    CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, DoorStatus,
+    EndpointStatus, PortStatus, ProxyStatus, RejectedJoinStatus, RouteStatus, ServicePortStatus,
+    ServiceStatus, Status, WorkloadStatus,
 };
 use crate::watch::Remarks;
 
@@ -47,6 +50,7 @@ pub(crate) struct Report<'a> {
     pub(crate) history: Tally,
     pub(crate) page: Option<&'a str>,
     pub(crate) live: Option<&'a str>,
+    pub(crate) applications: &'a Applications,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -95,7 +99,8 @@ impl Report<'_> {
 
     fn workload(&self, workload: &Workload) -> WorkloadStatus {
         let name = &workload.name;
-        let sidecar = match self.audience.of_workload(name) {
+        let contact = self.audience.known(name);
+        let sidecar = match contact {
             Some(_) => "connected",
             None if self.presence.is_missing(name) => "missing",
             None => "absent",
@@ -109,7 +114,10 @@ impl Report<'_> {
             service: door.service.to_string(),
             port: door.port,
             listen: door.listen.to_string(),
+            ..listener_state(contact, &format!("door-{}", door.listen))
         });
+        let conditions = contact.iter().flat_map(|contact| &contact.report.conditions);
+        let addresses = contact.map(|contact| contact.report.addresses.clone()).unwrap_or_default();
         let services = self.mesh.in_front_of(name);
         let listeners = self.mesh.listeners(name).into_iter().flatten();
         WorkloadStatus {
@@ -122,7 +130,18 @@ impl Report<'_> {
             doors: doors.collect(),
             sidecar: sidecar.to_owned(),
             listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
+            application: self.applications.status(name, self.now),
+            conditions: conditions.map(ConditionStatus::from).collect(),
+            pid: contact.map(|contact| contact.pid),
+            admin: contact.and_then(|contact| contact.admin).map(|address| address.to_string()),
+            http_proxy: addresses.get("http-proxy").map(ToString::to_string),
+            addresses: addresses.iter().map(|(name, at)| (name.clone(), at.to_string())).collect(),
         }
+    }
+
+    /// Joins that were rejected in the last minute.
+    pub(crate) fn rejected_joins(&self) -> Vec<RejectedJoinStatus> {
+        self.certifier.rejected_joins().status(self.now)
     }
 
     pub(crate) fn services(&self) -> Vec<ServiceStatus> {
@@ -374,6 +393,17 @@ fn rule_text(rule: &RouteRule) -> String {
 /// The most matches and backends of a rule that its text lists.
 const MATCHES_SHOWN_MAX: usize = 4;
 const BACKENDS_SHOWN_MAX: usize = 8;
+
+/// The state of a listener by its name, in the form of a door without the rest.
+fn listener_state(contact: Option<&Contact>, name: &str) -> DoorStatus {
+    let mut status = DoorStatus { state: "unknown".to_owned(), ..DoorStatus::default() };
+    let Some(contact) = contact.filter(|contact| contact.applied.is_some()) else { return status };
+    let closed = contact.report.conditions.iter();
+    let mut closed = closed.filter(|it| it.kind == kind::LISTENER_CLOSED && it.subject == name);
+    status.problem = closed.next().map(|it| it.reason.clone());
+    status.state = if status.problem.is_some() { "closed" } else { "open" }.to_owned();
+    status
+}
 
 fn milliseconds(duration: std::time::Duration) -> f64 {
     // Whole microseconds: the digits after them mean nothing.

@@ -88,7 +88,7 @@ pub struct ConvergenceStatus {
 }
 
 /// A workload and its sidecar.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadStatus {
     /// `namespace/name`.
     pub name: String,
@@ -108,6 +108,85 @@ pub struct WorkloadStatus {
     pub sidecar: String,
     /// Where its sidecar accepts mutual TLS, by port of the application.
     pub listeners: BTreeMap<u16, String>,
+    /// Its application, where `leno up` runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub application: Option<ApplicationStatus>,
+    /// The conditions that break traffic there, as its sidecar reports them.
+    #[serde(default)]
+    pub conditions: Vec<ConditionStatus>,
+    /// The process of its sidecar, while that is connected.
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// The admin page of its sidecar.
+    #[serde(default)]
+    pub admin: Option<String>,
+    /// The HTTP proxy of its sidecar, if it has one.
+    #[serde(default)]
+    pub http_proxy: Option<String>,
+    /// Other addresses of its sidecar, by name.
+    #[serde(default)]
+    pub addresses: BTreeMap<String, String>,
+}
+
+/// An application that `leno up` runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ApplicationStatus {
+    /// `waiting` (for its sidecar), `starting`, `running`, `restarting` or `stopped`.
+    pub state: String,
+    /// Its process, while it has one.
+    pub pid: Option<i32>,
+    /// The number of times that it ended by itself and was started again.
+    pub restarts: u64,
+    /// It ends again and again soon after its start.
+    pub keeps_exiting: bool,
+    /// Its last exit.
+    pub last_exit: Option<String>,
+    /// The time since it has its state.
+    pub since_seconds: f64,
+    /// The ports that it does not serve, each with the cause.
+    pub ports: BTreeMap<u16, String>,
+}
+
+/// A condition that breaks traffic at a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConditionStatus {
+    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, or another.
+    pub kind: String,
+    /// The listener, directory or service port that it concerns.
+    pub subject: String,
+    /// The cause.
+    pub reason: String,
+}
+
+impl From<&leno_discovery::Condition> for ConditionStatus {
+    fn from(condition: &leno_discovery::Condition) -> Self {
+        let leno_discovery::Condition { kind, subject, reason } = condition.clone();
+        Self { kind, subject, reason }
+    }
+}
+
+/// Joins of one workload that were rejected a moment ago.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejectedJoinStatus {
+    /// The workload that they named, `namespace/name`.
+    pub workload: String,
+    /// The mesh has such a workload.
+    pub exists: bool,
+    /// Their number.
+    pub count: u64,
+    /// The time since the last one.
+    pub age_seconds: u64,
+    /// Why it was rejected.
+    pub reason: String,
+}
+
+/// The directory in which the control plane keeps its state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryStatus {
+    /// Its path.
+    pub directory: String,
+    /// The error of a test write, if that failed.
+    pub problem: Option<String>,
 }
 
 /// A port of an application.
@@ -122,7 +201,7 @@ pub struct PortStatus {
 }
 
 /// A fixed door.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DoorStatus {
     /// The service behind it.
     pub service: String,
@@ -130,6 +209,12 @@ pub struct DoorStatus {
     pub port: u16,
     /// Where it is.
     pub listen: String,
+    /// `open`, `closed`, or `unknown` while no sidecar reports it.
+    #[serde(default)]
+    pub state: String,
+    /// Why it is closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// A service.

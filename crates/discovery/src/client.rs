@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::condition::ProxyReport;
 use crate::envelope::{
     addresses_to_wire, delta_from_wire, hello_to_wire, issued_from_wire, listeners_to_wire,
     looked_up_to_wire, nack_to_wire, services_to_wire,
@@ -106,8 +107,8 @@ pub enum Request {
     LookUp(Vec<ServiceName>),
     /// It no longer wants to know of these names.
     ForgetNames(Vec<ServiceName>),
-    /// Its inbound listeners are now these.
-    Listeners(Vec<InboundListener>),
+    /// Its inbound listeners and its state for operators are now these.
+    Listeners(Vec<InboundListener>, ProxyReport),
     /// It wants a new certificate.
     Renew {
         /// A certificate signing request, DER, at most 64 KiB.
@@ -319,8 +320,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 }
                 Ok(())
             }
-            Request::Listeners(listeners) => {
-                self.send(from_proxy::Message::Listeners(listeners_to_wire(&listeners)))
+            Request::Listeners(listeners, report) => {
+                let wire = listeners_to_wire(&listeners, &report);
+                self.send(from_proxy::Message::Listeners(wire))
             }
             Request::Renew { csr, answer } => self.renew(csr, answer),
             Request::Tapped { tap, mut records, mut dropped } => {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use leno_model::{EndpointId, ServiceName};
 
+use crate::condition::{self, ProxyReport, conditions_to_wire, report_from_wire};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Hello, InboundListener, IssuedBytes, Refusal, Upsert};
 use crate::proto;
@@ -85,6 +86,8 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         held_addresses: held_addresses.collect(),
         looked_up: hello.looked_up.iter().map(ToString::to_string).collect(),
         held_names: held_names.collect(),
+        conditions: conditions_to_wire(&hello.report.conditions),
+        named_addresses: condition::addresses_to_wire(&hello.report),
     }
 }
 
@@ -108,6 +111,7 @@ pub(crate) fn hello_from_wire(
         edition: wire.edition,
         addresses: addresses_from_wire(wire.addresses)?,
         looked_up: services_from_wire(&wire.looked_up)?,
+        report: report_from_wire(wire.conditions, wire.named_addresses)?,
     };
     let held = wire.held.into_iter();
     let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
@@ -130,8 +134,15 @@ pub(crate) fn listener_to_wire(listener: &InboundListener) -> proto::Listener {
     }
 }
 
-pub(crate) fn listeners_to_wire(listeners: &[InboundListener]) -> proto::Listeners {
-    proto::Listeners { listeners: listeners.iter().map(listener_to_wire).collect() }
+pub(crate) fn listeners_to_wire(
+    listeners: &[InboundListener],
+    report: &ProxyReport,
+) -> proto::Listeners {
+    proto::Listeners {
+        listeners: listeners.iter().map(listener_to_wire).collect(),
+        conditions: conditions_to_wire(&report.conditions),
+        named_addresses: condition::addresses_to_wire(report),
+    }
 }
 
 pub(crate) fn listeners_from_wire(

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use leno_model::WorkloadName;
 use tokio::sync::watch;
 
+use crate::condition::ProxyReport;
 use crate::desired::WantedChange;
 use crate::doubt::Doubt;
 use crate::key::ChangeId;
@@ -28,6 +29,13 @@ pub enum Event {
         connection: ConnectionId,
         /// All of them.
         listeners: Vec<InboundListener>,
+    },
+    /// Its state for operators is now this.
+    Reported {
+        /// The proxy's.
+        connection: ConnectionId,
+        /// All of it.
+        report: Box<ProxyReport>,
     },
     /// It wants to know other services, addresses and names than before.
     Wanted {

@@ -10,6 +10,7 @@
 
 pub mod budget;
 pub mod client;
+pub mod condition;
 pub mod desired;
 mod doubt;
 mod envelope;
@@ -38,6 +39,7 @@ mod vigil;
 
 pub use budget::{Budget, Budgets};
 pub use client::{FollowError, Follower, Request, follow};
+pub use condition::{CONDITIONS_MAX, Condition, ProxyReport};
 pub use desired::{Wanted, WantedChange};
 pub use doubt::Doubt;
 pub use event::{Connected, ConnectionId, Event, Joining, Standing};

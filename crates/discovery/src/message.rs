@@ -8,6 +8,7 @@ use bytes::Bytes;
 use leno_model::{ServiceName, Snapshot, WorkloadName};
 use tokio::sync::oneshot;
 
+use crate::condition::ProxyReport;
 use crate::key::{ChangeId, ResourceKey, Version};
 
 /// How a proxy introduces itself for one workload.
@@ -35,6 +36,8 @@ pub struct Hello {
     pub edition: u64,
     /// A number that the process drew at its start; 0 when it does not say.
     pub process: u64,
+    /// Its state for operators.
+    pub report: ProxyReport,
 }
 
 /// Where one application port is reached through mutual TLS.

@@ -92,6 +92,26 @@ pub struct Hello {
     pub looked_up: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "85")]
     pub held_names: ::prost::alloc::vec::Vec<HeldName>,
+    #[prost(message, repeated, tag = "65")]
+    pub conditions: ::prost::alloc::vec::Vec<Condition>,
+    #[prost(message, repeated, tag = "66")]
+    pub named_addresses: ::prost::alloc::vec::Vec<NamedAddress>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NamedAddress {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub address: ::core::option::Option<SocketAddress>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Condition {
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub subject: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Held {
@@ -261,6 +281,10 @@ pub struct Services {
 pub struct Listeners {
     #[prost(message, repeated, tag = "1")]
     pub listeners: ::prost::alloc::vec::Vec<Listener>,
+    #[prost(message, repeated, tag = "65")]
+    pub conditions: ::prost::alloc::vec::Vec<Condition>,
+    #[prost(message, repeated, tag = "66")]
+    pub named_addresses: ::prost::alloc::vec::Vec<NamedAddress>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Listener {

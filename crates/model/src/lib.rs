@@ -144,4 +144,4 @@ pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};
 pub use traffic_split::{SplitBackend, TrafficSplit};
 pub use upgrades::Upgrades;
 pub use whereabouts::Whereabouts;
-pub use workload::{Door, Workload, WorkloadPort};
+pub use workload::{Door, HttpGet, RunOptions, RunUser, Workload, WorkloadPort};

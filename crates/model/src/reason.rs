@@ -215,6 +215,9 @@ reasons! {
     /// The time that the route gives one attempt passed.
     AttemptTimeout "E2010" "attempt-timeout" 504 Upstream Never
         "Make the application faster, or raise `timeouts.backendRequest`.";
+    /// Another process listens at the application's port: nothing is forwarded to it.
+    PortTaken "E2011" "port-taken" 503 Upstream Always
+        "Stop the process that `leno status` names, or give the application another port.";
     /// The peer's account or workload is revoked, whatever its certificate says.
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
         "Take it out of `spec.revoked` of the MeshConfig, or use `leno revoke --undo`, if it is to be a member again.";

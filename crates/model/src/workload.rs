@@ -29,8 +29,8 @@ pub struct Workload {
     pub other_addresses: BTreeSet<IpAddr>,
     /// The command that starts the application; empty when somebody else starts it.
     pub run: Vec<String>,
-    /// Environment of `run`, on top of the supervisor's own.
-    pub env: BTreeMap<String, String>,
+    /// Environment, directory, user and readiness check of `run`.
+    pub run_options: Box<RunOptions>,
     /// Fixed local doors to other services.
     pub doors: Vec<Door>,
     /// Who is let in, where that differs from its namespace and the mesh.
@@ -43,6 +43,37 @@ pub struct Workload {
     /// Whether a sidecar stands beside it. Without one it is of no account to sidecars; gateways
     /// reach it all the same, in clear text.
     pub sidecar: bool,
+}
+
+/// The settings of the command that starts an application.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RunOptions {
+    /// The environment, on top of the supervisor's own.
+    pub env: BTreeMap<String, String>,
+    /// The directory that it runs in; that of the supervisor when absent.
+    pub cwd: Option<String>,
+    /// The user that it runs as; that of the supervisor when absent.
+    pub user: Option<RunUser>,
+    /// The request that succeeds when the application is ready; an open port suffices when absent.
+    pub http_get: Option<HttpGet>,
+}
+
+/// A user of the operating system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunUser {
+    /// By name.
+    Named(String),
+    /// By number, with the number of the group: that of the user when absent.
+    Numbered(u32, Option<u32>),
+}
+
+/// A request of HTTP/1.1 by GET that succeeds with a status from 200 to 299.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpGet {
+    /// The port of the application.
+    pub port: u16,
+    /// The path, with a query if there is one.
+    pub path: String,
 }
 
 impl Workload {

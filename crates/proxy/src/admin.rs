@@ -124,6 +124,7 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
         "/connections" => json(&page::connections(admin)),
         "/requests" => json(&page::requests(admin)),
         "/removed" => json(&page::removed(admin)),
+        "/circuits" => json(&page::circuits(admin)),
         "/reach" => match reach::asked(admin, request.uri().query().unwrap_or_default()).await {
             Ok(told) => json(&told),
             Err(problem) => text(StatusCode::BAD_REQUEST, problem),
@@ -227,8 +228,7 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
 
 /// The field with the workload that the page is about.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
-const INDEX: &str =
-    "leno proxy: /metrics /ready /world /connections /requests /removed /reach?service=NS/NAME\n";
+const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed /circuits /reach?service=NS/NAME\n";
 /// Times that the application's metrics are read at once: more scrapers than anybody has.
 const SCRAPES_MAX: usize = 4;
 /// Admin connections at once; more wait. Half of them may be without a request.

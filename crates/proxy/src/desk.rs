@@ -1,15 +1,17 @@
 //! The control thread's desk: what requests ask for, what has gone idle, which doors to open.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use leno_discovery::{ADDRESSES_MAX, NAMES_MAX, Request, SUBSCRIPTIONS_MAX};
+use leno_discovery::condition::kind;
+use leno_discovery::{ADDRESSES_MAX, NAMES_MAX, ProxyReport, Request, SUBSCRIPTIONS_MAX};
 use leno_traffic::backoff;
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, sleep_until};
 
 use crate::follow::Follower;
-use crate::listeners::Listeners;
+use crate::listeners::{ListenError, Listeners};
 use crate::opened::Doors;
 use crate::world::Want;
 
@@ -91,7 +93,7 @@ fn take_back(follower: &Follower, unsent: Request) {
         Request::ForgetNames(names) => looked_up.extend(names),
         Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
         Request::Unsubscribe(services) => subscribed.extend(services),
-        Request::Listeners(_) | Request::Renew { .. } | Request::Tapped { .. } => {}
+        Request::Listeners(..) | Request::Renew { .. } | Request::Tapped { .. } => {}
     }
 }
 
@@ -129,7 +131,8 @@ pub(crate) async fn keep_listeners(
 ) {
     let mut changes = follower.world.changes();
     let mut failures = 0_u32;
-    let mut untold = None;
+    let mut untold = false;
+    let (mut reported, mut last) = (Instant::now(), ProxyReport::default());
     loop {
         if let Some(scene) = follower.world.scene()
             && follower.world.credential().is_some()
@@ -138,27 +141,36 @@ pub(crate) async fn keep_listeners(
             let plan = &scene.plans.snapshot.plan;
             let problems = listeners.reconcile(&follower.config, plan).await;
             failures = if problems.is_empty() { 0 } else { failures.saturating_add(1) };
-            for problem in problems {
-                tracing::error!(%problem, failures, "a door is closed and will be tried again");
+            for problem in &problems {
+                tracing::error!(%problem, failures, "a listener is closed and will be tried again");
             }
-            doors.publish(listeners.addresses());
+            let closed: BTreeMap<String, String> = problems.iter().map(closed).collect();
+            follower.world.conditions.replace(kind::LISTENER_CLOSED, closed.clone());
+            follower.note_addresses(&listeners.addresses());
+            doors.publish(listeners.addresses(), closed);
             follower.world.set_own_doors(listeners.own());
             let inbound = listeners.inbound(&follower.config, plan);
             if *follower.listening.borrow() != inbound {
-                follower.listening.replace(inbound.clone());
-                untold = Some(inbound);
+                follower.listening.replace(inbound);
+                untold = true;
             }
         }
+        // Before the first plan there are no listeners to report, and an empty list would withdraw them.
+        let has_changed = doors.now().is_some() && follower.report() != last;
         let again = backoff::delay(failures, follower.seed.rotate_left(failures)).min(DOOR_MAX);
         tokio::select! {
             // Without a stream this waits; the next one's hello says it too.
-            place = requests.reserve(), if untold.is_some() => {
-                if let (Ok(place), Some(inbound)) = (place, untold.take())
-                    && !follower.withdrawn.get()
-                {
-                    place.send(Request::Listeners(inbound));
+            place = requests.reserve(), if untold => {
+                untold = false;
+                reported = Instant::now();
+                last = follower.report();
+                if let Ok(place) = place && !follower.withdrawn.get() {
+                    let listening = follower.listening.borrow().clone();
+                    place.send(Request::Listeners(listening, last.clone()));
                 }
             }
+            () = follower.world.conditions.changed() => {}
+            () = sleep_until((reported + REPORT_PAUSE).into()), if has_changed => untold = true,
             changed = changes.changed() => {
                 if changed.is_err() {
                     return;
@@ -169,9 +181,16 @@ pub(crate) async fn keep_listeners(
     }
 }
 
+/// A closed listener by its name, with its address and the cause.
+fn closed(problem: &ListenError) -> (String, String) {
+    (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
+}
+
 /// An application that connects to very many addresses soon asks again for those that it has not
 /// connected to for this long.
 const IDLE_IF_CROWDED: Duration = Duration::from_secs(20);
+/// The pause between two reports of conditions: circuits may open and close many times in a second.
+const REPORT_PAUSE: Duration = Duration::from_secs(1);
 /// Services and addresses taken up at once.
 const BATCH_MAX: usize = 64;
 /// How long a door that could not be opened is left alone at most.

@@ -13,14 +13,15 @@ use tokio::sync::Semaphore;
 
 use crate::config::Interception;
 use crate::follow::Follower;
+use crate::look_ups::{Over, bound};
 use crate::names::{IsNew, to_v6};
 
 /// Answers look-ups over UDP for as long as the proxy lives.
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
-    let socket = match UdpSocket::bind(address).await {
-        Ok(socket) => Rc::new(socket),
-        Err(error) => return tracing::error!(%address, %error, "names cannot be answered there"),
-    };
+    let conditions = &follower.world.conditions;
+    let socket =
+        bound(conditions, (address, Over::Udp), async || UdpSocket::bind(address).await).await;
+    let socket = Rc::new(socket);
     let slots = std::sync::Arc::new(Semaphore::new(LOOK_UPS_MAX));
     let mut packet = [0_u8; PACKET_BYTES_MAX];
     loop {

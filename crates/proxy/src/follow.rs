@@ -1,15 +1,16 @@
 //! Hearing of new worlds: join once, follow the control plane, apply, keep what was applied.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use leno_discovery::condition::kind;
 use leno_discovery::{
-    FollowError, Hello, InboundListener, JoinError, Refusal, Request, ResourceKey, Subscriber,
-    Traffic, Update,
+    FollowError, Hello, InboundListener, JoinError, ProxyReport, Refusal, Request, ResourceKey,
+    Subscriber, Traffic, Update,
 };
 use leno_identity::{
     Credential, PrivateKey, TlsError, client_config, control_id, join_client_config,
@@ -56,6 +57,8 @@ pub(crate) struct Follower {
     pub(crate) connected: Cell<bool>,
     /// What is listening now, for each hello.
     pub(crate) listening: RefCell<Vec<InboundListener>>,
+    /// The addresses of listeners that are for tools or for the application, by name.
+    pub(crate) addresses: RefCell<BTreeMap<String, SocketAddr>>,
     /// The proxy is going: nothing is announced any more.
     pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
@@ -89,10 +92,45 @@ impl Follower {
             looked_up: RefCell::default(),
             connected: Cell::new(false),
             listening: RefCell::default(),
+            addresses: RefCell::default(),
             withdrawn: Cell::new(false),
             admin,
             fatal: FatalFailure::default(),
             seed,
+        }
+    }
+
+    /// Its state for operators.
+    pub(crate) fn report(&self) -> ProxyReport {
+        ProxyReport {
+            conditions: self.world.conditions.now(Instant::now()),
+            addresses: self.addresses.borrow().clone(),
+        }
+    }
+
+    /// Keeps the addresses of the listeners that neither are configured nor belong to a port of the application.
+    pub(crate) fn note_addresses(&self, open: &BTreeMap<String, SocketAddr>) {
+        let is_other = |name: &str| {
+            !["door-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
+        };
+        let others = open.iter().filter(|(name, _)| is_other(name));
+        let others = others.map(|(name, address)| (name.clone(), *address));
+        let health = self.config.health.map(|address| ("health".to_owned(), address));
+        self.addresses.replace(others.chain(health).collect());
+    }
+
+    /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate that is
+    /// not on disk.
+    pub(crate) fn note_state(&self, problem: Option<String>) {
+        if self.state.lacks_certificate()
+            && let Some(credential) = self.world.credential()
+        {
+            self.state.note_certificate(&credential.save(self.state.path()));
+        }
+        let (kind, directory) = (kind::STATE_UNWRITABLE, self.state.path().display().to_string());
+        match problem {
+            Some(problem) => self.world.conditions.set(kind, &directory, problem),
+            None => self.world.conditions.clear(kind, &directory),
         }
     }
 }
@@ -184,6 +222,7 @@ async fn follow_one(
         session: session(SystemTime::now()),
         edition: credential.edition(),
         process: follower.seed,
+        report: follower.report(),
     };
     let mut station = Station { follower };
     follower.counted.borrow_mut().connected(Instant::now());

@@ -32,14 +32,21 @@ impl Keeper {
         self.ended.notify_one();
     }
 
-    /// Writes worlds, the first at once and then at most one every `PAUSE`, until it is ended.
-    pub(crate) async fn run(&self, state: StateDir) {
+    /// Writes worlds, the first at once and then at most one every `PAUSE`, until it is ended. What the disk did not
+    /// take is written again every `AGAIN`. `note` runs after each attempt, with the problem if there is one.
+    pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
         loop {
+            note(state.problem());
             let Some(update) = self.latest.take() else {
                 if self.ending.get() {
                     return;
                 }
-                self.told.notified().await;
+                let fails = state.problem().is_some();
+                tokio::select! {
+                    () = self.told.notified() => {}
+                    () = state.failed(), if !fails => {}
+                    () = tokio::time::sleep(AGAIN), if fails => write_again(&state).await,
+                }
                 continue;
             };
             let state = state.clone();
@@ -59,5 +66,15 @@ impl Keeper {
     }
 }
 
+async fn write_again(state: &StateDir) {
+    let state = state.clone();
+    let written = tokio::task::spawn_blocking(move || state.write_again());
+    if written.await.is_err() {
+        tracing::error!("writing the state again panicked");
+    }
+}
+
+/// The pause before a disk that is full, or read-only, is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Between two writes: each costs a flush of the disk, which on small machines is a flash card.
 const PAUSE: Duration = Duration::from_millis(500);

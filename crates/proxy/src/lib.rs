@@ -6,7 +6,9 @@
 mod access_log;
 mod admin;
 mod application_metrics;
+mod application_ports;
 mod buffers;
+mod conditions;
 mod config;
 mod connection;
 mod connections;
@@ -63,7 +65,6 @@ mod upstream;
 mod worker;
 mod world;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -71,12 +72,13 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use leno_discovery::Request;
-use leno_telemetry::Telemetry;
+use leno_telemetry::{Gauge, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
 pub use application_metrics::ApplicationMetrics;
+pub use application_ports::{ApplicationPorts, PortState, PortStates};
 pub use config::{
     AccountToken, Config, INBOUND_PORT, Interception, LOOK_UP_PORT, Limits, LogChoice, LookUps,
     MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots, Versions,
@@ -95,6 +97,7 @@ use crate::health::Health;
 use crate::listen::Command;
 use crate::listeners::Listeners;
 use crate::opened::Doors;
+pub use crate::opened::ListenerStates;
 use crate::removed::RemovedEndpoints;
 use crate::seen::{Intakes, Outlets, Seen};
 use crate::state::StateDir;
@@ -108,6 +111,8 @@ pub struct Proxy {
     health: Option<TcpListener>,
     state: StateDir,
     doors: Doors,
+    application: ApplicationPorts,
+    telemetry: Arc<Telemetry>,
 }
 
 /// Why a proxy cannot start.
@@ -156,7 +161,7 @@ impl Proxy {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let state = StateDir::open(&config.state)
             .map_err(|cause| StartError::State { path: config.state.clone(), cause })?;
-        let admin = TcpListener::bind(config.admin)
+        let admin = bind_admin(config.admin, &state)
             .await
             .map_err(|cause| StartError::Admin { address: config.admin, cause })?;
         let health = match config.health {
@@ -166,7 +171,15 @@ impl Proxy {
             }
             None => None,
         };
-        Ok(Self { config: Arc::new(config), admin, health, state, doors: Doors::new() })
+        Ok(Self {
+            config: Arc::new(config),
+            admin,
+            health,
+            state,
+            doors: Doors::new(),
+            application: ApplicationPorts::default(),
+            telemetry: Telemetry::new(),
+        })
     }
 
     /// Where the admin page is.
@@ -183,11 +196,23 @@ impl Proxy {
         self.health.as_ref()?.local_addr().ok()
     }
 
-    /// Where the doors are, by name, once they are open: `inbound-PORT`, `door-ADDRESS`,
-    /// `http-proxy`.
+    /// The listeners, once the first plan was applied.
     #[must_use]
-    pub fn doors(&self) -> watch::Receiver<Option<BTreeMap<String, SocketAddr>>> {
+    pub fn doors(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.doors.watch()
+    }
+
+    /// The same proxy with an application of which a supervisor reports the state of its ports.
+    #[must_use]
+    pub fn with_application(mut self, application: ApplicationPorts) -> Self {
+        self.application = application;
+        self
+    }
+
+    /// The number of requests in progress, whenever it is called.
+    pub fn requests_in_flight(&self) -> impl Fn() -> u64 + use<> {
+        let telemetry = Arc::clone(&self.telemetry);
+        move || telemetry.gauge(Gauge::RequestsInFlight)
     }
 
     /// Serves until `stop` resolves, then drains. Must run on a current-thread runtime: it is
@@ -197,7 +222,7 @@ impl Proxy {
     /// [`StartError`] when a data thread cannot be started, or its certificate has expired and it
     /// was told to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-        let telemetry = Telemetry::new();
+        let telemetry = Arc::clone(&self.telemetry);
         let (world, wanted) = self.world();
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
@@ -267,12 +292,33 @@ impl Proxy {
 impl Proxy {
     /// An empty world, looked at as the sidecar was started.
     fn world(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
-        let (world, wanted) = World::new(self.state.names(), Instant::now());
+        let (world, wanted) =
+            World::with_application(self.application.clone(), self.state.names(), Instant::now());
         if let LogChoice::Own(log) = &self.config.access_log {
             world.sights.log(log.clone());
         }
         (world, wanted)
     }
+}
+
+/// The listener of the admin page. Where the kernel may choose, the address of the last run is tried first: scrapers
+/// know it.
+async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<TcpListener> {
+    let before = state.address(ADMIN).filter(|it| address.port() == 0 && it.ip() == address.ip());
+    if let Some(before) = before {
+        match TcpListener::bind(before).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => tracing::warn!(
+                address = %before, %error,
+                "the admin page cannot have the address of the last run: it gets another one"
+            ),
+        }
+    }
+    let listener = TcpListener::bind(address).await?;
+    if address.port() == 0 {
+        state.keep_address(ADMIN, listener.local_addr()?);
+    }
+    Ok(listener)
 }
 
 /// Waits until it is to stop, or a failure ends it.
@@ -344,7 +390,8 @@ fn control(
 }
 
 async fn keep(follower: Rc<Follower>) {
-    follower.keeper.run(follower.state.clone()).await;
+    let note = |problem| follower.note_state(problem);
+    follower.keeper.run(follower.state.clone(), note).await;
 }
 
 /// Tells the control plane that nothing listens here any more, so that no new request is sent
@@ -353,7 +400,8 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
     follower.withdrawn.set(true);
     follower.listening.borrow_mut().clear();
     let told = async {
-        requests.send(Request::Listeners(Vec::new())).await.ok()?;
+        let report = follower.report();
+        requests.send(Request::Listeners(Vec::new(), report)).await.ok()?;
         // All places are free again when everything was taken up for sending.
         requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
         tokio::task::yield_now().await;
@@ -398,6 +446,8 @@ fn seed(core: usize) -> u64 {
     mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// The admin page among the listeners of the state directory.
+const ADMIN: &str = "admin";
 /// How long writing the last world may take.
 const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long telling what was seen last may take.

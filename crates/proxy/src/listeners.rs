@@ -189,9 +189,9 @@ impl Listeners {
 #[derive(Debug, thiserror::Error)]
 #[error("the listener `{name}` cannot be opened at {address}: {cause}")]
 pub(crate) struct ListenError {
-    name: String,
-    address: SocketAddr,
-    cause: io::Error,
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) cause: io::Error,
 }
 
 /// The doors that a plan asks for, by name.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::NAMES_MAX;
+use leno_discovery::condition::kind;
 use leno_listen::Listener;
 use leno_model::{ServiceName, Whereabouts};
 use leno_telemetry::Count;
@@ -22,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::conditions::Conditions;
 use crate::config::LookUps;
 use crate::follow::Follower;
 use crate::world::Want;
@@ -35,7 +37,7 @@ pub(crate) use resolvers::is_answer;
 
 /// How a look-up came, and its answer goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Over {
+pub(crate) enum Over {
     Udp,
     Tcp,
 }
@@ -128,8 +130,14 @@ impl Answerer {
         }
     }
 
+    fn conditions(&self) -> &Conditions {
+        &self.follower.world.conditions
+    }
+
     async fn packets(self: Rc<Self>, address: SocketAddr) {
-        let socket = bound(address, Over::Udp, async || UdpSocket::bind(address).await).await;
+        let socket =
+            bound(self.conditions(), (address, Over::Udp), async || UdpSocket::bind(address).await)
+                .await;
         let socket = Rc::new(socket);
         // Room for one byte more than is taken tells what was longer.
         let mut packet = vec![0_u8; QUERY_BYTES_MAX + 1];
@@ -162,7 +170,10 @@ impl Answerer {
     }
 
     async fn connections(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let listener = bound(address, Over::Tcp, async || TcpListener::bind(address).await).await;
+        let listener = bound(self.conditions(), (address, Over::Tcp), async || {
+            TcpListener::bind(address).await
+        })
+        .await;
         let mut listener = Listener::new("DNS", listener);
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
@@ -317,18 +328,25 @@ impl Answerer {
 }
 
 /// What listens there, as soon as the port is free.
-async fn bound<T>(address: SocketAddr, over: Over, bind: impl AsyncFn() -> io::Result<T>) -> T {
+pub(crate) async fn bound<T>(
+    conditions: &Conditions,
+    (address, over): (SocketAddr, Over),
+    bind: impl AsyncFn() -> io::Result<T>,
+) -> T {
     let mut failed = false;
+    let subject = format!("{address} {over:?}");
     loop {
         match bind().await {
             Ok(bound) => {
                 if failed {
+                    conditions.clear(kind::DNS_CLOSED, &subject);
                     tracing::info!(%address, ?over, "names can be looked up there now");
                 }
                 return bound;
             }
             Err(error) if !failed => {
                 tracing::error!(%address, ?over, %error, "names cannot be looked up there: free the port, or start without --dns");
+                conditions.set(kind::DNS_CLOSED, &subject, error.to_string());
                 failed = true;
             }
             Err(_) => {}

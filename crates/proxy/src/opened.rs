@@ -2,32 +2,47 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
 /// Where the proxy's doors are, by name, once they are open.
 #[derive(Debug, Clone)]
-pub(crate) struct Doors(watch::Sender<Option<BTreeMap<String, SocketAddr>>>);
+pub(crate) struct Doors(watch::Sender<Option<Arc<ListenerStates>>>);
+
+/// The listeners of a proxy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ListenerStates {
+    /// The addresses of the open ones, by name: `inbound-PORT`, `door-ADDRESS`, `http-proxy`.
+    pub open: BTreeMap<String, SocketAddr>,
+    /// The causes why others are closed, by name.
+    pub closed: BTreeMap<String, String>,
+}
 
 impl Doors {
     pub(crate) fn new() -> Self {
         Self(watch::channel(None).0)
     }
 
-    pub(crate) fn publish(&self, addresses: BTreeMap<String, SocketAddr>) {
+    pub(crate) fn publish(
+        &self,
+        open: BTreeMap<String, SocketAddr>,
+        closed: BTreeMap<String, String>,
+    ) {
+        let states = ListenerStates { open, closed };
         self.0.send_if_modified(|published| {
-            let changed = published.as_ref() != Some(&addresses);
-            *published = Some(addresses);
+            let changed = published.as_deref() != Some(&states);
+            *published = Some(Arc::new(states));
             changed
         });
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<Option<BTreeMap<String, SocketAddr>>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.0.subscribe()
     }
 
     /// What is open now; `None` before the first plan.
-    pub(crate) fn now(&self) -> Option<BTreeMap<String, SocketAddr>> {
+    pub(crate) fn now(&self) -> Option<Arc<ListenerStates>> {
         self.0.borrow().clone()
     }
 }

@@ -25,7 +25,9 @@ pub(crate) fn accept(
     if credential.workload() != Some(&follower.config.workload) {
         return Err(Unusable::OtherWorkload);
     }
-    if let Err(error) = credential.save(follower.state.path()) {
+    let saved = credential.save(follower.state.path());
+    follower.state.note_certificate(&saved);
+    if let Err(error) = saved {
         // The running proxy goes on; only a restart without the control plane would miss it.
         tracing::warn!(%error, "the certificate cannot be kept on disk");
     }

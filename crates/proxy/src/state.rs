@@ -1,16 +1,18 @@
 //! What survives a restart: key and certificate, the last good world, the listeners' addresses.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use leno_discovery::Subscriber;
 use leno_identity::{Credential, open_lock, remove_drafts, replace_private};
 use leno_model::WorkloadName;
+use tokio::sync::Notify;
 
 use crate::names::Names;
 
@@ -20,6 +22,16 @@ pub(crate) struct StateDir {
     path: PathBuf,
     /// Locked while the proxy serves; none when the disk does not even take an empty file.
     lock: Option<Arc<File>>,
+    /// The files that could not be written, with the last error.
+    unwritten: Arc<Mutex<Unwritten>>,
+    failed: Arc<Notify>,
+}
+
+/// Content that the disk did not take, by file: the newest of each.
+#[derive(Debug, Default)]
+struct Unwritten {
+    files: BTreeMap<String, Vec<u8>>,
+    problem: Option<String>,
 }
 
 impl StateDir {
@@ -48,7 +60,8 @@ impl StateDir {
         if let Err(error) = remove_drafts(path) {
             tracing::warn!(%error, "drafts of the run before cannot be removed from the state directory");
         }
-        Ok(Self { path: path.to_owned(), lock })
+        let (unwritten, failed) = (Arc::default(), Arc::default());
+        Ok(Self { path: path.to_owned(), lock, unwritten, failed })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -130,9 +143,68 @@ impl StateDir {
     /// Whole or not at all. A full disk costs the survival of a restart, not the running proxy.
     fn keep(&self, name: &str, bytes: &[u8]) {
         // The world of a gateway holds private keys.
-        if let Err(error) = replace_private(&self.path.join(name), bytes) {
-            tracing::warn!(name, %error, "the state directory cannot be written");
+        match replace_private(&self.path.join(name), bytes) {
+            Ok(()) => self.unwritten().written(name),
+            Err(error) => {
+                if self.unwritten().failed(name, bytes, &error) {
+                    tracing::warn!(name, %error, "the state directory cannot be written");
+                }
+                self.failed.notify_one();
+            }
         }
+    }
+
+    /// Notes the result of a write of the certificate, which its owner repeats by itself.
+    pub(crate) fn note_certificate(&self, written: &io::Result<()>) {
+        match written {
+            Ok(()) => self.unwritten().written(CERTIFICATE),
+            Err(error) => {
+                self.unwritten().failed(CERTIFICATE, b"", error);
+                self.failed.notify_one();
+            }
+        }
+    }
+
+    /// Writes again what could not be written.
+    pub(crate) fn write_again(&self) {
+        let files = self.unwritten().files.clone();
+        for (name, bytes) in files.into_iter().filter(|(name, _)| name != CERTIFICATE) {
+            self.keep(&name, &bytes);
+        }
+    }
+
+    /// The error of the last write that failed, while something is unwritten.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.unwritten().problem.clone()
+    }
+
+    /// True while the certificate is not on disk.
+    pub(crate) fn lacks_certificate(&self) -> bool {
+        self.unwritten().files.contains_key(CERTIFICATE)
+    }
+
+    /// Resolves after a write has failed.
+    pub(crate) async fn failed(&self) {
+        self.failed.notified().await;
+    }
+
+    fn unwritten(&self) -> MutexGuard<'_, Unwritten> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Unwritten {
+    fn written(&mut self, name: &str) {
+        self.files.remove(name);
+        if self.files.is_empty() {
+            self.problem = None;
+        }
+    }
+
+    /// Returns true for the first failure of a file.
+    fn failed(&mut self, name: &str, bytes: &[u8], error: &dyn std::fmt::Display) -> bool {
+        self.problem = Some(format!("{name}: {error}"));
+        self.files.insert(name.to_owned(), bytes.to_vec()).is_none()
     }
 }
 
@@ -140,6 +212,8 @@ fn address_file(listener: &str) -> String {
     format!("{listener}.address")
 }
 
+/// The certificate with its key, in the list of unwritten files.
+const CERTIFICATE: &str = "certificate";
 const LOCK_FILE: &str = "lock";
 const NAMES_FILE: &str = "names.txt";
 const WORLD_FILE: &str = "world.bin";
@@ -160,6 +234,25 @@ mod tests {
         assert!(refused.to_string().contains("another proxy"), "{refused}");
         first.release();
         StateDir::open(&path).unwrap();
+    }
+
+    #[test]
+    fn files_that_could_not_be_written_are_written_when_the_disk_takes_them() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("state");
+        let state = StateDir::open(&path).unwrap();
+        // A directory in the place of the file fails for every user.
+        std::fs::create_dir_all(path.join(WORLD_FILE).join("in the way")).unwrap();
+        state.keep_world(b"one");
+        state.keep_world(b"two");
+        let problem = state.problem().unwrap();
+        assert!(problem.starts_with(WORLD_FILE), "{problem}");
+        state.write_again();
+        assert!(state.problem().is_some());
+        std::fs::remove_dir_all(path.join(WORLD_FILE)).unwrap();
+        state.write_again();
+        assert_eq!(state.problem(), None);
+        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"two");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
+use crate::application_ports::START_PATIENCE;
 use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
@@ -255,6 +256,7 @@ impl Application {
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
+            self.permit(worker).await?;
             let patience = worker.config.limits.connect_timeout;
             return self.http2.lease(self.address, worker, patience).await.map(Lease::Http2);
         }
@@ -266,8 +268,18 @@ impl Application {
         Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
     }
 
+    /// Waits for an application that starts, and rejects a port that another process holds.
+    async fn permit(&self, worker: &Worker) -> Result<(), Reason> {
+        let application = &worker.world.application;
+        if !application.may_be_closed() {
+            return Ok(());
+        }
+        Box::pin(application.permit(self.address.port(), START_PATIENCE)).await
+    }
+
     /// A connection of one's own, never shared with other requests.
     pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
+        self.permit(worker).await?;
         let patience = worker.config.limits.connect_timeout;
         connect::application(self.address, worker, patience).await
     }
@@ -430,7 +442,7 @@ impl Destined {
             match outcome {
                 Ok(()) => upstream.welcome(),
                 // Its sidecar answers, but the application behind it takes no connection.
-                Err(Reason::ConnectFailed) => upstream.avoid(worker),
+                Err(Reason::ConnectFailed | Reason::PortTaken) => upstream.avoid(worker),
                 Err(_) => {}
             }
         }

@@ -17,6 +17,8 @@ use leno_traffic::{BadPattern, Origin, Outlets, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
+use crate::application_ports::ApplicationPorts;
+use crate::conditions::Conditions;
 use crate::edge::{self, EdgeConfigs};
 use crate::names::Names;
 use crate::sight::Sights;
@@ -40,6 +42,10 @@ pub(crate) struct World {
     started: Instant,
     /// What operators see of single requests.
     pub(crate) sights: Sights,
+    /// Conditions that break traffic here.
+    pub(crate) conditions: Conditions,
+    /// The state of the application's ports.
+    pub(crate) application: ApplicationPorts,
 }
 
 /// One version of the world. Requests hold one from their first station to their last.
@@ -127,8 +133,18 @@ impl Usage {
 }
 
 impl World {
-    /// An empty world. What requests miss is named on the returned queue.
+    /// An empty world with an application that no supervisor started.
+    #[cfg(test)]
     pub(crate) fn new(names: Names, now: Instant) -> (Arc<Self>, mpsc::Receiver<Want>) {
+        Self::with_application(ApplicationPorts::default(), names, now)
+    }
+
+    /// An empty world. What requests miss is named on the returned queue.
+    pub(crate) fn with_application(
+        application: ApplicationPorts,
+        names: Names,
+        now: Instant,
+    ) -> (Arc<Self>, mpsc::Receiver<Want>) {
         let (wants, wanted) = mpsc::channel(WANTS_MAX);
         let world = Self {
             scene: ArcSwapOption::empty(),
@@ -142,6 +158,8 @@ impl World {
             own_doors: ArcSwapOption::empty(),
             started: now,
             sights: Sights::default(),
+            conditions: Conditions::default(),
+            application,
         };
         (Arc::new(world), wanted)
     }

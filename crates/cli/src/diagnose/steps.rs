@@ -5,18 +5,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_control::status::{
-    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectionStatus, RouteStatus,
-    ServiceStatus, Status, WorkloadStatus,
+    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
+    RejectionStatus, RouteStatus, ServiceStatus, Status, WorkloadStatus,
 };
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
+use super::conditions;
 use super::reach::Reached;
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, share};
 use crate::rejections::{self, Objects};
 
 /// All that is examined.
+#[derive(Default)]
 pub(super) struct Facts {
     pub(super) status: Status,
     pub(super) workloads: Vec<WorkloadStatus>,
@@ -25,6 +27,7 @@ pub(super) struct Facts {
     pub(super) certificates: Vec<CertificateStatus>,
     pub(super) routes: Vec<RouteStatus>,
     pub(super) policies: Vec<PolicyStatus>,
+    pub(super) rejected_joins: Vec<RejectedJoinStatus>,
     /// By service, as far as something is known.
     pub(super) histories: BTreeMap<String, HistoryStatus>,
     /// The requests that the mesh rejected lately.
@@ -134,6 +137,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
     steps.push(sidecar(facts, workload, proxy));
     steps.push(identity(facts, name));
+    steps.extend(conditions::steps(facts, workload));
     steps.extend(doors(facts, workload));
     steps.extend(policies(facts, workload));
     steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));

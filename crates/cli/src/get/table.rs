@@ -58,12 +58,15 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
         Column::always("ports"),
         Column::always("services"),
         Column::always("sidecar"),
+        Column::always("application"),
         Column::always("doors"),
+        Column::always("listeners"),
         Column::wide("address"),
         Column::wide("labels"),
-        Column::wide("listeners"),
+        Column::wide("inbound"),
         Column::wide("pid"),
         Column::wide("admin"),
+        Column::wide("HTTP proxy"),
         Column::wide("version"),
     ];
     let mut listing = Listing::new(COLUMNS);
@@ -79,16 +82,46 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
             joined(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
             joined(workload.services.iter().cloned()),
             workload.sidecar.clone(),
+            application(workload),
             joined(doors.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port))),
+            listener_states(workload),
             workload.address.clone(),
             labels(&workload.labels),
             joined(listeners.map(|(port, address)| format!("{port}←{address}"))),
             of_proxy(|proxy| proxy.pid.to_string()),
             of_proxy(|proxy| proxy.admin.clone().unwrap_or_default()),
+            workload.http_proxy.clone().unwrap_or_default(),
             of_proxy(|proxy| proxy.version.clone()),
         ]);
     }
     listing
+}
+
+/// The state of an application with the number of its restarts; nothing where `leno up` does not run it.
+fn application(workload: &WorkloadStatus) -> String {
+    let Some(application) = &workload.application else { return String::new() };
+    let mut text = application.state.clone();
+    if application.restarts > 0 {
+        text.push_str(&format!(" ×{}", application.restarts));
+    }
+    let ports = application.ports.iter().map(|(port, problem)| format!("{port}: {problem}"));
+    let ports = joined(ports);
+    if !ports.is_empty() {
+        text.push_str(&format!(" ({ports})"));
+    }
+    text
+}
+
+/// The listeners that are closed, or that all are open.
+fn listener_states(workload: &WorkloadStatus) -> String {
+    let kinds = ["listener-closed", "dns-closed"];
+    let closed = workload.conditions.iter().filter(|it| kinds.contains(&it.kind.as_str()));
+    let closed: Vec<&str> = closed.map(|it| it.subject.as_str()).collect();
+    match (closed.as_slice(), workload.sidecar.as_str()) {
+        ([], "connected") => "open".to_owned(),
+        ([], _) => String::new(),
+        (closed, _) => format!("closed: {}", closed.join(", ")),
+    }
 }
 
 /// Services, a row for each port, with how the service fares.

@@ -1,18 +1,24 @@
-//! What a sidecar tells: its doors, to the log, and to the supervisor that started it.
+//! Reports of a sidecar to the supervisor that started it, and orders of the supervisor.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixStream as StandardStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use leno_proxy::{ApplicationPorts, ListenerStates, PortState, PortStates};
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// Where a sidecar can be reached, as one line of JSON on the supervisor's socket.
+/// The state of a sidecar, as one line of JSON on the supervisor's socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Its process.
@@ -21,6 +27,56 @@ pub(crate) struct Report {
     pub(crate) admin: SocketAddr,
     /// Its open doors, by name.
     pub(crate) doors: BTreeMap<String, SocketAddr>,
+    /// The listeners that are closed, each with the cause.
+    #[serde(default)]
+    pub(crate) closed: BTreeMap<String, String>,
+    /// The requests in progress, once the supervisor has ordered to count them.
+    #[serde(default)]
+    pub(crate) in_flight: Option<u64>,
+}
+
+/// An order of the supervisor, as one line of JSON on the same socket.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// The states of the ports that are named.
+    pub(crate) ports: BTreeMap<u16, PortOrder>,
+    /// The state of all other ports.
+    pub(crate) otherwise: PortOrder,
+    /// Requests in progress are to be reported.
+    pub(crate) count_requests: bool,
+}
+
+/// The state of a port of the application.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PortOrder {
+    /// Connections are forwarded to it.
+    #[default]
+    Open,
+    /// The application starts.
+    Starting,
+    /// The application does not run.
+    Down,
+    /// Another process listens there.
+    Taken(String),
+}
+
+impl From<PortOrder> for PortState {
+    fn from(order: PortOrder) -> Self {
+        match order {
+            PortOrder::Open => Self::Open,
+            PortOrder::Starting => Self::Starting,
+            PortOrder::Down => Self::Down,
+            PortOrder::Taken(by) => Self::Taken { by },
+        }
+    }
+}
+
+impl From<Order> for PortStates {
+    fn from(order: Order) -> Self {
+        let ports = order.ports.into_iter().map(|(port, state)| (port, state.into()));
+        Self { ports: ports.collect(), otherwise: order.otherwise.into() }
+    }
 }
 
 impl Report {
@@ -34,60 +90,123 @@ impl Report {
 /// its standard input and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
-/// Reports the doors whenever they change; never ends by itself.
+/// The parts of a sidecar that reports are made from.
+pub(super) struct Reported<F> {
+    pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
+    pub(super) admin: SocketAddr,
+    pub(super) in_flight: F,
+    /// The ports that orders are about.
+    pub(super) application: ApplicationPorts,
+}
+
+/// Reports the listeners whenever they change; never ends by itself.
 ///
 /// # Errors
 /// When a supervisor is expected and standard input is not its socket.
-pub(super) fn reports(
-    doors: watch::Receiver<Option<BTreeMap<String, SocketAddr>>>,
-    admin: SocketAddr,
+pub(super) fn reports<F: Fn() -> u64>(
+    reported: Reported<F>,
     supervised: bool,
 ) -> anyhow::Result<impl Future<Output = Infallible>> {
     let supervisor = match supervised {
         true => Some(supervisor().context("standard input is not the supervisor's socket")?),
         false => None,
     };
-    Ok(report(doors, admin, supervisor))
+    Ok(report(reported, supervisor))
 }
 
-async fn report(
-    mut doors: watch::Receiver<Option<BTreeMap<String, SocketAddr>>>,
-    admin: SocketAddr,
-    mut supervisor: Option<UnixStream>,
+async fn report<F: Fn() -> u64>(
+    mut reported: Reported<F>,
+    supervisor: Option<UnixStream>,
 ) -> Infallible {
+    let (orders, mut to) = match supervisor.map(UnixStream::into_split) {
+        Some((orders, to)) => (Some(orders), Some(to)),
+        None => (None, None),
+    };
+    let (counting, mut counts) = watch::channel(false);
+    let obeying = obey(orders, &reported.application, &counting);
+    tokio::pin!(obeying);
+    let mut tick = interval(COUNT_EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut logged, mut last) = (None, None);
     loop {
-        let open = doors.borrow_and_update().clone();
-        if let Some(doors) = open {
-            for (name, address) in &doors {
-                tracing::info!(name, %address, "a door is open");
+        let listeners = reported.listeners.borrow_and_update().clone();
+        let in_flight = counts.borrow_and_update().then(&reported.in_flight);
+        if let Some(states) = listeners {
+            if logged.as_ref() != Some(&states) {
+                for (name, address) in &states.open {
+                    tracing::info!(name, %address, "a door is open");
+                }
+                logged = Some(Arc::clone(&states));
             }
-            let report = Report { pid: std::process::id(), admin, doors };
-            if let Some(socket) = &mut supervisor
-                && let Err(error) = tell(socket, &report)
+            let report = Report {
+                pid: std::process::id(),
+                admin: reported.admin,
+                doors: states.open.clone(),
+                closed: states.closed.clone(),
+                in_flight,
+            };
+            if last.as_ref() != Some(&report)
+                && let Some(socket) = &mut to
             {
-                tracing::warn!(%error, "the supervisor does not listen");
-                supervisor = None;
+                if let Err(error) = tell(socket, &report).await {
+                    tracing::warn!(%error, "the supervisor does not listen");
+                    to = None;
+                }
+                last = Some(report);
             }
         }
-        if doors.changed().await.is_err() {
+        tokio::select! {
+            Ok(()) = reported.listeners.changed() => {}
+            Ok(()) = counts.changed() => {}
+            _ = tick.tick(), if in_flight.is_some() => {}
+            never = &mut obeying => match never {},
+        }
+    }
+}
+
+/// Carries out orders; never ends.
+async fn obey(
+    orders: Option<OwnedReadHalf>,
+    application: &ApplicationPorts,
+    counting: &watch::Sender<bool>,
+) -> Infallible {
+    let Some(orders) = orders else { return std::future::pending().await };
+    let mut orders = BufReader::new(orders);
+    let mut line = String::new();
+    loop {
+        line.clear();
+        let mut bounded = (&mut orders).take(ORDER_BYTES_MAX);
+        if bounded.read_line(&mut line).await.unwrap_or(0) == 0 {
+            // The supervisor is gone, and this process ends with it.
             return std::future::pending().await;
+        }
+        match serde_json::from_str::<Order>(&line) {
+            Ok(order) => {
+                counting.send_replace(order.count_requests);
+                application.set(order.into());
+            }
+            Err(error) => tracing::warn!(%error, "an order of the supervisor is not readable"),
         }
     }
 }
 
 fn supervisor() -> io::Result<UnixStream> {
-    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let socket = StandardStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // A peer address is what tells a socket from a file or a terminal.
     socket.peer_addr()?;
-    socket.set_write_timeout(Some(TELL_TIMEOUT))?;
-    Ok(socket)
+    socket.set_nonblocking(true)?;
+    UnixStream::from_std(socket)
 }
 
-fn tell(socket: &mut UnixStream, report: &Report) -> io::Result<()> {
+async fn tell(socket: &mut OwnedWriteHalf, report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');
-    socket.write_all(line.as_bytes())
+    timeout(TELL_TIMEOUT, socket.write_all(line.as_bytes())).await?
 }
 
 /// The supervisor reads all the time; the kernel's buffer holds hundreds of reports.
 const TELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between two counts of the requests in progress.
+const COUNT_EVERY: Duration = Duration::from_millis(20);
+/// An order names at most the 256 ports of a workload.
+const ORDER_BYTES_MAX: u64 = 256 * 1024;

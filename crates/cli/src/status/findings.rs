@@ -1,11 +1,14 @@
 //! From what the control plane says to what is wrong, each with what to do about it.
 
+mod conditions;
+mod endpoints;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_control::status::{
-    CertificateStatus, PolicyStatus, ProxyStatus, RateStatus, RouteStatus, Status, TrafficStatus,
-    WorkloadStatus,
+    CertificateStatus, DirectoryStatus, PolicyStatus, ProxyStatus, RateStatus, RejectedJoinStatus,
+    RouteStatus, ServiceStatus, Status, TrafficStatus, WorkloadStatus,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -23,6 +26,10 @@ pub(super) struct Facts {
     pub(super) certificates: Vec<CertificateStatus>,
     pub(super) routes: Vec<RouteStatus>,
     pub(super) policies: Vec<PolicyStatus>,
+    pub(super) services: Vec<ServiceStatus>,
+    pub(super) rejected_joins: Vec<RejectedJoinStatus>,
+    /// The result of a test write of the control plane.
+    pub(super) directory: Option<DirectoryStatus>,
     pub(super) rejected: Value,
     pub(super) traffic: TrafficStatus,
     /// The most frequent reason of each service that ails, if it has one.
@@ -87,6 +94,8 @@ pub(super) fn ailing(rates: &RateStatus) -> bool {
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(sidecars(facts));
+    findings.extend(conditions::findings(facts));
+    findings.extend(endpoints::findings(facts));
     findings.extend(certificates(facts));
     findings.extend(documents(facts));
     findings.extend(references(facts));

@@ -1,10 +1,12 @@
 //! A workload's application: started once its sidecar is ready, watched, and started again.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::Workload;
+use leno_control::{Application, ApplicationState};
+use leno_model::{RunOptions, Workload};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -12,20 +14,124 @@ use super::child::{Child, End, Reach};
 use super::console::Speaker;
 use super::launcher::Launcher;
 use super::placement::Placement;
+use super::ports::{self, Observed, Port, Ports};
 use super::restart::Restarts;
-use crate::proxy::Report;
+use crate::proxy::{Order, PortOrder, Report};
 
 /// What an application is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// Somebody else runs it.
     Foreign,
-    /// It waits for its sidecar, or to be started again.
+    /// It waits for its sidecar.
     Waiting,
-    /// It runs, as this process.
+    /// It runs as this process, and is not ready yet.
+    Starting(i32),
+    /// It runs as this process.
     Running(i32),
+    /// It has ended, and is started again after a pause.
+    Restarting,
     /// It has been stopped and is not started again.
     Stopped,
+}
+
+/// An application in the course of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) state: State,
+    /// Since when it has its state.
+    pub(super) since: Instant,
+    /// The number of times that it ended by itself and was started again.
+    pub(super) restarts: u64,
+    /// The number of times in a row that it ended soon after its start.
+    pub(super) failures: u32,
+    /// How it ended last.
+    pub(super) last_exit: Option<String>,
+    /// The states of its ports while it runs.
+    pub(super) ports: Ports,
+}
+
+impl Progress {
+    /// An application that waits for its sidecar.
+    pub(super) fn waiting() -> Self {
+        Self {
+            state: State::Waiting,
+            since: Instant::now(),
+            restarts: 0,
+            failures: 0,
+            last_exit: None,
+            ports: Ports::new(),
+        }
+    }
+
+    /// The same for the control plane; none where somebody else runs the application.
+    pub(super) fn reported(&self) -> Option<Application> {
+        let state = match self.state {
+            State::Foreign => return None,
+            State::Waiting => ApplicationState::Waiting,
+            State::Starting(pid) => ApplicationState::Starting(pid),
+            State::Running(pid) => ApplicationState::Running(pid),
+            State::Restarting => ApplicationState::Restarting,
+            State::Stopped => ApplicationState::Stopped,
+        };
+        let problems = self.ports.iter();
+        let problems = problems.filter_map(|(port, state)| Some((*port, state.problem()?)));
+        Some(Application {
+            state,
+            since: self.since,
+            restarts: self.restarts,
+            failures: self.failures,
+            last_exit: self.last_exit.clone(),
+            ports: problems.collect(),
+        })
+    }
+
+    /// The same for its sidecar.
+    pub(super) fn order(&self) -> Order {
+        let (ports, otherwise) = match self.state {
+            State::Foreign => (BTreeMap::new(), PortOrder::Open),
+            State::Waiting => (BTreeMap::new(), PortOrder::Starting),
+            State::Stopped => (BTreeMap::new(), PortOrder::Down),
+            State::Restarting | State::Starting(_) | State::Running(_) => {
+                let order = |port: &Port| match port {
+                    Port::Starting => PortOrder::Starting,
+                    // A connection to a silent port fails by itself.
+                    Port::Ready | Port::Silent => PortOrder::Open,
+                    Port::Unready => PortOrder::Down,
+                    Port::Taken(by) => PortOrder::Taken(by.clone()),
+                };
+                let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
+                // A port that was added a moment ago is not observed yet.
+                let otherwise = match self.state {
+                    State::Restarting => PortOrder::Down,
+                    _ if self.ports.is_empty() => PortOrder::Starting,
+                    _ => PortOrder::Open,
+                };
+                (ports.collect(), otherwise)
+            }
+        };
+        Order { ports, otherwise, count_requests: false }
+    }
+}
+
+/// The same application in another state.
+fn change(progress: &watch::Sender<Progress>, state: State) {
+    progress.send_if_modified(|progress| {
+        let differs = progress.state != state;
+        if differs {
+            progress.state = state;
+            progress.since = Instant::now();
+            match state {
+                State::Starting(_) | State::Running(_) => {}
+                // The other process is the likely cause of the end.
+                State::Restarting => {
+                    progress.ports.retain(|_, port| matches!(port, Port::Taken(_)));
+                }
+                State::Foreign | State::Waiting | State::Stopped => progress.ports.clear(),
+            }
+        }
+        differs
+    });
 }
 
 /// What an application hears of.
@@ -44,7 +150,7 @@ pub(super) async fn keep(
     launcher: &Launcher,
     placement: &Placement,
     mut on: Signals,
-    state: &watch::Sender<State>,
+    state: &watch::Sender<Progress>,
 ) {
     let name = on.workload.borrow().name.clone();
     let mut restarts = Restarts::default();
@@ -59,8 +165,13 @@ pub(super) async fn keep(
             }
             Ended::Exited(reason) => reason,
         };
-        state.send_replace(State::Waiting);
         let delay = restarts.after(began.elapsed());
+        state.send_modify(|progress| {
+            progress.restarts += 1;
+            progress.failures = restarts.failures();
+            progress.last_exit = Some(reason.clone());
+        });
+        change(state, State::Restarting);
         tracing::warn!(%name, %reason, ?delay, "the application ended; it is started again");
         let Signals { workload, reports, stop } = &mut on;
         tokio::select! {
@@ -69,7 +180,7 @@ pub(super) async fn keep(
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    state.send_replace(State::Stopped);
+    change(state, State::Stopped);
 }
 
 /// How a run came to its end.
@@ -83,16 +194,21 @@ async fn run(
     launcher: &Launcher,
     (launch, placement): (&Launch, &Placement),
     on: &mut Signals,
-    state: &watch::Sender<State>,
+    state: &watch::Sender<Progress>,
 ) -> Ended {
     let name = on.workload.borrow().name.to_string();
     let command = launcher.application(launch, placement);
+    let before = ports::listening_now();
     let speaker = Speaker::new(name.clone(), &name);
     let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {
         Ok(child) => child,
         Err(error) => return Ended::Exited(error.to_string()),
     };
-    state.send_replace(State::Running(child.pid()));
+    let pid = child.pid();
+    change(state, State::Starting(pid));
+    let is_apart = !placement.wrapper.is_empty();
+    let workload = on.workload.clone();
+    let watching = watch_ports(Observed { pid, workload, before, is_apart }, state);
     let Signals { workload, reports, stop } = on;
     let outdated = outdated(workload, reports, launch);
     let ended = tokio::select! {
@@ -101,6 +217,7 @@ async fn run(
         }
         () = outdated => Ended::Outdated,
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
+        never = watching => match never {},
     };
     if child.stop(STOP_PATIENCE).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
@@ -108,10 +225,35 @@ async fn run(
     ended
 }
 
+/// Keeps the states of the ports, and with them that of the application; never ends.
+async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> Infallible {
+    let pid = observed.pid;
+    if observed.workload.borrow().ports.is_empty() {
+        change(progress, State::Running(pid));
+    }
+    let (ports, mut changes) = watch::channel(Ports::new());
+    let observing = ports::observe(observed, &ports);
+    let following = async {
+        loop {
+            if changes.changed().await.is_err() {
+                return std::future::pending::<()>().await;
+            }
+            let ports = changes.borrow_and_update().clone();
+            let is_up = ports.values().all(|port| matches!(port, Port::Ready | Port::Silent));
+            progress.send_modify(|progress| progress.ports = ports);
+            if is_up {
+                change(progress, State::Running(pid));
+            }
+        }
+    };
+    tokio::join!(observing, following);
+    std::future::pending().await
+}
+
 impl Signals {
     /// How to start the application, once there is something to start and its sidecar is ready;
     /// `None` when it is to stop.
-    async fn next_launch(&mut self, state: &watch::Sender<State>) -> Option<Launch> {
+    async fn next_launch(&mut self, state: &watch::Sender<Progress>) -> Option<Launch> {
         loop {
             if *self.stop.borrow() {
                 return None;
@@ -119,9 +261,9 @@ impl Signals {
             let workload = self.workload.borrow_and_update().clone();
             let report = self.reports.borrow_and_update().clone();
             if workload.run.is_empty() {
-                state.send_replace(State::Foreign);
+                change(state, State::Foreign);
             } else {
-                state.send_replace(State::Waiting);
+                change(state, State::Waiting);
                 if let Some(report) = &report {
                     return Some(Launch::of(&workload, report));
                 }
@@ -147,7 +289,7 @@ async fn outdated(
         let report = reports.borrow_and_update().clone();
         let differs = match &report {
             Some(report) => Launch::of(&current, report) != *launch,
-            None => current.run != launch.command,
+            None => current.run != launch.command || *current.run_options != launch.options,
         };
         if differs {
             return;
@@ -167,6 +309,8 @@ pub(super) struct Launch {
     pub(super) command: Vec<String>,
     /// What its environment has on top of ours.
     pub(super) environment: BTreeMap<String, String>,
+    /// Its directory, user and readiness check.
+    pub(super) options: RunOptions,
 }
 
 impl Launch {
@@ -184,8 +328,12 @@ impl Launch {
             }
         }
         // Its author has the last word.
-        environment.extend(workload.env.clone());
-        Self { command: workload.run.clone(), environment }
+        environment.extend(workload.run_options.env.clone());
+        Self {
+            command: workload.run.clone(),
+            environment,
+            options: (*workload.run_options).clone(),
+        }
     }
 }
 
@@ -211,7 +359,7 @@ mod tests {
         assert_eq!(environment(&launch, "no_proxy"), direct);
 
         workload.address = "192.0.2.7".parse().unwrap();
-        workload.env.insert("http_proxy".to_owned(), "mine".to_owned());
+        workload.run_options.env.insert("http_proxy".to_owned(), "mine".to_owned());
         let launch = Launch::of(&workload, &report(15080));
         assert_eq!(environment(&launch, "http_proxy"), Some("mine".to_owned()));
         let direct = environment(&launch, "NO_PROXY").unwrap();
@@ -235,7 +383,7 @@ mod tests {
         let mut other_run = workload();
         other_run.run.push("more".to_owned());
         let mut other_env = workload();
-        other_env.env.insert("a".to_owned(), "b".to_owned());
+        other_env.run_options.env.insert("a".to_owned(), "b".to_owned());
         for (change, report, restarts) in [
             (workload(), Some(report(15080)), false),
             (labelled, Some(report(15080)), false),
@@ -261,7 +409,8 @@ mod tests {
 
     fn report(port: u16) -> Report {
         let door = ([127, 0, 0, 1], port).into();
-        Report { pid: 1, admin: door, doors: BTreeMap::from([("http-proxy".to_owned(), door)]) }
+        let doors = BTreeMap::from([("http-proxy".to_owned(), door)]);
+        Report { pid: 1, admin: door, doors, closed: BTreeMap::new(), in_flight: None }
     }
 
     fn workload() -> Workload {

@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leno_control::ApplicationState;
 use leno_model::{Workload, WorkloadName};
 use tokio::sync::{Notify, watch};
 use tokio::task::{self, JoinSet};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use super::application::{self, Signals, State};
+use super::application::{self, Progress, Signals, State};
 use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
@@ -31,7 +32,10 @@ struct Member {
     workload: watch::Sender<Arc<Workload>>,
     stage: watch::Sender<Stage>,
     reports: watch::Receiver<Option<Report>>,
-    application: watch::Receiver<State>,
+    application: watch::Receiver<Progress>,
+    counting: watch::Sender<bool>,
+    /// The sidecar has ended for good.
+    drained: watch::Receiver<bool>,
     /// The task that keeps its processes.
     task: task::Id,
 }
@@ -41,9 +45,7 @@ struct Member {
 enum Stage {
     /// It is wanted.
     Running,
-    /// Its application stops; its sidecar stays until it is told.
-    Quiet,
-    /// Its application stops, then its sidecar drains.
+    /// Its sidecar drains, then its application stops.
     Leaving,
 }
 
@@ -55,25 +57,53 @@ pub(crate) struct Standing {
     /// What its sidecar reported, while that runs.
     pub(crate) report: Option<Report>,
     /// What its application is doing.
-    application: State,
+    application: Progress,
 }
 
 impl Standing {
-    /// Whether its doors are open and its application runs, if it has one.
-    pub(crate) fn is_up(&self) -> bool {
-        let runs = match self.application {
+    /// True when its sidecar has reported its listeners, and its application is ready, has had some time to become
+    /// so, or keeps exiting: waiting longer would tell nothing new.
+    pub(crate) fn is_settled(&self) -> bool {
+        let Progress { state, since, failures, .. } = &self.application;
+        let settled = match state {
             State::Foreign | State::Running(_) => true,
-            State::Waiting | State::Stopped => false,
+            State::Starting(_) => since.elapsed() >= STARTING_MAX,
+            State::Waiting | State::Restarting | State::Stopped => false,
         };
+        self.report.is_some() && (settled || *failures >= FAILURES_MIN)
+    }
+
+    /// True when its sidecar has reported its listeners and its application is ready, if it has one.
+    pub(crate) fn is_up(&self) -> bool {
+        let runs = matches!(self.application.state, State::Foreign | State::Running(_));
         self.report.is_some() && runs
     }
 
     /// The process of its application, while that runs.
     pub(crate) fn application_pid(&self) -> Option<i32> {
-        match self.application {
-            State::Running(pid) => Some(pid),
-            State::Foreign | State::Waiting | State::Stopped => None,
+        match self.application.state {
+            State::Starting(pid) | State::Running(pid) => Some(pid),
+            State::Foreign | State::Waiting | State::Restarting | State::Stopped => None,
         }
+    }
+
+    /// True when its application has ended by itself, and does not run for long since.
+    pub(crate) fn does_not_stay_up(&self) -> bool {
+        let reported = self.application.reported();
+        reported.is_some_and(|application| {
+            application.state == ApplicationState::Restarting
+                || application.keeps_exiting(Instant::now())
+        })
+    }
+
+    /// The last exit of its application.
+    pub(crate) fn last_exit(&self) -> Option<&str> {
+        self.application.last_exit.as_deref()
+    }
+
+    /// The ports of its application that are not served, each with the cause.
+    pub(crate) fn port_problems(&self) -> BTreeMap<u16, String> {
+        self.application.reported().map(|application| application.ports).unwrap_or_default()
     }
 }
 
@@ -81,7 +111,22 @@ impl Standing {
 impl Standing {
     /// A workload of which nothing runs yet.
     pub(super) fn waiting(workload: Arc<Workload>) -> Self {
-        Self { workload, report: None, application: State::Waiting }
+        Self { workload, report: None, application: Progress::waiting() }
+    }
+
+    /// A workload with these closed listeners, and an application that keeps exiting.
+    pub(super) fn failing(workload: Arc<Workload>, closed: BTreeMap<String, String>) -> Self {
+        let admin = ([127, 0, 0, 1], 1).into();
+        let doors = BTreeMap::new();
+        let report = Report { pid: 1, admin, doors, closed, in_flight: None };
+        let application = Progress {
+            state: State::Restarting,
+            restarts: 7,
+            failures: 7,
+            last_exit: Some("exit status: 1".to_owned()),
+            ..Progress::waiting()
+        };
+        Self { workload, report: Some(report), application }
     }
 }
 
@@ -127,28 +172,48 @@ impl Fleet {
         let standing = |member: &Member| Standing {
             workload: member.workload.borrow().clone(),
             report: member.reports.borrow().clone(),
-            application: *member.application.borrow(),
+            application: member.application.borrow().clone(),
         };
         self.members.values().map(standing).collect()
     }
 
-    /// Stops all applications, then drains all sidecars: the last requests of an application
-    /// still have a way.
+    /// Drains all sidecars, then stops the applications, so that no request in progress loses its application. First
+    /// the workloads that only call others leave. The others leave once they have no request in progress, or after
+    /// half of the drain timeout: a request that leads to another one needs the sidecars of both.
     pub(super) async fn stop(&mut self) {
         self.wanted.clear();
-        for member in self.members.values() {
-            member.advance(Stage::Quiet);
+        let is_client = |member: &&Member| member.workload.borrow().ports.is_empty();
+        for member in self.members.values().filter(is_client) {
+            member.advance(Stage::Leaving);
         }
-        for member in self.members.values() {
-            let mut application = member.application.clone();
+        for member in self.members.values().filter(is_client) {
+            let mut drained = member.drained.clone();
             // The sender is gone only when the member is.
-            drop(application.wait_for(|state| *state == State::Stopped).await);
+            drop(drained.wait_for(|drained| *drained).await);
         }
+        self.quiet(self.launcher.drain_timeout() / 2).await;
         for member in self.members.values() {
             member.advance(Stage::Leaving);
         }
         while self.tasks.join_next().await.is_some() {}
         self.members.clear();
+    }
+
+    /// Waits until no sidecar has a request in progress, for `patience` at most.
+    async fn quiet(&self, patience: Duration) {
+        for member in self.members.values() {
+            member.counting.send_replace(true);
+        }
+        let is_busy = |member: &Member| {
+            let report = member.reports.borrow();
+            report.as_ref().is_some_and(|report| report.in_flight != Some(0))
+        };
+        let until = Instant::now() + patience;
+        let mut idle = 0;
+        while idle < QUIET_LOOKS && Instant::now() < until {
+            idle = if self.members.values().any(is_busy) { 0 } else { idle + 1 };
+            sleep(QUIET_EVERY).await;
+        }
     }
 
     fn converge(&mut self) {
@@ -185,16 +250,21 @@ impl Member {
         let (workload, workloads) = watch::channel(Arc::clone(workload));
         let (stage, stages) = watch::channel(Stage::Running);
         let (report, reports) = watch::channel(None);
-        let (state, application) = watch::channel(State::Waiting);
-        let mut posts = Posts { workloads, stages, report, state, news };
+        let (state, application) = watch::channel(Progress::waiting());
+        let (counting, counts) = watch::channel(false);
+        let (gone, drained) = watch::channel(false);
+        let mut posts = Posts { workloads, stages, report, state, counts, gone, news };
         let task = tasks.spawn_local(async move {
             if let Some(placement) = posts.place(&launcher, &name).await {
                 posts.keep(&launcher, &placement).await;
             }
+            posts.gone.send_replace(true);
+            launcher.control().applications().report(&name, None);
             launcher.placements().release(&name).await;
             name
         });
-        Self { workload, stage, reports, application, task: task.id() }
+        let task = task.id();
+        Self { workload, stage, reports, application, counting, drained, task }
     }
 
     fn advance(&self, to: Stage) {
@@ -211,7 +281,9 @@ struct Posts {
     workloads: watch::Receiver<Arc<Workload>>,
     stages: watch::Receiver<Stage>,
     report: watch::Sender<Option<Report>>,
-    state: watch::Sender<State>,
+    state: watch::Sender<Progress>,
+    counts: watch::Receiver<bool>,
+    gone: watch::Sender<bool>,
     news: Rc<Notify>,
 }
 
@@ -229,66 +301,74 @@ impl Posts {
             tracing::error!(%name, ?delay, "there is no place for it, tried again: {error:#}");
             tokio::select! {
                 () = sleep(delay) => {}
-                _ = self.stages.wait_for(|stage| *stage >= Stage::Quiet) => return None,
+                _ = self.stages.wait_for(|stage| *stage >= Stage::Leaving) => return None,
             }
         }
     }
 
     /// Keeps both processes until the member has left.
-    async fn keep(self, launcher: &Launcher, placement: &Placement) {
+    async fn keep(&self, launcher: &Launcher, placement: &Placement) {
         let first = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
         let signals = Signals {
-            workload: self.workloads,
+            workload: self.workloads.clone(),
             reports: self.report.subscribe(),
             stop: application_stops,
         };
-        let leave = leave(self.stages, self.state.subscribe(), |what| match what {
-            Part::Application => drop(stop_application.send_replace(true)),
-            Part::Sidecar => drop(stop_sidecar.send_replace(true)),
-        });
+        let to_sidecar = sidecar::Signals {
+            application: self.state.subscribe(),
+            counting: self.counts.clone(),
+            stop: sidecar_stops,
+        };
+        let mut stages = self.stages.clone();
+        let leaving = async {
+            // A fleet that is gone wants nothing either.
+            drop(stages.wait_for(|stage| *stage >= Stage::Leaving).await);
+            stop_sidecar.send_replace(true);
+        };
+        let sidecar = async {
+            sidecar::keep((launcher, placement), &first, &self.report, to_sidecar).await;
+            self.gone.send_replace(true);
+            stop_application.send_replace(true);
+        };
         let tell = tell(self.report.subscribe(), self.state.subscribe(), &self.news);
+        let report = report(launcher, &first, self.state.subscribe());
         let both = async {
             tokio::join!(
                 application::keep(launcher, placement, signals, &self.state),
-                sidecar::keep((launcher, placement), &first, &self.report, sidecar_stops),
-                leave,
+                sidecar,
+                leaving,
             )
         };
         tokio::select! {
             _ = both => {}
             () = tell => {}
+            () = report => {}
         }
         self.news.notify_one();
     }
 }
 
-/// A process of a member.
-#[derive(Debug, Clone, Copy)]
-enum Part {
-    Application,
-    Sidecar,
-}
-
-/// Stops the parts of a member in their order, as it advances from stage to stage.
-async fn leave(
-    mut stages: watch::Receiver<Stage>,
-    mut application: watch::Receiver<State>,
-    stop: impl Fn(Part),
+/// Reports the state of an application to the control plane; never ends.
+async fn report(
+    launcher: &Launcher,
+    workload: &Workload,
+    mut application: watch::Receiver<Progress>,
 ) {
-    // A fleet that is gone wants nothing either.
-    drop(stages.wait_for(|stage| *stage >= Stage::Quiet).await);
-    stop(Part::Application);
-    drop(stages.wait_for(|stage| *stage >= Stage::Leaving).await);
-    drop(application.wait_for(|state| *state == State::Stopped).await);
-    stop(Part::Sidecar);
+    loop {
+        let reported = application.borrow_and_update().reported();
+        launcher.control().applications().report(&workload.name, reported);
+        if application.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
 }
 
 /// Makes news of what the processes of a member do; never ends.
 async fn tell(
     mut reports: watch::Receiver<Option<Report>>,
-    mut application: watch::Receiver<State>,
+    mut application: watch::Receiver<Progress>,
     news: &Notify,
 ) {
     loop {
@@ -300,3 +380,12 @@ async fn tell(
         news.notify_one();
     }
 }
+
+/// An application that does not listen after this time is not waited for before the summary.
+const STARTING_MAX: Duration = Duration::from_secs(2);
+/// After this number of ends in a row an application is not waited for.
+const FAILURES_MIN: u32 = 2;
+/// The pause between two looks at the requests in progress.
+const QUIET_EVERY: Duration = Duration::from_millis(25);
+/// Looks in a row without a request after which there is none: reports of different sidecars are of different moments.
+const QUIET_LOOKS: u32 = 5;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use leno_control::Control;
 use leno_identity::{Credential, CredentialError};
-use leno_model::Workload;
+use leno_model::{RunUser, Workload};
 use tokio::process::Command;
 
 use super::application::Launch;
@@ -112,6 +112,12 @@ impl Launcher {
         if let Some(soft) = self.settings.open_files {
             command.args(["--open-files", &soft.to_string()]);
         }
+        if let Some(cwd) = &launch.options.cwd {
+            command.args(["--cwd", cwd]);
+        }
+        if let Some(user) = &launch.options.user {
+            command.args(["--user", &written(user)]);
+        }
         command.arg("--").args(&launch.command).envs(&launch.environment).stdin(Stdio::null());
         command
     }
@@ -184,6 +190,14 @@ fn is_damage(error: &CredentialError) -> bool {
     match error {
         CredentialError::Io(error) => error.kind() == ErrorKind::InvalidData,
         _ => true,
+    }
+}
+
+fn written(user: &RunUser) -> String {
+    match user {
+        RunUser::Named(name) => name.clone(),
+        RunUser::Numbered(user, None) => user.to_string(),
+        RunUser::Numbered(user, Some(group)) => format!("{user}:{group}"),
     }
 }
 

@@ -88,11 +88,12 @@ impl LocalMesh {
         }
     }
 
-    /// Tends until everything is up, or for as long as `patience`; whether it is up.
+    /// Tends until everything is up or known not to be, for `patience` at most; true if it is.
     pub(crate) async fn wait_until_up(&mut self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        while !self.is_up() {
-            if timeout_at(until, self.news()).await.is_err() {
+        while !self.is_settled() {
+            let look = until.min(Instant::now() + LOOK_AGAIN);
+            if timeout_at(look, self.news()).await.is_err() && Instant::now() >= until {
                 return false;
             }
         }
@@ -135,7 +136,7 @@ impl LocalMesh {
         async move { launcher.control().ended().await }
     }
 
-    /// Stops applications, then sidecars, then the control plane.
+    /// Drains sidecars, then stops applications, then the control plane.
     pub(crate) async fn stop(mut self) {
         self.fleet.stop().await;
         drop(self.fleet);
@@ -156,15 +157,18 @@ impl LocalMesh {
         }
     }
 
-    /// Whether every workload runs and the control plane knows where.
-    fn is_up(&self) -> bool {
+    /// True when every workload is settled and the control plane has its listeners.
+    fn is_settled(&self) -> bool {
         let status = self.status.borrow();
         let standing = self.fleet.standing();
         status.registered == status.workloads
             && standing.len() == status.workloads
-            && standing.iter().all(Standing::is_up)
+            && standing.iter().all(Standing::is_settled)
     }
 }
+
+/// The pause between two looks at applications that start: time passes without news of them.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// With namespaces the control plane listens where all of them reach it.
 fn place(mut config: Config, netns: Option<NetnsOptions>) -> anyhow::Result<(Config, Placements)> {

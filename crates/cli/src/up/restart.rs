@@ -19,6 +19,11 @@ impl Restarts {
         delay.min(DELAY_MAX)
     }
 
+    /// The number of failures in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
     /// Forgets the failures: what is started next is something else.
     pub(super) fn forget(&mut self) {
         self.failures = 0;

@@ -1,6 +1,5 @@
 //! A workload's sidecar: started, watched, and started again for as long as it is wanted.
 
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as SocketPair;
 use std::process::{ExitStatus, Stdio};
@@ -8,17 +7,19 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use leno_model::Workload;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::application::Progress;
 use super::child::{Child, End, Reach};
 use super::console::Speaker;
 use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
-use crate::proxy::Report;
+use crate::proxy::{Order, Report};
 
 /// Keeps the sidecar of a workload running until told to stop. `reports` holds what it reported
 /// while it runs, nothing otherwise.
@@ -26,13 +27,13 @@ pub(super) async fn keep(
     through: (&Launcher, &Placement),
     workload: &Workload,
     reports: &watch::Sender<Option<Report>>,
-    mut stop: watch::Receiver<bool>,
+    mut on: Signals,
 ) {
     let name = &workload.name;
     let mut restarts = Restarts::default();
-    while !*stop.borrow() {
+    while !*on.stop.borrow() {
         let began = Instant::now();
-        let ended = run(through, workload, reports, &mut stop).await;
+        let ended = run(through, workload, reports, &mut on).await;
         reports.send_replace(None);
         let reason = match ended {
             Ok(Ended::Stopped(End::Orderly)) => return,
@@ -46,9 +47,19 @@ pub(super) async fn keep(
         tracing::warn!(%name, %reason, ?delay, "the sidecar ended; it is started again");
         tokio::select! {
             () = sleep(delay) => {}
-            _ = stop.wait_for(|stop| *stop) => return,
+            _ = on.stop.wait_for(|stop| *stop) => return,
         }
     }
+}
+
+/// Signals to a sidecar.
+pub(super) struct Signals {
+    /// The state of its application.
+    pub(super) application: watch::Receiver<Progress>,
+    /// Its requests in progress are to be reported.
+    pub(super) counting: watch::Receiver<bool>,
+    /// It is to stop for good.
+    pub(super) stop: watch::Receiver<bool>,
 }
 
 /// How a run came to its end.
@@ -61,7 +72,7 @@ async fn run(
     (launcher, placement): (&Launcher, &Placement),
     workload: &Workload,
     reports: &watch::Sender<Option<Report>>,
-    stop: &mut watch::Receiver<bool>,
+    on: &mut Signals,
 ) -> anyhow::Result<Ended> {
     let mut command = launcher.sidecar(workload, placement)?;
     let (ours, theirs) = SocketPair::pair().context("a socket for its reports")?;
@@ -70,30 +81,55 @@ async fn run(
     let speaker = Speaker::new(format!("{name} sidecar"), &name);
     let mut child = Child::spawn(command, Reach::Process, launcher.console(), &speaker)
         .context("the sidecar cannot be started")?;
-    let socket = receiver(ours).context("the socket of its reports")?;
-    let listening = listen(socket, reports);
-    tokio::pin!(listening);
-    let mut listens = true;
+    ours.set_nonblocking(true).context("the socket of its reports")?;
+    let socket = UnixStream::from_std(ours).context("the socket of its reports")?;
+    let (reading, writing) = socket.into_split();
+    let listening = listen(reading, reports);
+    let ordering = order(writing, on.application.clone(), on.counting.clone());
+    tokio::pin!(listening, ordering);
+    let (mut listens, mut obeys) = (true, true);
     loop {
         tokio::select! {
             status = child.ended() => return Ok(Ended::Exited(status?)),
-            _ = stop.wait_for(|stop| *stop) => {
+            _ = on.stop.wait_for(|stop| *stop) => {
                 let patience = launcher.drain_timeout() + DRAIN_SLACK;
                 return Ok(Ended::Stopped(child.stop(patience).await));
             }
             () = &mut listening, if listens => listens = false,
+            () = &mut ordering, if obeys => obeys = false,
         }
     }
 }
 
-fn receiver(ours: SocketPair) -> std::io::Result<UnixStream> {
-    ours.shutdown(Shutdown::Write)?;
-    ours.set_nonblocking(true)?;
-    UnixStream::from_std(ours)
+/// Sends orders whenever they change, until the sidecar does not read them.
+async fn order(
+    mut socket: OwnedWriteHalf,
+    mut application: watch::Receiver<Progress>,
+    mut counting: watch::Receiver<bool>,
+) {
+    let mut last = None;
+    loop {
+        let order = Order {
+            count_requests: *counting.borrow_and_update(),
+            ..application.borrow_and_update().order()
+        };
+        if last.as_ref() != Some(&order) {
+            let Ok(line) = serde_json::to_string(&order) else { return };
+            if socket.write_all(format!("{line}\n").as_bytes()).await.is_err() {
+                return;
+            }
+            last = Some(order);
+        }
+        tokio::select! {
+            Ok(()) = application.changed() => {}
+            Ok(()) = counting.changed() => {}
+            else => return,
+        }
+    }
 }
 
 /// Takes in reports until the sidecar ends or says what nobody understands.
-async fn listen(socket: UnixStream, reports: &watch::Sender<Option<Report>>) {
+async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) {
     let mut socket = BufReader::new(socket);
     let mut line = String::new();
     loop {

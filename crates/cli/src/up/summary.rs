@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use leno_control::status::Status;
+use leno_model::Door;
 
 use super::fleet::Standing;
 use crate::output::{Column, Format, Listing};
@@ -17,7 +18,8 @@ pub(super) struct Introduced<'a> {
 /// What is worth knowing once everything runs.
 pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) -> String {
     let mut text = format!(
-        "\nThe mesh is up: {}, {}, {} mode, trust domain {}\n\n",
+        "\n{}: {}, {}, {} mode, trust domain {}\n\n",
+        verdict(members),
         counted(status.workloads, "workload"),
         counted(status.services, "service"),
         status.traffic_mode,
@@ -41,8 +43,50 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
         ]);
     }
     text.push_str(&listing.render(Format::Table));
+    for problem in members.iter().flat_map(|member| problems(member.standing)) {
+        writeln!(text, "  ✗ {problem}").expect("a String takes what is written");
+    }
     text.push_str(&usage(members, status.page.as_deref(), hint));
     text
+}
+
+/// The first words, with the number of things that do not work.
+fn verdict(members: &[Introduced<'_>]) -> String {
+    let all = || members.iter().map(|member| member.standing);
+    let closed: usize = all().filter_map(|it| it.report.as_ref()).map(|it| it.closed.len()).sum();
+    let unstable = all().filter(|it| it.does_not_stay_up()).count();
+    let lost: usize = all().map(|it| it.port_problems().len()).sum();
+    let form = |count: usize, one: &str, more: &str| if count == 1 { one } else { more }.to_owned();
+    let parts = [
+        (closed, "listener", form(closed, "is closed", "are closed")),
+        (unstable, "application", form(unstable, "does not stay up", "do not stay up")),
+        (
+            lost,
+            "port",
+            form(lost, "is not served by its application", "are not served by their applications"),
+        ),
+    ];
+    let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
+    let parts: Vec<String> =
+        parts.map(|(count, thing, state)| format!("{} {state}", counted(count, thing))).collect();
+    match parts.as_slice() {
+        [] => "The mesh is up".to_owned(),
+        parts => format!("The mesh is up, but {}", parts.join(" and ")),
+    }
+}
+
+/// The things that do not work at a workload, each in one line.
+fn problems(member: &Standing) -> Vec<String> {
+    let name = &member.workload.name;
+    let closed = member.report.iter().flat_map(|report| &report.closed);
+    let mut lines: Vec<String> =
+        closed.map(|(listener, why)| format!("{name}: {listener} is closed: {why}")).collect();
+    if let Some(exit) = member.last_exit().filter(|_| member.does_not_stay_up()) {
+        lines.push(format!("{name}: the application does not stay up: {exit}"));
+    }
+    let ports = member.port_problems().into_iter();
+    lines.extend(ports.map(|(port, why)| format!("{name}: port {port}: {why}")));
+    lines
 }
 
 fn application(member: &Standing) -> String {
@@ -63,7 +107,8 @@ fn application(member: &Standing) -> String {
 fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
     let doors = members.iter().flat_map(|member| {
-        member.standing.workload.doors.iter().map(move |door| (within(member), door))
+        let open = member.standing.workload.doors.iter().filter(|door| is_open(member, door));
+        open.map(move |door| (within(member), door))
     });
     if let Some((within, door)) = doors.into_iter().next() {
         lines.push((
@@ -82,6 +127,12 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     }
     text.push_str("\nChanges in the files are live at once. Ctrl-C stops everything.\n\n");
     text
+}
+
+/// True unless the sidecar reports that the listener is closed.
+fn is_open(member: &Introduced<'_>, door: &Door) -> bool {
+    let name = format!("door-{}", door.listen);
+    member.standing.report.as_ref().is_none_or(|report| !report.closed.contains_key(&name))
 }
 
 /// What leads to where the doors of a workload are: those in a namespace are not on the host.
@@ -125,7 +176,7 @@ const NAMESPACE_COLUMNS: &[Column] = &[
 mod tests {
     use std::sync::Arc;
 
-    use leno_model::{Door, Workload};
+    use leno_model::Workload;
     use leno_registry::read_str;
 
     use super::*;
@@ -162,5 +213,23 @@ mod tests {
         let outside = shown(None);
         assert!(outside.contains("  curl http://127.0.0.1:19080/ "), "{outside}");
         assert!(!outside.contains("netns") && outside.contains("HTTP PROXY"), "{outside}");
+        assert!(outside.contains("The mesh is up:"), "{outside}");
+    }
+
+    /// Finding F2 of issue 26.
+    #[test]
+    fn what_does_not_work_is_in_the_first_line_and_below_the_table() {
+        let standing = Standing::failing(
+            Arc::new(client()),
+            [("door-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
+        );
+        let members = [Introduced { standing: &standing, namespace: None }];
+        let shown = render(&Status::default(), &members, "");
+        let first = "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
+        assert!(shown.contains(first), "{shown}");
+        let line = "  ✗ shop/client-1: door-127.0.0.1:19080 is closed: in use\n";
+        assert!(shown.contains(line), "{shown}");
+        assert!(shown.contains("does not stay up: exit status: 1"), "{shown}");
+        assert!(!shown.contains("curl http://127.0.0.1:19080/"), "{shown}");
     }
 }

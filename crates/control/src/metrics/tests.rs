@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::*;
+use crate::applications::Applications;
 use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh};
@@ -30,6 +31,7 @@ struct Busy {
     mesh: Mesh,
     audience: Audience,
     presence: Presence,
+    applications: Applications,
     start: Start,
     certifier: Certifier,
     remarks: Remarks,
@@ -71,6 +73,7 @@ impl Busy {
             keys,
             peers: Peers::default(),
             gauges,
+            applications: Applications::default(),
             now,
             _data: data,
         }
@@ -90,6 +93,7 @@ impl Busy {
             history: history::Tally { reports: 11, folded: 12 },
             page: None,
             live: None,
+            applications: &self.applications,
             now: self.now,
             wall: SystemTime::UNIX_EPOCH,
         }

@@ -12,12 +12,15 @@ use serde_json::Value;
 use super::{Now, Owner};
 use crate::history::Subject;
 use crate::report::Report;
+use crate::scrape_targets;
 use crate::status::Status;
 
 /// What an operator wants to know.
 #[derive(Debug)]
 pub(crate) enum Question {
     Certificates,
+    /// Joins that were rejected.
+    RejectedJoins,
     /// What became of this change.
     Change(ChangeId),
     /// The newest changes.
@@ -32,6 +35,8 @@ pub(crate) enum Question {
     Objects,
     Policies,
     Proxies,
+    /// The addresses of all sidecars' metrics, for Prometheus.
+    ScrapeTargets,
     Rejected,
     Routes,
     Services,
@@ -97,6 +102,7 @@ impl Owner {
             history: self.history.tally,
             page: self.page.as_deref(),
             live: self.live.as_deref(),
+            applications: &self.applications,
             now: now.clock,
             wall: now.wall,
         }
@@ -115,12 +121,14 @@ impl Owner {
                 return Answer::Points(pages);
             }
             Question::Objects => return Answer::Objects(self.mesh.explained()),
+            Question::RejectedJoins => serde_json::to_value(report.rejected_joins()),
             Question::Certificates => serde_json::to_value(report.certificates()),
             Question::Change(id) => serde_json::to_value(report.change(id)),
             Question::Changes => serde_json::to_value(report.changes()),
             Question::History(subject) => serde_json::to_value(self.history.plots(&subject, at)),
             Question::Policies => serde_json::to_value(report.policies()),
             Question::Proxies => serde_json::to_value(report.proxies()),
+            Question::ScrapeTargets => Ok(scrape_targets::of(&report.proxies())),
             Question::Rejected => Ok(report.rejected()),
             Question::Routes => serde_json::to_value(report.routes()),
             Question::Services => serde_json::to_value(report.services()),

@@ -39,10 +39,10 @@ impl Owner {
         };
         let holder = match reviewer.claimed(&joining.token, now.wall) {
             Ok(holder) => holder,
-            Err(error) => return self.certifier.refuse(joining.answer, error.into()),
+            Err(error) => return self.reject_join(joining, error.into()),
         };
         if let Err(reason) = self.certifier.permit_review(&joining, now.clock) {
-            return self.certifier.refuse(joining.answer, reason.into());
+            return self.reject_join(joining, reason.into());
         }
         match holder {
             None => self.certifier.review(joining, now.clock),
@@ -54,23 +54,23 @@ impl Owner {
     pub(super) fn reviewed(&mut self, reviewed: Reviewed, now: Now) {
         let Reviewed { joining, holder } = reviewed;
         match holder {
-            Err(error) => self.certifier.refuse(joining.answer, error.into()),
+            Err(error) => self.reject_join(joining, error.into()),
             Ok(holder) => self.arrived(joining, holder, Proof::Review, now),
         }
     }
 
     fn arrived(&mut self, joining: Joining, holder: Holder, proof: Proof, now: Now) {
         if holder.workload != joining.workload {
-            let (claimed, holder) = (joining.workload, holder.workload);
+            let (claimed, holder) = (joining.workload.clone(), holder.workload);
             let error = CertifyError::OtherHolder { claimed, holder };
-            return self.certifier.refuse(joining.answer, error);
+            return self.reject_join(joining, error);
         }
         let until = now.clock + self.times.newcomer;
         let waits = self.consider(Applicant { joining, holder, proof, until }, now);
         let Some((applicant, mismatch)) = waits else { return };
         match self.has_room(&applicant) {
             true => self.applicants.push(applicant),
-            false => self.certifier.refuse(applicant.joining.answer, mismatch),
+            false => self.reject_join(applicant.joining, mismatch),
         }
     }
 
@@ -96,7 +96,7 @@ impl Owner {
         match check(&applicant.holder, found) {
             Ok(target) => self.accept(applicant, target, now),
             Err(mismatch) if now.clock < applicant.until => return Some((applicant, mismatch)),
-            Err(mismatch) => self.certifier.refuse(applicant.joining.answer, mismatch),
+            Err(mismatch) => self.reject_join(applicant.joining, mismatch),
         }
         None
     }
@@ -107,10 +107,15 @@ impl Owner {
         match proof {
             Proof::Text => self.certifier.review(joining, now.clock),
             Proof::Review => match self.revocation(&target) {
-                Some(error) => self.certifier.refuse(joining.answer, error),
+                Some(error) => self.reject_join(joining, error),
                 None => self.certifier.admit(joining, target, now.wall),
             },
         }
+    }
+
+    fn reject_join(&mut self, joining: Joining, error: CertifyError) {
+        let exists = self.mesh.workload(&joining.workload).is_some();
+        self.certifier.reject_join(joining, exists, error);
     }
 
     /// Why a workload gets no certificate although it exists.

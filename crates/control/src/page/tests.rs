@@ -103,7 +103,8 @@ async fn ask(address: SocketAddr, request: &str) -> String {
 
 #[tokio::test]
 async fn it_serves_its_files_and_only_reads() {
-    let page = Page::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let page = Page::open("127.0.0.1:0".parse().unwrap(), data.path()).await.unwrap();
     let address = page.address();
     assert_eq!(page.url(), format!("http://{address}/"));
     let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
@@ -229,9 +230,27 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
     explaining.idle().await;
 }
 
+/// Requirement 8 of issue 26.
+#[tokio::test]
+async fn it_keeps_its_address_over_a_restart_unless_that_is_taken() {
+    let data = tempfile::tempdir().unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let first = Page::open(any, data.path()).await.unwrap().address();
+    assert_eq!(Page::open(any, data.path()).await.unwrap().address(), first);
+    let other = std::net::TcpListener::bind(first).unwrap();
+    let second = Page::open(any, data.path()).await.unwrap().address();
+    assert_ne!(second, first);
+    drop(other);
+    assert_eq!(Page::open(any, data.path()).await.unwrap().address(), second);
+}
+
 #[tokio::test]
 async fn beyond_loopback_it_has_a_new_token_each_time() {
-    let open = || async { Page::open("0.0.0.0:0".parse().unwrap()).await.unwrap().token.unwrap() };
+    let data = tempfile::tempdir().unwrap();
+    let open = || async {
+        let page = Page::open("0.0.0.0:0".parse().unwrap(), data.path()).await;
+        page.unwrap().token.unwrap()
+    };
     let (one, other) = (open().await, open().await);
     assert!(one.len() >= 32 && one != other, "{one} {other}");
 }

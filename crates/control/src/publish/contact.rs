@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use leno_discovery::{ChangeId, Connected, Doubt, Refusal, Standing, Update};
+use leno_discovery::{ChangeId, Connected, Doubt, ProxyReport, Refusal, Standing, Update};
 use leno_identity::Peer;
 use leno_model::{ServiceName, WorkloadName};
 use tokio::sync::watch;
@@ -58,6 +58,8 @@ pub(crate) struct Contact {
     pub(crate) refused: usize,
     /// Its last refusals, newest last.
     pub(crate) refusals: VecDeque<Refusal>,
+    /// Its state for operators, as it reports it.
+    pub(crate) report: ProxyReport,
     standing: watch::Sender<Standing>,
 }
 
@@ -89,6 +91,7 @@ impl Contact {
             unsettled_bytes: 0,
             refused: 0,
             refusals: VecDeque::new(),
+            report: hello.report,
             standing,
         }
     }

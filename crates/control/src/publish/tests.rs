@@ -52,6 +52,7 @@ impl Theatre {
             session: 1,
             edition: 0,
             process: 0,
+            report: Default::default(),
         };
         let connected = Connected { connection, hello, standing };
         let mut contact = Contact::new(connected, peer, self.now);

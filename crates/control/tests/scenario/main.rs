@@ -290,7 +290,7 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
 
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
         client.update(there).await;
-        stream.say(Request::Listeners(Vec::new())).await;
+        stream.say(Request::Listeners(Vec::new(), Default::default())).await;
         client.update(gone).await;
     });
 }

@@ -172,7 +172,7 @@ impl Proxy {
     }
 
     pub(crate) fn listeners(listeners: &[(u16, SocketAddr)]) -> Request {
-        Request::Listeners(inbound(listeners))
+        Request::Listeners(inbound(listeners), Default::default())
     }
 
     pub(crate) async fn say(&self, request: Request) {
@@ -243,6 +243,7 @@ fn hello(
         session: 1,
         edition: 0,
         process: 0,
+        report: Default::default(),
     }
 }
 

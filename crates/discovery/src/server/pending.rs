@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
+use crate::condition::ProxyReport;
 use crate::desired::Desired;
 use crate::envelope::REFUSALS_MAX;
 use crate::event::{ConnectionId, Event};
@@ -18,6 +19,9 @@ pub(super) struct Pending {
     listeners: Option<Listeners>,
     /// The listeners that the owner took last; none before the proxy has named any.
     last_listeners: Option<Listeners>,
+    /// The newest report, unless the owner has it.
+    report: Option<Box<ProxyReport>>,
+    last_report: ProxyReport,
     refusals: VecDeque<Refusal>,
     applied: Option<Applied>,
     traffic: Option<Box<Traffic>>,
@@ -50,6 +54,8 @@ impl Pending {
             desired: Desired::of(hello),
             listeners: None,
             last_listeners: (!listeners.is_empty()).then_some(listeners),
+            report: None,
+            last_report: hello.report.clone(),
             refusals: VecDeque::new(),
             applied: None,
             traffic: None,
@@ -61,6 +67,11 @@ impl Pending {
     pub(super) fn listen(&mut self, listeners: &[InboundListener]) {
         let listeners = in_order(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
+    }
+
+    /// The state of the proxy is now this.
+    pub(super) fn report_state(&mut self, report: ProxyReport) {
+        self.report = (self.last_report != report).then(|| Box::new(report));
     }
 
     /// The proxy refused these, or they are not sent to it. The newest ones are kept.
@@ -94,6 +105,7 @@ impl Pending {
         self.certificate.is_some()
             || !self.refusals.is_empty()
             || self.applied.is_some()
+            || self.report.is_some()
             || self.traffic.is_some()
             || permitted == Permitted::All && costly
     }
@@ -110,6 +122,10 @@ impl Pending {
         }
         if let Some(Applied { change, refused, bytes }) = self.applied.take() {
             return Some(Event::Applied { connection, change, refused, bytes });
+        }
+        if let Some(report) = self.report.take() {
+            self.last_report.clone_from(&report);
+            return Some(Event::Reported { connection, report });
         }
         if permitted == Permitted::All
             && let Some(listeners) = self.listeners.take()
@@ -146,6 +162,7 @@ fn in_order(listeners: &[InboundListener]) -> Listeners {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::condition::Condition;
     use crate::fixture::{hello, named};
 
     fn pending() -> Pending {
@@ -177,6 +194,25 @@ mod tests {
         assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
         pending.listen(&[]);
         assert!(pending.next(Permitted::All).is_none());
+    }
+
+    #[test]
+    fn a_report_is_an_event_when_it_differs_from_the_one_that_the_owner_has() {
+        let closed = || ProxyReport {
+            conditions: vec![Condition::new("listener-closed", "door", "in use")],
+            ..ProxyReport::default()
+        };
+        let mut pending = pending();
+        pending.report_state(ProxyReport::default());
+        assert!(!pending.has_next(Permitted::All));
+        pending.report_state(closed());
+        let Some(Event::Reported { report, .. }) = pending.next(Permitted::Cheap) else {
+            panic!("it is an event")
+        };
+        assert_eq!(*report, closed());
+        pending.report_state(ProxyReport::default());
+        pending.report_state(closed());
+        assert!(!pending.has_next(Permitted::All));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::pending::{Pending, Permitted};
 use super::{ServeError, read};
 use crate::client::CSR_BYTES_MAX;
+use crate::condition::report_from_wire;
 use crate::desired::Lists;
 use crate::envelope::{
     addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire,
@@ -227,6 +228,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             }
             Some(from_proxy::Message::Listeners(wire)) => {
                 self.pending.listen(&listeners_from_wire(&wire.listeners)?);
+                let report = report_from_wire(wire.conditions, wire.named_addresses)?;
+                self.pending.report_state(report);
             }
             Some(from_proxy::Message::Traffic(wire)) => self.traffic(wire, Instant::now()),
             Some(from_proxy::Message::Certificate(wire)) => self.renew(wire)?,

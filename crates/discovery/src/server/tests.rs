@@ -15,6 +15,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::budget::Budget;
 use crate::client::{FollowError, Follower, Request, follow};
+use crate::condition::ProxyReport;
 use crate::desired::WantedChange;
 use crate::fixture::{hello, named, service, update, world};
 use crate::key::{ChangeId, ResourceKey};
@@ -58,6 +59,7 @@ fn text(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),
         Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
+        Event::Reported { report, .. } => format!("reported {report:?}"),
         Event::Wanted { change, .. } => {
             let WantedChange { added, removed, .. } = &**change;
             let lists = [
@@ -279,7 +281,7 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         requests.send(Request::Forget(vec![[10, 96, 0, 1].into()])).await.unwrap();
         assert_eq!(owner.next().await, "-addresses {10.96.0.1}");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
-        requests.send(Request::Listeners(vec![listener])).await.unwrap();
+        requests.send(Request::Listeners(vec![listener], ProxyReport::default())).await.unwrap();
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
         assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
         assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
@@ -387,7 +389,7 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let crowd = proto::Services { looked_up: crowd, ..Default::default() };
     let address = crate::resource::socket_address_to_wire(([127, 0, 0, 1], 1).into());
     let listener = proto::Listener { port: 1, address: Some(address) };
-    let everywhere = proto::Listeners { listeners: vec![listener; 4097] };
+    let everywhere = proto::Listeners { listeners: vec![listener; 4097], ..Default::default() };
     let cases = [
         (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
         (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),

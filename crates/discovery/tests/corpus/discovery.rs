@@ -158,6 +158,7 @@ fn hello() -> Hello {
         session: 1,
         edition: 0,
         process: 0,
+        report: Default::default(),
     }
 }
 

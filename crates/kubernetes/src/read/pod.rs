@@ -117,7 +117,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         address,
         other_addresses,
         run: Vec::new(),
-        env: std::collections::BTreeMap::new(),
+        run_options: Box::default(),
         doors: Vec::new(),
         admission: Admission::default(),
         weight,

@@ -46,7 +46,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             address,
             other_addresses: BTreeSet::new(),
             run: Vec::new(),
-            env: BTreeMap::new(),
+            run_options: Box::default(),
             doors: Vec::new(),
             admission: Admission::default(),
             weight: Weight::default(),

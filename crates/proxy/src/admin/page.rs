@@ -1,12 +1,14 @@
 //! What the admin page tells, as JSON.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use leno_model::{Access, Occupant, PolicyRule, PortSet, ServiceView, Snapshot};
 use serde_json::{Value, json};
 
 use super::Admin;
+use crate::application_ports::PortState;
+use crate::config::Interception;
 
 /// Why the proxy cannot serve yet; `None` when it can.
 pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
@@ -22,7 +24,11 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     let Some(doors) = admin.doors.now() else {
         return Some("opening the doors");
     };
-    let is_open = |name: String| doors.contains_key(&name);
+    let is_open = |name: String| doors.open.contains_key(&name);
+    let redirects = matches!(admin.config.interception, Interception::Redirect { .. });
+    if redirects && doors.closed.keys().any(|name| name.starts_with("redirected-")) {
+        return Some("opening the listeners for redirected connections");
+    }
     let gateway = || scene.plans.snapshot.plan.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
@@ -57,7 +63,10 @@ pub(super) fn world(admin: &Admin) -> Value {
         "access": access(&plan.access),
         "audited": plan.inbound.is_audited,
         "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
-        "doors": admin.doors.now(),
+        "doors": admin.doors.now().map(|states| states.open.clone()),
+        "closed": admin.doors.now().map(|states| states.closed.clone()),
+        "conditions": conditions(admin),
+        "application": application(admin),
         "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
         "addresses": addresses(snapshot),
         "egress": plan.egress.as_str(),
@@ -153,6 +162,49 @@ pub(super) fn removed(admin: &Admin) -> Value {
         })
         .collect();
     json!({ "removed": removed })
+}
+
+/// The circuits that are not closed.
+pub(super) fn circuits(admin: &Admin) -> Value {
+    let now = Instant::now();
+    let circuits = admin.world.conditions.circuits().into_iter().map(|(threads, circuit)| {
+        json!({
+            "service": circuit.service.to_string(),
+            "port": circuit.port,
+            "policy": circuit.policy.to_string(),
+            "state": circuit.state(now).as_str(),
+            "trigger": circuit.trigger.as_str(),
+            "age_s": now.saturating_duration_since(circuit.since).as_secs(),
+            "open_for_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
+            "threads": threads,
+        })
+    });
+    json!({ "circuits": circuits.collect::<Vec<_>>() })
+}
+
+fn conditions(admin: &Admin) -> Value {
+    let conditions = admin.world.conditions.now(Instant::now());
+    let conditions = conditions.into_iter().map(|condition| {
+        json!({
+            "kind": condition.kind,
+            "subject": condition.subject,
+            "reason": condition.reason,
+        })
+    });
+    conditions.collect()
+}
+
+/// The state of the application's ports, as far as a supervisor reports it.
+fn application(admin: &Admin) -> Value {
+    let states = admin.world.application.states();
+    let state = |state: &PortState| match state {
+        PortState::Open => "open".to_owned(),
+        PortState::Starting => "starting".to_owned(),
+        PortState::Down => "down".to_owned(),
+        PortState::Taken { by } => format!("taken by {by}"),
+    };
+    let ports = states.ports.iter().map(|(port, of)| (port.to_string(), state(of)));
+    json!(ports.collect::<BTreeMap<_, _>>())
 }
 
 fn access_rule(rule: &PolicyRule) -> Value {

@@ -6,23 +6,29 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use leno_model::{Breaker, FixedAnswer, Reason};
+use leno_model::{Breaker, EndpointId, FixedAnswer, Reason};
 use leno_telemetry::{Count, Shard};
-use leno_traffic::circuit::{Circuit, Shown, Ticket, Turn};
+use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
 use leno_traffic::removal::{Ending, Failed, failed};
 use leno_traffic::treatment::{Bounded, Entry, PortTreatment, UnderWay};
 
 use super::Upstream;
 use super::ward::Ward;
+use crate::conditions::OpenCircuit;
 use crate::hits;
+use crate::worker::Worker;
+use crate::world::World;
 
 /// The breaker of one port.
 pub(crate) struct Gate {
     treatment: Arc<PortTreatment>,
     breaker: Breaker,
     circuit: Option<RefCell<Circuit>>,
+    /// The number of the circuit among the conditions of the proxy.
+    number: u64,
+    world: Arc<World>,
     shard: Rc<Shard>,
 }
 
@@ -35,14 +41,16 @@ pub(crate) struct Passage {
 
 impl Gate {
     /// A gate, if the treatment has a breaker.
-    pub(crate) fn new(treatment: &Arc<PortTreatment>, shard: &Rc<Shard>) -> Option<Self> {
+    pub(crate) fn new(worker: &Worker, treatment: &Arc<PortTreatment>) -> Option<Self> {
         let breaker = treatment.rule.breaker.clone()?;
         let trip = breaker.rule.trip.clone();
         Some(Self {
             treatment: treatment.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
             breaker,
-            shard: shard.clone(),
+            number: worker.world.conditions.number(),
+            world: worker.world.clone(),
+            shard: worker.shard.clone(),
         })
     }
 
@@ -68,7 +76,13 @@ impl Gate {
     }
 
     /// It ended so.
-    pub(crate) fn end(&self, passage: &mut Passage, ending: Ending, now: Duration) {
+    pub(crate) fn end(
+        &self,
+        endpoint: &EndpointId,
+        passage: &mut Passage,
+        ending: Ending,
+        now: Duration,
+    ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, passage.ticket.take()) else {
             return;
         };
@@ -81,7 +95,7 @@ impl Gate {
         let upgraded = matches!(ending, Ending::Answered { status: 101, .. });
         let took = if upgraded { Duration::ZERO } else { now.saturating_sub(passage.began) };
         let turn = circuit.end(ticket, Shown { failed, took }, now);
-        self.tell(turn);
+        self.tell(turn, endpoint);
     }
 
     /// It ended in a way that proves nothing.
@@ -127,19 +141,44 @@ impl Gate {
         self.treatment.answer.clone().filter(|_| reason == Reason::CircuitOpen)
     }
 
-    fn tell(&self, turn: Option<Turn>) {
+    fn tell(&self, turn: Option<Turn>, endpoint: &EndpointId) {
         let policy = &self.breaker.policy;
         match turn {
             None => {}
             Some(Turn::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
                 let pause = self.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
+                self.report(trigger, endpoint);
                 tracing::warn!(%policy, trigger = trigger.as_str(), ?pause, "circuit opened");
             }
             Some(Turn::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);
+                self.world.conditions.close(self.number);
                 tracing::info!(%policy, "circuit closed");
             }
+        }
+    }
+}
+
+impl Gate {
+    /// Lists the circuit among the conditions of the proxy.
+    fn report(&self, trigger: Trigger, endpoint: &EndpointId) {
+        let circuit = OpenCircuit {
+            service: endpoint.service.clone(),
+            port: endpoint.port,
+            policy: self.breaker.policy.clone(),
+            trigger,
+            since: Instant::now(),
+            open_for: self.breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
+        };
+        self.world.conditions.open(self.number, circuit);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if self.circuit.is_some() {
+            self.world.conditions.close(self.number);
         }
     }
 }

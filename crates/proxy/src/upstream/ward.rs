@@ -59,7 +59,7 @@ impl Ward {
             _checking: removal
                 .and_then(health_check)
                 .map(|check| Checking::start(worker, ward.clone(), check.clone())),
-            gate: Gate::new(treatment, &worker.shard),
+            gate: Gate::new(worker, treatment),
             balance: treatment.rule.balancing.as_ref().map(|balancing| Balance {
                 balancer: Balancer::new(balancing.rule.clone()),
                 newcomers,
@@ -197,7 +197,7 @@ impl Trial {
         let ending = if overloaded { Ending::Broken(Reason::Overloaded) } else { ending };
         let now = self.ward.now();
         if let (Some(gate), Some(passage)) = (&self.ward.gate, &mut self.passage) {
-            gate.end(passage, ending, now);
+            gate.end(&self.upstream.endpoint.id, passage, ending, now);
         }
         if let Some(watch) = &self.ward.watch {
             self.ended = watch.end((worker, &self.upstream), self.probe, ending, now);

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use leno_model::{
-    Door, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload, WorkloadName, WorkloadPort,
+    Door, HttpGet, Name, Protocol, RunOptions, RunUser, ServiceAccount, ServiceName, Weight,
+    Workload, WorkloadName, WorkloadPort,
 };
 
 use super::Head;
@@ -25,7 +26,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     let ports = read_ports(&fields);
     let admission = admission(&fields);
     let run = fields.each("run", RUN_ARGUMENTS_MAX, Field::spelling);
-    let env = read_env(&fields);
+    let run_options = Box::new(read_run_options(&fields, &ports));
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
     let address = address?;
     let (usual, most) = (Weight::DEFAULT.into(), Weight::MAX.into());
@@ -41,7 +42,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         address,
         other_addresses: BTreeSet::new(),
         run,
-        env,
+        run_options,
         doors,
         admission: admission?,
         weight: u16::try_from(weight?).ok().and_then(Weight::new)?,
@@ -141,6 +142,91 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
     env
 }
 
+/// The settings of the command in `run`.
+fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
+    for name in ["cwd", "user", "readiness"] {
+        if let Some(field) = fields.find(name)
+            && fields.find("run").is_none()
+        {
+            field.refuse(
+                "is for the command in `run`, and there is none",
+                "add `run`, or set it where the application is started",
+            );
+        }
+    }
+    RunOptions {
+        env: read_env(fields),
+        cwd: fields.find("cwd").and_then(read_directory),
+        user: fields.find("user").and_then(read_user),
+        http_get: fields.find("readiness").and_then(|field| read_readiness(field, ports)),
+    }
+}
+
+fn read_directory(field: &Field<'_>) -> Option<String> {
+    let text = field.spelling()?;
+    if !text.starts_with('/') {
+        field.refuse(
+            format!("{text:?} is not an absolute path"),
+            "write the whole path, such as /srv/app",
+        );
+        return None;
+    }
+    Some(text)
+}
+
+fn read_user(field: &Field<'_>) -> Option<RunUser> {
+    let text = field.spelling()?;
+    let user = user_of(&text);
+    if user.is_none() {
+        field.refuse(
+            format!("{text:?} is not a user"),
+            "use a name such as www-data, or numbers such as 1000 or \"1000:1000\"",
+        );
+    }
+    user
+}
+
+/// A name as useradd(8) permits it, a number, or two numbers with `:` between them.
+fn user_of(text: &str) -> Option<RunUser> {
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group.parse().ok()?)),
+            None => (text, None),
+        };
+        return Some(RunUser::Numbered(user.parse().ok()?, group));
+    }
+    let is_part = |it: char| it.is_ascii_alphanumeric() || matches!(it, '_' | '-' | '.');
+    let is_name = !text.is_empty() && text.len() <= USER_BYTES_MAX && !text.starts_with('-');
+    (is_name && text.chars().all(is_part)).then(|| RunUser::Named(text.to_owned()))
+}
+
+fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> {
+    let fields = field.fields(&["httpGet"])?;
+    let get = fields.require("httpGet")?;
+    let fields = get.fields(&["port", "path"])?;
+    let port = fields.require("port")?;
+    let number = port.port()?;
+    if !ports.iter().any(|known| known.port == number) {
+        port.refuse(
+            format!("{number} is none of the workload's ports"),
+            "use the number of one of `ports`",
+        );
+    }
+    let path = match fields.find("path") {
+        None => "/".to_owned(),
+        Some(field) => {
+            let path = field.spelling()?;
+            let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
+            if !is_path {
+                field.refuse(format!("{path:?} is not a path"), "use one such as /ready");
+                return None;
+            }
+            path
+        }
+    };
+    Some(HttpGet { port: number, path })
+}
+
 fn read_doors(fields: &Fields<'_>, namespace: &Name) -> Vec<Door> {
     let elements = fields.find("outbound").and_then(|f| f.list(DOORS_MAX));
     let mut doors: Vec<Door> = Vec::new();
@@ -236,6 +322,9 @@ const FIELDS: &[&str] = &[
     "address",
     "run",
     "env",
+    "cwd",
+    "user",
+    "readiness",
     "outbound",
     "trafficMode",
     "plaintext",
@@ -251,5 +340,7 @@ const CONTROL_ACCOUNT: &str = "leno-control";
 const PORTS_MAX: usize = 256;
 /// The most fixed doors of a workload; each is a listening socket.
 const DOORS_MAX: usize = 1024;
+/// The longest name of a user (useradd(8)).
+const USER_BYTES_MAX: usize = 32;
 /// The most arguments of a command.
 const RUN_ARGUMENTS_MAX: usize = 4096;

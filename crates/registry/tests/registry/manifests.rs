@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpRoute, HttpRouteGroup,
-    LogForm, MeshConfig, Name, Object, PathMatch, Plaintext, PortSet, Protocol, ReferenceGrant,
-    RequestMatch, RetryRule, RevokedWorkload, RouteKind, RouteName, RouteParent, Sampling, Service,
-    ServiceAccount, ServiceName, TargetPort, TargetRule, TcpRoute, TrafficMode, TrafficTarget,
-    ValueMatch, WeightedBackend, Workload, WorkloadName, WorkloadPort,
+    AccessLog, CollectorProtocol, ContextForm, Door, FieldMatch, HttpGet, HttpRoute,
+    HttpRouteGroup, LogForm, MeshConfig, Name, Object, PathMatch, Plaintext, PortSet, Protocol,
+    ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload, RouteKind, RouteName, RouteParent,
+    RunOptions, RunUser, Sampling, Service, ServiceAccount, ServiceName, TargetPort, TargetRule,
+    TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend, Workload, WorkloadName,
+    WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -80,7 +81,10 @@ fn reads_the_promised_form_as_written() {
         }],
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         run: ["python3", "-m", "http.server", "9080"].map(str::to_owned).to_vec(),
-        env: pairs(&[("KEY", "value")]),
+        run_options: Box::new(RunOptions {
+            env: pairs(&[("KEY", "value")]),
+            ..RunOptions::default()
+        }),
         doors: vec![Door {
             service: "bookinfo/details".parse().unwrap(),
             port: 9080,
@@ -128,10 +132,34 @@ fn fills_in_what_a_workload_does_not_say() {
     assert_eq!(workload.name.to_string(), "default/client");
     assert_eq!(workload.account, account("default", "default"));
     assert_eq!(workload.run, ["sleep", "10", "true"]);
-    assert_eq!(workload.env["PORT"], "8080");
+    assert_eq!(workload.run_options.env["PORT"], "8080");
     assert_eq!(workload.ports[0].protocol, Protocol::Detect);
     let services: Vec<_> = workload.doors.iter().map(|d| d.service.to_string()).collect();
     assert_eq!(services, ["default/a", "b/a"]);
+}
+
+#[test]
+fn reads_directory_user_and_readiness_check_of_a_command() {
+    let workload = only!(
+        Workload,
+        "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: api}, spec: {
+           run: [api], cwd: /srv/api, user: www-data, ports: [{port: 80}],
+           readiness: {httpGet: {port: 80, path: /ready?full=yes}}}}"
+    );
+    let options = &workload.run_options;
+    assert_eq!(options.cwd.as_deref(), Some("/srv/api"));
+    assert_eq!(options.user, Some(RunUser::Named("www-data".to_owned())));
+    assert_eq!(options.http_get, Some(HttpGet { port: 80, path: "/ready?full=yes".to_owned() }));
+    for (text, expected) in
+        [("1000", RunUser::Numbered(1000, None)), ("'1000:7'", RunUser::Numbered(1000, Some(7)))]
+    {
+        let text = format!(
+            "{{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {{name: a}}, \
+             spec: {{run: [a], user: {text}}}}}"
+        );
+        let workload = only!(Workload, &text);
+        assert_eq!(workload.run_options.user, Some(expected), "{text}");
+    }
 }
 
 #[test]

@@ -162,6 +162,13 @@ fn refuses_workloads_that_cannot_run_so() {
             "{ports: [{port: 80}], outbound: [{service: a, port: 80, listen: \"127.0.0.1:80\"}]}",
             "{weight: 0}",
             "{weight: 1001}",
+            "{cwd: /srv}",
+            "{run: [a], cwd: srv}",
+            "{run: [a], user: \"a b\"}",
+            "{run: [a], user: \"1:x\"}",
+            "{run: [a], readiness: {}}",
+            "{run: [a], ports: [{port: 80}], readiness: {httpGet: {port: 81}}}",
+            "{run: [a], ports: [{port: 80}], readiness: {httpGet: {port: 80, path: ready}}}",
         ],
         &expect![[r#"
             spec.serviceaccount: is not a field that is known here; did you mean `serviceAccount`?

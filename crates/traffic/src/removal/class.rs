@@ -79,9 +79,10 @@ enum Class {
 /// The class of a reason for which the endpoint is to blame.
 fn class_of(reason: Reason) -> Option<Class> {
     match reason {
-        Reason::ConnectFailed | Reason::UpstreamHandshakeFailed | Reason::WrongIdentity => {
-            Some(Class::Connect)
-        }
+        Reason::ConnectFailed
+        | Reason::PortTaken
+        | Reason::UpstreamHandshakeFailed
+        | Reason::WrongIdentity => Some(Class::Connect),
         Reason::ConnectTimeout
         | Reason::UpstreamStalled
         | Reason::RequestTimeout

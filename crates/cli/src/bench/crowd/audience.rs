@@ -119,7 +119,7 @@ impl Audience {
             heard.expected += users;
         }
         let listeners = vec![self.listener(member)];
-        Ok(seat.requests.send(Request::Listeners(listeners)).await?)
+        Ok(seat.requests.send(Request::Listeners(listeners, Default::default())).await?)
     }
 
     /// Who uses the service that a member is behind.

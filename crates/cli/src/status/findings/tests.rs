@@ -5,12 +5,15 @@ use serde_json::json;
 
 use super::*;
 
-fn healthy() -> Facts {
+pub(super) fn healthy() -> Facts {
     Facts {
         status: Status { certificate_lifetime_seconds: 86_400, ..Status::default() },
         workloads: vec![workload("connected")],
         proxies: vec![proxy()],
         certificates: vec![certificate(50_000)],
+        services: Vec::new(),
+        rejected_joins: Vec::new(),
+        directory: None,
         routes: Vec::new(),
         policies: Vec::new(),
         rejected: json!({"rejected": [], "warnings": [], "trust_domain": null}),
@@ -19,7 +22,7 @@ fn healthy() -> Facts {
     }
 }
 
-fn workload(sidecar: &str) -> WorkloadStatus {
+pub(super) fn workload(sidecar: &str) -> WorkloadStatus {
     let value = json!({
         "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
         "labels": {}, "services": [], "doors": [], "sidecar": sidecar, "listeners": {},
@@ -27,7 +30,7 @@ fn workload(sidecar: &str) -> WorkloadStatus {
     serde_json::from_value(value).unwrap()
 }
 
-fn proxy() -> ProxyStatus {
+pub(super) fn proxy() -> ProxyStatus {
     let value = json!({
         "workload": "shop/cart-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
         "version": "0", "admin": null, "subscriptions": [], "services": 1,

@@ -165,7 +165,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn what_a_proxy_says_last_reaches_the_owner() {
     let (server, mut owner, mut far) = serving();
-    let listeners = proto::Listeners { listeners: Vec::new() };
+    let listeners = proto::Listeners::default();
     let messages =
         [greeting(), framed(from_proxy::Message::Listeners(listeners)), pairs(1)].concat();
     let script = async {

@@ -218,7 +218,7 @@ fn ports_of_services_need_not_be_declared() {
     let mut elsewhere = bare.clone();
     elsewhere.name.namespace = Name::new("other").unwrap();
     assert_eq!(with_target_ports(&elsewhere, services.iter()).ports, bare.ports);
-    assert_eq!(bare.env, BTreeMap::new());
+    assert_eq!(bare.run_options.env, BTreeMap::new());
 }
 
 #[test]

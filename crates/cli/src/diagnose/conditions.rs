@@ -1,0 +1,151 @@
+//! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
+
+use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
+
+use super::steps::{Facts, Step};
+use crate::duration::short;
+
+/// The steps in the order in which a start needs them.
+pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+    let mut steps: Vec<Step> = token(facts, workload).into_iter().collect();
+    if let Some(application) = &workload.application {
+        steps.push(run(application));
+        steps.extend(application.ports.iter().map(|(port, problem)| {
+            Step::problem(
+                "application",
+                format!("port {port} is not served: {problem}"),
+                "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports",
+            )
+        }));
+    }
+    steps.extend(listeners(workload));
+    steps.extend(of_kind(workload, "state-unwritable").map(|it| {
+        Step::problem(
+            "state",
+            format!("the sidecar cannot write {}: {}", it.subject, it.reason),
+            "free space there or make it writable: a restart loses what is not written",
+        )
+    }));
+    if workload.sidecar == "connected" && of_kind(workload, "state-unwritable").next().is_none() {
+        steps.push(Step::fine("state", "is written to disk"));
+    }
+    steps.extend(of_kind(workload, "circuit-open").map(|it| {
+        Step::problem(
+            "circuit",
+            format!("to {} is open: {}", it.subject, it.reason),
+            "repair the service, and it closes by itself: leno get circuits",
+        )
+    }));
+    steps
+}
+
+/// The last join, if it was rejected.
+fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
+    let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
+    let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
+    let remedy =
+        format!("make a new one and start the sidecar with it: leno token {}", join.workload);
+    Some(match workload.sidecar.as_str() {
+        "connected" => Step::notice("token", what, remedy),
+        _ => Step::problem("token", what, remedy),
+    })
+}
+
+fn run(application: &ApplicationStatus) -> Step {
+    let name = "application";
+    let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
+    let since = short(since.unwrap_or_default());
+    let exit = application.last_exit.as_deref().unwrap_or("unknown");
+    let restarts = application.restarts;
+    if application.keeps_exiting {
+        return Step::problem(
+            name,
+            format!("keeps exiting (restarts: {restarts}, last exit: {exit})"),
+            "its output is in the log of `leno up`: correct spec.run, or free its port",
+        );
+    }
+    match (application.state.as_str(), application.pid) {
+        ("running", Some(pid)) => {
+            Step::fine(name, format!("runs as process {pid} for {since} (restarts: {restarts})"))
+        }
+        (state, _) => Step::notice(
+            name,
+            format!("is {state} (restarts: {restarts}, last exit: {exit})"),
+            "requests wait for its start for 10 s at most",
+        ),
+    }
+}
+
+/// The listeners for the application and those for DNS queries.
+fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
+    let closed = of_kind(workload, "listener-closed").chain(of_kind(workload, "dns-closed"));
+    let closed: Vec<Step> = closed
+        .map(|it| {
+            Step::problem(
+                "listener",
+                format!("{} is closed: {}", it.subject, it.reason),
+                "stop the process that holds the address (ss -ltnp shows it), or use another one",
+            )
+        })
+        .collect();
+    if !closed.is_empty() || workload.sidecar != "connected" {
+        return closed;
+    }
+    let open: Vec<&str> = workload.doors.iter().map(|door| door.listen.as_str()).collect();
+    match open.as_slice() {
+        [] => vec![Step::fine("listener", "all are open")],
+        open => vec![Step::fine("listener", format!("open at {}", open.join(", ")))],
+    }
+}
+
+fn of_kind<'a>(
+    workload: &'a WorkloadStatus,
+    kind: &'static str,
+) -> impl Iterator<Item = &'a ConditionStatus> {
+    workload.conditions.iter().filter(move |it| it.kind == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::steps::Verdict;
+    use super::*;
+
+    fn workload(conditions: serde_json::Value, application: serde_json::Value) -> WorkloadStatus {
+        serde_json::from_value(json!({
+            "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
+            "labels": {}, "services": [], "sidecar": "connected", "listeners": {},
+            "doors": [{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:19080" }],
+            "conditions": conditions, "application": application,
+        }))
+        .unwrap()
+    }
+
+    /// Finding F2 of issue 26.
+    #[test]
+    fn each_condition_is_a_step_that_fails() {
+        let condition =
+            |kind: &str| json!([{ "kind": kind, "subject": "there", "reason": "a cause" }]);
+        let looping = json!({
+            "state": "restarting", "pid": null, "restarts": 7, "keeps_exiting": true,
+            "last_exit": "exit status: 1", "since_seconds": 1.0, "ports": {"80": "taken"},
+        });
+        for (conditions, application, name) in [
+            (condition("listener-closed"), json!(null), "listener"),
+            (condition("dns-closed"), json!(null), "listener"),
+            (condition("state-unwritable"), json!(null), "state"),
+            (condition("circuit-open"), json!(null), "circuit"),
+            (json!([]), looping, "application"),
+        ] {
+            let workload = workload(conditions, application);
+            let found = steps(&Facts::default(), &workload);
+            let failed = found.iter().filter(|step| step.verdict == Verdict::Problem);
+            let failed: Vec<&str> = failed.map(|step| step.name).collect();
+            assert!(!failed.is_empty() && failed.iter().all(|it| *it == name), "{found:?}");
+        }
+        let well = workload(json!([]), json!(null));
+        let found = steps(&Facts::default(), &well);
+        assert!(found.iter().all(|step| step.verdict == Verdict::Fine), "{found:?}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Circuits that are not closed, as each sidecar's own admin page lists them.
+
+use std::time::Duration;
+
+use leno_control::status::ProxyStatus;
+use serde::{Deserialize, Serialize};
+
+use super::sidecars;
+use crate::duration::short;
+use crate::output::{Column, Listing};
+
+/// The circuits of one sidecar.
+#[derive(Debug, Serialize)]
+pub(super) struct SidecarCircuits {
+    workload: String,
+    #[serde(flatten)]
+    found: Found,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Found {
+    Known(Circuits),
+    /// The reason why there is no answer.
+    Unknown {
+        error: String,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Circuits {
+    circuits: Vec<Circuit>,
+}
+
+/// One circuit, as the admin page lists it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Circuit {
+    service: String,
+    port: u16,
+    policy: String,
+    state: String,
+    trigger: String,
+    age_s: u64,
+    open_for_ms: u64,
+    threads: usize,
+}
+
+/// Asks every sidecar.
+pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
+    let found = sidecars::ask(proxies, "/circuits").await;
+    let sidecar = |(proxy, found): (&ProxyStatus, Result<Circuits, String>)| SidecarCircuits {
+        workload: proxy.workload.clone(),
+        found: match found {
+            Ok(circuits) => Found::Known(circuits),
+            Err(error) => Found::Unknown { error },
+        },
+    };
+    proxies.iter().zip(found).map(sidecar).collect()
+}
+
+/// All of them as one table.
+pub(super) fn table(all: &[SidecarCircuits]) -> Listing {
+    let mut listing = Listing::new(COLUMNS);
+    for SidecarCircuits { workload, found } in all {
+        let circuits = match found {
+            Found::Known(Circuits { circuits }) => circuits,
+            Found::Unknown { error } => {
+                let nothing = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
+                listing.row([workload.clone()].into_iter().chain(nothing).chain([error.clone()]));
+                continue;
+            }
+        };
+        for circuit in circuits {
+            listing.row([
+                workload.clone(),
+                format!("{}:{}", circuit.service, circuit.port),
+                circuit.state.clone(),
+                circuit.trigger.clone(),
+                short(Duration::from_secs(circuit.age_s)),
+                short(Duration::from_millis(circuit.open_for_ms)),
+                circuit.threads.to_string(),
+                circuit.policy.clone(),
+            ]);
+        }
+    }
+    listing
+}
+
+const COLUMNS: &[Column] = &[
+    Column::always("workload"),
+    Column::always("service"),
+    Column::always("state"),
+    Column::always("cause"),
+    Column::always("age"),
+    Column::always("open for"),
+    Column::wide("threads"),
+    Column::always("policy"),
+];

@@ -1,0 +1,219 @@
+//! Conditions that break traffic: closed listeners, applications that do not stay up, rejected joins, open circuits,
+//! state that cannot be written.
+
+use leno_control::status::{
+    ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus,
+};
+
+use super::{Facts, Finding, Weight, shortened};
+
+/// All of them, most direct causes first.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let all = |kind: &'static str| {
+        facts.workloads.iter().flat_map(move |workload| {
+            let of_kind = workload.conditions.iter().filter(move |it| it.kind == kind);
+            of_kind.map(move |condition| (workload, condition))
+        })
+    };
+    let closed = all("listener-closed").map(|(workload, it)| closed_listener(workload, it));
+    findings.extend(shortened(closed.collect(), "leno get workloads"));
+    let dns = all("dns-closed").map(|(workload, it)| {
+        Finding::problem(
+            format!(
+                "{}: DNS queries are not answered at {}: {}",
+                workload.name, it.subject, it.reason
+            ),
+            "stop the process that holds the port; the sidecar tries again every second",
+        )
+    });
+    findings.extend(shortened(dns.collect(), "leno get workloads -o json"));
+    let applications = facts
+        .workloads
+        .iter()
+        .filter_map(|workload| Some((workload, workload.application.as_ref()?)));
+    let applications = applications.flat_map(|(workload, it)| application(workload, it));
+    findings.extend(shortened(applications.collect(), "leno get workloads"));
+    let circuits = all("circuit-open").map(|(workload, it)| {
+        Finding::problem(
+            format!("{}: the circuit to {} is open: {}", workload.name, it.subject, it.reason),
+            "leno get circuits shows all; repair the service, and the circuit closes by itself",
+        )
+    });
+    findings.extend(shortened(circuits.collect(), "leno get circuits"));
+    let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
+    findings.extend(shortened(joins.collect(), "leno status -o json"));
+    findings.extend(state(facts));
+    findings.extend(unknown(facts));
+    findings
+}
+
+fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
+    let ConditionStatus { subject, reason, .. } = condition;
+    Finding::problem(
+        format!("{}: the listener {subject} is closed: {reason}", workload.name),
+        "stop the process that holds the address (ss -ltnp shows it), or give the listener another one; it opens \
+         within seconds then",
+    )
+}
+
+/// The conditions of one application.
+fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
+    let name = &workload.name;
+    let mut findings = Vec::new();
+    let exit = application.last_exit.as_deref().unwrap_or("unknown");
+    let restarts = application.restarts;
+    if application.keeps_exiting {
+        findings.push(Finding::problem(
+            format!(
+                "{name}: the application keeps exiting (restarts: {restarts}, last exit: {exit})"
+            ),
+            "its output is in the log of `leno up`: correct spec.run, or free its port",
+        ));
+    } else if application.state == "restarting" {
+        findings.push(Finding::notice(
+            format!("{name}: the application has exited and is started again ({exit})"),
+            "its output is in the log of `leno up`",
+        ));
+    }
+    findings.extend(application.ports.iter().map(|(port, problem)| {
+        Finding::problem(
+            format!("{name}: port {port} of the application is not served: {problem}"),
+            "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports",
+        )
+    }));
+    findings
+}
+
+fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
+    let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
+    let known = facts.workloads.iter().find(|known| known.name == *workload);
+    let has_sidecar = known.is_some_and(|known| known.sidecar == "connected");
+    let weight = if *exists && !has_sidecar { Weight::Problem } else { Weight::Notice };
+    let what = format!(
+        "{workload}: a sidecar that wants to join is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
+    );
+    let remedy = match exists {
+        true => format!("make a new token and start the sidecar with it: leno token {workload}"),
+        false => format!("add the Workload, then make a token: leno token {workload}"),
+    };
+    Finding { weight, what, remedy }
+}
+
+/// State that cannot be written.
+fn state(facts: &Facts) -> Vec<Finding> {
+    let remedy = "free space there or make it writable: until then a restart loses certificates, tokens or the last \
+                  configuration";
+    let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
+    let own = own.map(|(directory, problem)| {
+        let what = format!("the control plane cannot write its state in {directory}: {problem}");
+        Finding::problem(what, remedy)
+    });
+    let sidecars = facts.workloads.iter().flat_map(|workload| {
+        let failing = workload.conditions.iter().filter(|it| it.kind == "state-unwritable");
+        failing.map(|it| {
+            let ConditionStatus { subject, reason, .. } = it;
+            let name = &workload.name;
+            let what =
+                format!("the sidecar of {name} cannot write its state in {subject}: {reason}");
+            Finding::problem(what, remedy)
+        })
+    });
+    shortened(own.chain(sidecars).collect(), "leno get workloads -o json")
+}
+
+/// Conditions of kinds that this release does not know.
+fn unknown(facts: &Facts) -> Vec<Finding> {
+    const KNOWN: [&str; 4] = ["listener-closed", "dns-closed", "circuit-open", "state-unwritable"];
+    let all = facts.workloads.iter().flat_map(|workload| {
+        let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
+        unknown.map(|it| {
+            let ConditionStatus { kind, subject, reason } = it;
+            let what = format!("{}: {kind} {subject}: {reason}", workload.name);
+            Finding::problem(
+                what,
+                "its sidecar is of another release: see the documentation of that",
+            )
+        })
+    });
+    shortened(all.collect(), "leno get workloads -o json")
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_control::status::DirectoryStatus;
+    use serde_json::json;
+
+    use super::super::tests::{healthy, workload};
+    use super::*;
+
+    /// Finding F2 of issue 26.
+    #[test]
+    fn each_condition_is_a_finding_with_its_weight() {
+        let condition =
+            |kind: &str| json!([{ "kind": kind, "subject": "somewhere", "reason": "some cause" }]);
+        let application = |keeps_exiting: bool, ports: serde_json::Value| {
+            json!({
+                "state": "restarting", "pid": null, "restarts": 7, "keeps_exiting": keeps_exiting,
+                "last_exit": "exit status: 1", "since_seconds": 1.0, "ports": ports,
+            })
+        };
+        for (key, value, expected, weight) in [
+            ("conditions", condition("listener-closed"), "somewhere is closed", Weight::Problem),
+            ("conditions", condition("dns-closed"), "not answered at somewhere", Weight::Problem),
+            ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
+            ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
+            ("conditions", condition("new-kind"), "new-kind somewhere", Weight::Problem),
+            ("application", application(true, json!({})), "restarts: 7", Weight::Problem),
+            ("application", application(false, json!({})), "has exited", Weight::Notice),
+            (
+                "application",
+                application(true, json!({"9080": "python3 (process 7) listens there"})),
+                "port 9080",
+                Weight::Problem,
+            ),
+        ] {
+            let mut status = serde_json::to_value(workload("connected")).unwrap();
+            status[key] = value;
+            let mut facts = healthy();
+            facts.workloads = vec![serde_json::from_value(status).unwrap()];
+            let found = findings(&facts);
+            let found = found.iter().find(|it| it.what.contains(expected));
+            assert_eq!(found.map(|it| it.weight), Some(weight), "{expected}");
+        }
+        assert!(findings(&healthy()).is_empty());
+    }
+
+    #[test]
+    fn a_rejected_join_is_a_problem_while_its_workload_has_no_sidecar() {
+        let join = |exists: bool| RejectedJoinStatus {
+            workload: "shop/cart-1".to_owned(),
+            exists,
+            count: 3,
+            age_seconds: 1,
+            reason: "the join token was used already".to_owned(),
+        };
+        for (exists, sidecar, weight) in [
+            (true, "absent", Weight::Problem),
+            (true, "connected", Weight::Notice),
+            (false, "connected", Weight::Notice),
+        ] {
+            let mut facts = healthy();
+            facts.workloads = vec![workload(sidecar)];
+            facts.rejected_joins = vec![join(exists)];
+            let found = findings(&facts);
+            assert_eq!(found[0].weight, weight, "{found:?}");
+            assert!(found[0].remedy.contains("leno token shop/cart-1"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_data_directory_that_cannot_be_written_is_a_problem() {
+        let mut facts = healthy();
+        let directory = "/data".to_owned();
+        facts.directory = Some(DirectoryStatus { directory, problem: Some("full".to_owned()) });
+        let found = findings(&facts);
+        assert!(found[0].what.contains("/data: full"), "{found:?}");
+        assert_eq!(found[0].weight, Weight::Problem);
+    }
+}

@@ -1,0 +1,135 @@
+//! Service ports without an endpoint: a problem where requests go there.
+
+use std::collections::BTreeSet;
+
+use leno_control::status::ServiceStatus;
+
+use super::{Facts, Finding, shortened};
+
+/// Empty endpoint lists. Sidecars that are expected to come back have not reported theirs yet.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    if facts.status.settling {
+        return Vec::new();
+    }
+    let used = used(facts);
+    let empty = facts.services.iter().flat_map(|service| {
+        let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
+        empty.map(move |port| (service, port.port))
+    });
+    let found = empty.filter_map(|(service, port)| {
+        let is_used = used.contains(&format!("{}:{port}", service.name));
+        // Routes take the traffic of a service that only has a name, and others may be none of the mesh.
+        let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
+        (is_used || has_own_traffic).then(|| finding(service, port, is_used))
+    });
+    shortened(found.collect(), "leno get services")
+}
+
+fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
+    let ServiceStatus { name, workloads, .. } = service;
+    let (what, remedy) = match workloads.is_empty() {
+        true => (
+            format!("{name}:{port} has no endpoint: its selector selects no workload"),
+            "compare its selector with the labels of the workloads in its namespace, or start one"
+                .to_owned(),
+        ),
+        false => (
+            format!("{name}:{port} has no endpoint: none of its workloads serves the port"),
+            format!("leno diagnose {} says why", workloads.first().map_or("", String::as_str)),
+        ),
+    };
+    match is_used {
+        true => Finding::problem(format!("{what}; requests to it fail"), remedy),
+        false => Finding::notice(what, remedy),
+    }
+}
+
+/// The service ports to which requests go: of listeners, of backends with a weight, and of services without routes
+/// that a sidecar uses.
+fn used(facts: &Facts) -> BTreeSet<String> {
+    let doors = facts.workloads.iter().flat_map(|workload| &workload.doors);
+    let led = |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
+    let doors = doors.filter(|door| !led(&door.service));
+    let mut used: BTreeSet<String> =
+        doors.map(|door| format!("{}:{}", door.service, door.port)).collect();
+    for backend in facts.routes.iter().flat_map(|route| &route.backends) {
+        if let Some((target, weight)) = backend.split_once(" weight ")
+            && weight != "0"
+        {
+            used.insert(target.to_owned());
+        }
+    }
+    let subscribed = facts.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
+    let subscribed: BTreeSet<&String> = subscribed.collect();
+    let services = facts.services.iter();
+    let services = services.filter(|it| subscribed.contains(&it.name) && it.routes.is_empty());
+    for service in services {
+        used.extend(service.ports.iter().map(|port| format!("{}:{}", service.name, port.port)));
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::Weight;
+    use super::super::tests::{healthy, proxy, workload};
+    use super::*;
+
+    fn empty(selector: serde_json::Value, routes: serde_json::Value) -> ServiceStatus {
+        serde_json::from_value(json!({
+            "name": "shop/stock", "selector": selector, "workloads": [], "routes": routes,
+            "ports": [{ "name": null, "port": 80, "protocol": "HTTP", "endpoints": [] }],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_empty_endpoint_list_is_a_problem_where_requests_go() {
+        let app = || json!({"app": "stock"});
+        let door = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
+        let mut calling = serde_json::to_value(workload("connected")).unwrap();
+        calling["doors"] = door;
+        let subscribed = |services: &[&str]| {
+            let mut proxy = proxy();
+            proxy.subscriptions = services.iter().map(|name| (*name).to_owned()).collect();
+            vec![proxy]
+        };
+        let mut facts = healthy();
+        facts.services = vec![empty(app(), json!([]))];
+        assert_eq!(findings(&facts)[0].weight, Weight::Notice);
+        facts.proxies = subscribed(&["shop/stock"]);
+        assert_eq!(findings(&facts)[0].weight, Weight::Problem);
+        facts.proxies = subscribed(&[]);
+        facts.workloads = vec![serde_json::from_value(calling).unwrap()];
+        assert_eq!(findings(&facts)[0].weight, Weight::Problem);
+        // A route takes its traffic.
+        facts.services = vec![empty(app(), json!(["shop/canary"]))];
+        assert!(findings(&facts).is_empty());
+        facts.workloads = vec![workload("connected")];
+        facts.services = vec![empty(json!({}), json!([]))];
+        assert!(findings(&facts).is_empty());
+        facts.services = vec![empty(app(), json!([]))];
+        facts.status.settling = true;
+        assert!(findings(&facts).is_empty());
+    }
+
+    #[test]
+    fn a_backend_with_a_weight_is_used_and_one_without_is_not() {
+        let route = |weight: u32| {
+            let backends = [format!("shop/stock:80 weight {weight}")];
+            serde_json::from_value(json!({
+                "kind": "HTTPRoute", "name": "shop/canary", "parents": [], "rules": 1,
+                "backends": backends, "problems": [],
+            }))
+            .unwrap()
+        };
+        for (weight, expected) in [(1, Weight::Problem), (0, Weight::Notice)] {
+            let mut facts = healthy();
+            facts.services = vec![empty(json!({"app": "stock"}), json!([]))];
+            facts.routes = vec![route(weight)];
+            assert_eq!(findings(&facts)[0].weight, expected);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Readiness of an application: the ports that it listens on itself, and those that another process holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::Workload;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+
+use super::sockets::{self, Listening};
+
+/// The state of one port of an application that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Port {
+    /// Nothing listens there yet.
+    Starting,
+    /// The application listens there, and its readiness check succeeds.
+    Ready,
+    /// Nothing listens there, and the application has had time enough.
+    Silent,
+    /// The application listens there, and its readiness check fails.
+    Unready,
+    /// This process listens there.
+    Taken(String),
+}
+
+impl Port {
+    /// The problem in words, if the port is not served.
+    pub(super) fn problem(&self) -> Option<String> {
+        match self {
+            Self::Starting | Self::Ready => None,
+            Self::Silent => Some("nothing listens there".to_owned()),
+            Self::Unready => Some("the readiness check fails".to_owned()),
+            Self::Taken(by) => Some(format!("{by} listens there")),
+        }
+    }
+}
+
+/// The ports of an application, by number.
+pub(super) type Ports = BTreeMap<u16, Port>;
+
+/// The application that is observed.
+#[derive(Debug, Clone)]
+pub(super) struct Observed {
+    pub(super) pid: i32,
+    pub(super) workload: watch::Receiver<Arc<Workload>>,
+    /// The sockets that listened before it was started.
+    pub(super) before: BTreeSet<u64>,
+    /// It runs in a network namespace of its own.
+    pub(super) is_apart: bool,
+}
+
+/// What is known from one look to the next.
+#[derive(Debug, Clone, Default)]
+struct Memory {
+    /// Sockets of the application itself.
+    own: BTreeSet<u64>,
+    /// Sockets of other processes, by those.
+    foreign: BTreeMap<u64, String>,
+    /// Failures of the readiness check in a row.
+    failures: u32,
+    was_ready: bool,
+}
+
+/// The inodes of the sockets that listen now where this process is.
+pub(super) fn listening_now() -> BTreeSet<u64> {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    sockets::listening(own).into_iter().map(|socket| socket.inode).collect()
+}
+
+/// Publishes the states of the application's ports until it is dropped.
+pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
+    let began = Instant::now();
+    let mut memory = Memory::default();
+    let mut pause = LOOK_SOON;
+    loop {
+        let (task, known) = (observed.clone(), memory.clone());
+        let late = began.elapsed() >= STARTING_MAX;
+        let looked = spawn_blocking(move || {
+            let mut memory = known;
+            let ports = look(&task, &mut memory, late);
+            (ports, memory)
+        });
+        let Ok((ports, next)) = looked.await else { return };
+        memory = next;
+        let settled = ports.values().all(|port| *port != Port::Starting);
+        states.send_if_modified(|known| {
+            let differs = *known != ports;
+            *known = ports;
+            differs
+        });
+        pause = if settled { LOOK_EVERY } else { (pause * 2).min(LOOK_STARTING) };
+        sleep(pause).await;
+    }
+}
+
+fn look(observed: &Observed, memory: &mut Memory, late: bool) -> Ports {
+    let workload = observed.workload.borrow().clone();
+    let all = sockets::listening(observed.pid);
+    let known: BTreeSet<u64> = all.iter().map(|socket| socket.inode).collect();
+    memory.own.retain(|inode| known.contains(inode));
+    memory.foreign.retain(|inode, _| known.contains(inode));
+    let mut ports: Ports = BTreeMap::new();
+    for port in &workload.ports {
+        let address = SocketAddr::new(workload.address, port.port);
+        let found = owner(observed, memory, &sockets::at(address, &all));
+        let state = match found {
+            Owner::Nobody if late || memory.was_ready => Port::Silent,
+            Owner::Nobody => Port::Starting,
+            Owner::Application => Port::Ready,
+            Owner::Other(by) => Port::Taken(by),
+        };
+        ports.insert(port.port, state);
+    }
+    if let Some(get) = &workload.run_options.http_get
+        && ports.get(&get.port) == Some(&Port::Ready)
+    {
+        let address = SocketAddr::new(workload.address, get.port);
+        ports.insert(get.port, checked(observed, (address, &get.path), memory, late));
+    }
+    memory.was_ready |= ports.values().all(|port| *port == Port::Ready);
+    ports
+}
+
+/// The owner of a port.
+#[derive(Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    Application,
+    Other(String),
+}
+
+/// Finds the owner of the sockets at one address. The application is one of them when any of its processes has one
+/// open. A socket whose owner cannot be seen belongs to somebody else if it was there before the application.
+fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
+    if found.is_empty() {
+        return Owner::Nobody;
+    }
+    if found.iter().any(|socket| memory.own.contains(&socket.inode)) {
+        return Owner::Application;
+    }
+    let tree = sockets::tree(observed.pid);
+    for socket in found {
+        if sockets::holder(socket.inode, tree.iter().copied()).is_some() {
+            memory.own.insert(socket.inode);
+            return Owner::Application;
+        }
+    }
+    for socket in found {
+        if let Some(by) = memory.foreign.get(&socket.inode) {
+            return Owner::Other(by.clone());
+        }
+        let others = sockets::pids().filter(|pid| !tree.contains(pid));
+        let by = match sockets::holder(socket.inode, others) {
+            Some(pid) => sockets::described(pid),
+            None if observed.before.contains(&socket.inode) => "another process".to_owned(),
+            None => continue,
+        };
+        memory.foreign.insert(socket.inode, by.clone());
+        return Owner::Other(by);
+    }
+    Owner::Application
+}
+
+/// The state of a port at which the application listens, by its readiness check.
+fn checked(
+    observed: &Observed,
+    (address, path): (SocketAddr, &str),
+    memory: &mut Memory,
+    late: bool,
+) -> Port {
+    let path = path.to_owned();
+    let namespace = observed.is_apart.then_some(observed.pid);
+    // A thread of its own: it stays in the namespace that it moves to.
+    let thread = std::thread::Builder::new().name("readiness".to_owned());
+    let answered = thread.spawn(move || {
+        if let Some(pid) = namespace {
+            let file = File::open(format!("/proc/{pid}/ns/net"))?;
+            move_into_link_name_space(
+                std::os::fd::AsFd::as_fd(&file),
+                Some(LinkNameSpaceType::Network),
+            )?;
+        }
+        succeeds(address, &path)
+    });
+    let ready = answered.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
+    memory.failures = if ready { 0 } else { memory.failures.saturating_add(1) };
+    match ready {
+        true => Port::Ready,
+        false if memory.was_ready && memory.failures < FAILURES_MAX => Port::Ready,
+        false if memory.was_ready || late => Port::Unready,
+        false => Port::Starting,
+    }
+}
+
+/// Sends the request of the check; true when its status is from 200 to 299.
+fn succeeds(address: SocketAddr, path: &str) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, CHECK_PATIENCE)?;
+    stream.set_read_timeout(Some(CHECK_PATIENCE))?;
+    stream.set_write_timeout(Some(CHECK_PATIENCE))?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut head = [0; STATUS_BYTES];
+    stream.read_exact(&mut head)?;
+    Ok(head.starts_with(b"HTTP/1.") && head.get(8..10) == Some(b" 2"))
+}
+
+/// The first look, and the pauses while it starts.
+const LOOK_SOON: Duration = Duration::from_millis(10);
+/// The longest pause while it starts.
+const LOOK_STARTING: Duration = Duration::from_millis(200);
+/// The pause afterwards.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// An application that does not listen after this time is not waited for any more.
+const STARTING_MAX: Duration = Duration::from_secs(60);
+/// Failures of the readiness check in a row after which no connection is forwarded.
+const FAILURES_MAX: u32 = 3;
+/// The time that the application has for each step of the check.
+const CHECK_PATIENCE: Duration = Duration::from_secs(1);
+/// `HTTP/1.1 200`.
+const STATUS_BYTES: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn observed(pid: i32, port: u16) -> Observed {
+        let text = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a-1, namespace: b}}\n\
+             spec: {{ports: [{{port: {port}}}], run: [\"true\"]}}\n"
+        );
+        let (objects, _) = leno_registry::read_str("test", &text);
+        let Some((leno_model::Object::Workload(workload), _)) = objects.into_iter().next() else {
+            panic!("it is a workload")
+        };
+        let before = BTreeSet::new();
+        let workload = watch::channel(Arc::new(workload)).1;
+        Observed { pid, workload, before, is_apart: false }
+    }
+
+    #[test]
+    fn a_port_is_ready_only_for_the_process_tree_that_listens_there() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut memory = Memory::default();
+        let ports = look(&observed(own, port), &mut memory, false);
+        assert_eq!(ports[&port], Port::Ready);
+        // This process is outside the tree of the other one.
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let other = i32::try_from(child.id()).unwrap();
+        let ports = look(&observed(other, port), &mut Memory::default(), false);
+        let Port::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
+        assert!(by.contains(&format!("process {own}")), "{by}");
+        drop(socket);
+        let ports = look(&observed(other, port), &mut Memory::default(), false);
+        assert_eq!(ports[&port], Port::Starting);
+        let ports = look(&observed(other, port), &mut Memory::default(), true);
+        assert_eq!(ports[&port], Port::Silent);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,187 @@
+//! Listening sockets and their owners, as `/proc` shows them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+/// A socket that listens for TCP connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listening {
+    pub(super) address: SocketAddr,
+    pub(super) inode: u64,
+}
+
+/// A process, as far as its place among others matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Process {
+    parent: i32,
+    group: i32,
+    session: i32,
+}
+
+/// The sockets that listen in the network namespace of a process.
+pub(super) fn listening(pid: i32) -> Vec<Listening> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
+    let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read(name).ok());
+    tables.flat_map(|table| parse_table(&table)).collect()
+}
+
+/// The process of `root`, its descendants, and all that stayed in their process groups or sessions.
+pub(super) fn tree(root: i32) -> BTreeSet<i32> {
+    let processes: BTreeMap<i32, Process> = pids()
+        .filter_map(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            Some((pid, parse_stat(&stat)?))
+        })
+        .collect();
+    members(root, &processes)
+}
+
+fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
+    let mut found = BTreeSet::from([root]);
+    loop {
+        let before = found.len();
+        for (pid, process) in processes {
+            let Process { parent, group, session } = process;
+            if found.contains(parent) || *group == root || *session == root {
+                found.insert(*pid);
+            }
+        }
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// The process that has a socket open, among these.
+pub(super) fn holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option<i32> {
+    let link = format!("socket:[{inode}]");
+    let holds = |pid: &i32| {
+        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        open.flatten()
+            .any(|file| fs::read_link(file.path()).is_ok_and(|target| target == Path::new(&link)))
+    };
+    among.into_iter().find(holds)
+}
+
+/// All processes.
+pub(super) fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// A process in words: its command and number.
+pub(super) fn described(pid: i32) -> String {
+    let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("{} (process {pid})", command.trim_end())
+}
+
+/// The sockets among `all` that a connection to an address reaches: those of exactly that address before those of all.
+pub(super) fn at(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
+    let exact: Vec<&Listening> = all.iter().filter(|it| it.address == address).collect();
+    if !exact.is_empty() {
+        return exact;
+    }
+    let is_any = |it: &&Listening| {
+        let (ip, same) = (it.address.ip(), it.address.port() == address.port());
+        // A socket of all IPv6 addresses takes connections of IPv4 as well, unless it declines them.
+        same && ip.is_unspecified() && (ip.is_ipv6() || address.is_ipv4())
+    };
+    all.iter().filter(is_any).collect()
+}
+
+/// `/proc/net/tcp` and `tcp6` (proc(5)): only sockets that listen.
+fn parse_table(table: &str) -> Vec<Listening> {
+    let row = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        let local = words.next()?;
+        let state = words.nth(1)?;
+        let inode = words.nth(5)?.parse().ok()?;
+        if state != LISTEN {
+            return None;
+        }
+        let (ip, port) = local.split_once(':')?;
+        let address = SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?);
+        Some(Listening { address, inode })
+    };
+    table.lines().filter_map(row).collect()
+}
+
+/// Words of 32 bits in the order of the machine, each in hexadecimal.
+fn parse_ip(text: &str) -> Option<IpAddr> {
+    let words: Option<Vec<[u8; 4]>> = (0..text.len())
+        .step_by(8)
+        .map(|at| Some(u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?.to_ne_bytes()))
+        .collect();
+    let bytes = words?.concat();
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes.as_slice()) {
+        return Some(Ipv4Addr::from(bytes).into());
+    }
+    Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical())
+}
+
+/// The command in parentheses may hold anything.
+fn parse_stat(stat: &str) -> Option<Process> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut numbers = rest.split_whitespace().skip(1).map(|word| word.parse().ok());
+    Some(Process { parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
+}
+
+/// `TCP_LISTEN` of the kernel.
+const LISTEN: &str = "0A";
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_found_with_its_owner() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let all = listening(own);
+        let [found] = at(address, &all)[..] else { panic!("{all:?}") };
+        assert_eq!(holder(found.inode, [own]), Some(own));
+        assert_eq!(holder(found.inode, []), None);
+        assert!(tree(own).contains(&own));
+        drop(socket);
+        assert!(at(address, &listening(own)).is_empty());
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn tables_of_the_kernel_are_read() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            \x20  0: 0100007F:2378 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0 100 0 0 10 0\n\
+            \x20  1: 0100007F:2379 0100007F:1234 01 00000000:00000000 00:00000000 00000000  1000        0 4712 1 0 100 0 0 10 0\n\
+            \x20  2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0 100 0 0 10 0\n";
+        let expected = [("127.0.0.1:9080", 4711), ("[::]:80", 4713)]
+            .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
+        assert_eq!(parse_table(table), expected);
+        let reached = |address: &str| {
+            let found = at(address.parse().unwrap(), &expected).into_iter().map(|it| it.inode);
+            found.collect::<Vec<u64>>()
+        };
+        assert_eq!(reached("127.0.0.1:9080"), [4711]);
+        assert_eq!(reached("127.0.0.1:80"), [4713]);
+        assert_eq!(reached("127.0.0.2:9080"), [0; 0]);
+    }
+
+    #[test]
+    fn descendants_belong_to_a_tree_and_others_do_not() {
+        let process = |parent, group, session| Process { parent, group, session };
+        let processes = BTreeMap::from([
+            (10, process(1, 10, 5)),
+            (11, process(10, 11, 5)),
+            (12, process(11, 12, 12)),
+            (13, process(1, 10, 5)),
+            (20, process(1, 20, 5)),
+        ]);
+        assert_eq!(members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
+        let stat = "12 (a) b) c) S 11 12 13 0 -1";
+        assert_eq!(parse_stat(stat), Some(process(11, 12, 13)));
+    }
+}

@@ -1,0 +1,153 @@
+//! Applications that a supervisor on this machine runs, as it reports them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::WorkloadName;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::status::ApplicationStatus;
+
+/// The applications that a supervisor runs, by workload. Those of other machines are not known here.
+#[derive(Debug, Clone, Default)]
+pub struct Applications(watch::Sender<Arc<BTreeMap<WorkloadName, Application>>>);
+
+/// One application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Application {
+    /// Its state.
+    pub state: ApplicationState,
+    /// Since when it has that.
+    pub since: Instant,
+    /// The number of times that it ended by itself and was started again.
+    pub restarts: u64,
+    /// The number of times in a row that it ended soon after its start.
+    pub failures: u32,
+    /// Its last exit.
+    pub last_exit: Option<String>,
+    /// The ports that it does not serve, each with the cause.
+    pub ports: BTreeMap<u16, String>,
+}
+
+/// The state of an application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApplicationState {
+    /// It waits for its sidecar.
+    Waiting,
+    /// It runs as this process and is not ready yet.
+    Starting(i32),
+    /// It runs as this process.
+    Running(i32),
+    /// It ended, and is started again after a pause.
+    Restarting,
+    /// It was stopped.
+    Stopped,
+}
+
+impl Applications {
+    /// Makes this the state of a workload's application; none when no supervisor here runs one.
+    pub fn report(&self, workload: &WorkloadName, application: Option<Application>) {
+        self.0.send_if_modified(|all| {
+            if all.get(workload) == application.as_ref() {
+                return false;
+            }
+            let all = Arc::make_mut(all);
+            match application {
+                Some(application) => drop(all.insert(workload.clone(), application)),
+                None => drop(all.remove(workload)),
+            }
+            true
+        });
+    }
+
+    /// The state of a workload's application, as operators see it.
+    pub(crate) fn status(
+        &self,
+        workload: &WorkloadName,
+        now: Instant,
+    ) -> Option<ApplicationStatus> {
+        self.0.borrow().get(workload).map(|application| application.status(now))
+    }
+}
+
+impl Application {
+    /// True while it does not stay up: it has ended at least twice in a row soon after its start, and did not run for
+    /// [`STABLE`] since.
+    #[must_use]
+    pub fn keeps_exiting(&self, now: Instant) -> bool {
+        let ran_long = matches!(self.state, ApplicationState::Running(_))
+            && now.saturating_duration_since(self.since) >= STABLE;
+        self.failures >= FAILURES_MIN && self.state != ApplicationState::Stopped && !ran_long
+    }
+
+    fn status(&self, now: Instant) -> ApplicationStatus {
+        let (word, pid) = match self.state {
+            ApplicationState::Waiting => ("waiting", None),
+            ApplicationState::Starting(pid) => ("starting", Some(pid)),
+            ApplicationState::Running(pid) => ("running", Some(pid)),
+            ApplicationState::Restarting => ("restarting", None),
+            ApplicationState::Stopped => ("stopped", None),
+        };
+        let keeps_exiting = self.keeps_exiting(now);
+        ApplicationStatus {
+            state: if keeps_exiting { "restarting" } else { word }.to_owned(),
+            pid,
+            restarts: self.restarts,
+            keeps_exiting,
+            last_exit: self.last_exit.clone(),
+            since_seconds: now.saturating_duration_since(self.since).as_secs_f64(),
+            ports: self.ports.clone(),
+        }
+    }
+}
+
+/// An application that ran for this long is stable: its next end is a first one.
+const STABLE: Duration = Duration::from_secs(30);
+/// One end is an accident.
+const FAILURES_MIN: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_application_that_ended_twice_in_a_row_keeps_exiting_until_it_stays_up() {
+        let since = Instant::now();
+        let at = |state, failures| Application {
+            state,
+            since,
+            restarts: 7,
+            failures,
+            last_exit: Some("exit status: 1".to_owned()),
+            ports: BTreeMap::new(),
+        };
+        let later = since + STABLE;
+        for (state, failures, now, expected) in [
+            (ApplicationState::Running(1), 1, since, "running"),
+            (ApplicationState::Restarting, 1, since, "restarting"),
+            (ApplicationState::Running(1), 2, since, "restarting"),
+            (ApplicationState::Running(1), 2, later, "running"),
+            (ApplicationState::Starting(1), 0, since, "starting"),
+            (ApplicationState::Stopped, 5, since, "stopped"),
+        ] {
+            let status = at(state, failures).status(now);
+            assert_eq!(status.state, expected, "{state:?} {failures}");
+            assert_eq!(status.restarts, 7);
+        }
+    }
+
+    #[tokio::test]
+    async fn reports_replace_each_other_and_none_removes_them() {
+        let applications = Applications::default();
+        let name: WorkloadName = "shop/cart-1".parse().unwrap();
+        let (now, state) = (Instant::now(), ApplicationState::Waiting);
+        let (restarts, failures, last_exit, ports) = (0, 0, None, BTreeMap::new());
+        let one = Application { state, since: now, restarts, failures, last_exit, ports };
+        applications.report(&name, Some(one));
+        assert_eq!(applications.status(&name, now).unwrap().state, "waiting");
+        applications.report(&name, None);
+        assert_eq!(applications.status(&name, now), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! Conditions at a proxy that break traffic, as it reports them to the control plane.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use crate::envelope::cut;
+use crate::proto;
+use crate::resource::{Invalid, socket_address, socket_address_to_wire};
+
+/// The state of a proxy, as far as operators want to know it: it has no effect on what others send there.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProxyReport {
+    /// Its conditions that break traffic, at most [`CONDITIONS_MAX`].
+    pub conditions: Vec<Condition>,
+    /// The addresses of listeners that are for tools or for the application, by name, at most [`ADDRESSES_MAX`].
+    pub addresses: BTreeMap<String, SocketAddr>,
+}
+
+/// A condition that breaks traffic until it ends.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Condition {
+    /// Its kind, such as [`kind::LISTENER_CLOSED`].
+    pub kind: String,
+    /// The listener, file or service port that it concerns.
+    pub subject: String,
+    /// The cause.
+    pub reason: String,
+}
+
+/// The kinds of conditions that proxies of this release report.
+pub mod kind {
+    /// A listener is not open. The subject is its name.
+    pub const LISTENER_CLOSED: &str = "listener-closed";
+    /// DNS queries of the application are not answered at an address. The subject is the address.
+    pub const DNS_CLOSED: &str = "dns-closed";
+    /// A file of the state directory cannot be written.
+    pub const STATE_UNWRITABLE: &str = "state-unwritable";
+    /// A circuit breaker sends nothing to a service port.
+    pub const CIRCUIT_OPEN: &str = "circuit-open";
+}
+
+impl Condition {
+    /// A condition of one of the known kinds.
+    #[must_use]
+    pub fn new(kind: &str, subject: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { kind: kind.to_owned(), subject: subject.into(), reason: reason.into() }
+    }
+}
+
+/// The addresses in order of their names.
+pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
+    let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
+        name: cut(name, KIND_BYTES_MAX).to_owned(),
+        address: Some(socket_address_to_wire(*address)),
+    };
+    report.addresses.iter().take(ADDRESSES_MAX).map(address).collect()
+}
+
+/// The report in two lists of a message.
+pub(crate) fn report_from_wire(
+    conditions: Vec<proto::Condition>,
+    addresses: Vec<proto::NamedAddress>,
+) -> Result<ProxyReport, Invalid> {
+    let address = |it: proto::NamedAddress| {
+        let address = socket_address("named_addresses.address", it.address.as_ref())?;
+        Ok((cut(&it.name, KIND_BYTES_MAX).to_owned(), address))
+    };
+    let addresses = addresses.into_iter().take(ADDRESSES_MAX).map(address);
+    Ok(ProxyReport {
+        conditions: conditions_from_wire(conditions),
+        addresses: addresses.collect::<Result<_, _>>()?,
+    })
+}
+
+/// The first conditions, each within its bounds.
+pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Condition> {
+    let condition = |it: &Condition| proto::Condition {
+        kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
+        subject: cut(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
+        reason: cut(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+    };
+    conditions.iter().take(CONDITIONS_MAX).map(condition).collect()
+}
+
+/// The first conditions that a proxy reports, each within its bounds: they are for people, and a long text is no
+/// reason to reject the message.
+fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
+    let condition = |it: proto::Condition| Condition {
+        kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
+        subject: cut(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
+        reason: cut(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+    };
+    wire.into_iter().take(CONDITIONS_MAX).map(condition).collect()
+}
+
+/// The most conditions that a proxy reports: an operator reads the first few.
+pub const CONDITIONS_MAX: usize = 64;
+
+/// The most addresses that a proxy reports in addition to those of application ports.
+pub const ADDRESSES_MAX: usize = 16;
+
+/// The longest kind.
+const KIND_BYTES_MAX: usize = 64;
+
+/// The longest subject: an address, a path, or a service with its port.
+const SUBJECT_BYTES_MAX: usize = 256;
+
+/// The longest cause: an error of the operating system with its context.
+const CAUSE_BYTES_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_are_bounded_in_number_and_length_in_both_directions() {
+        let long = Condition::new(&"k".repeat(100), "s".repeat(1000), "é".repeat(1000));
+        let many = vec![long; CONDITIONS_MAX + 1];
+        let wire = conditions_to_wire(&many);
+        assert_eq!(wire.len(), CONDITIONS_MAX);
+        let unbounded = many.iter().map(|it| proto::Condition {
+            kind: it.kind.clone(),
+            subject: it.subject.clone(),
+            reason: it.reason.clone(),
+        });
+        for read in [conditions_from_wire(wire.clone()), conditions_from_wire(unbounded.collect())]
+        {
+            assert_eq!(read.len(), CONDITIONS_MAX);
+            let first = &read[0];
+            assert_eq!((first.kind.len(), first.subject.len(), first.reason.len()), (64, 256, 512));
+        }
+        let short = vec![Condition::new(kind::LISTENER_CLOSED, "door-127.0.0.1:80", "in use")];
+        assert_eq!(conditions_from_wire(conditions_to_wire(&short)), short);
+    }
+}

@@ -1,0 +1,150 @@
+//! Ports of the application: closed for forwarding until it listens, and while another process holds them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leno_model::Reason;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// The state of the application's ports, as the supervisor that started the application reports it. Without one all
+/// ports are open.
+#[derive(Debug, Clone)]
+pub struct ApplicationPorts(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    states: watch::Sender<Arc<PortStates>>,
+    /// A port may be closed: read for each new connection in place of the states.
+    may_be_closed: AtomicBool,
+}
+
+/// The states of all ports.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PortStates {
+    /// The ports that are named; others have the state `otherwise`.
+    pub ports: BTreeMap<u16, PortState>,
+    /// The state of all other ports.
+    pub otherwise: PortState,
+}
+
+/// The state of one port of the application.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum PortState {
+    /// Connections are forwarded to it.
+    #[default]
+    Open,
+    /// The application starts: connections wait for it within a bound.
+    Starting,
+    /// The application does not run, or is not ready: connections fail at once, so that clients use another endpoint.
+    Down,
+    /// Another process listens there.
+    Taken {
+        /// Its process, as far as it is known.
+        by: String,
+    },
+}
+
+impl Default for ApplicationPorts {
+    fn default() -> Self {
+        Self::new(PortState::Open)
+    }
+}
+
+impl ApplicationPorts {
+    /// Ports that all have this state until the first report.
+    #[must_use]
+    pub fn new(otherwise: PortState) -> Self {
+        let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
+        let states = PortStates { ports: BTreeMap::new(), otherwise };
+        Self(Arc::new(Shared { states: watch::Sender::new(Arc::new(states)), may_be_closed }))
+    }
+
+    /// Makes these the states.
+    pub fn set(&self, states: PortStates) {
+        let all_open = states.otherwise == PortState::Open
+            && states.ports.values().all(|state| *state == PortState::Open);
+        // Before the states: a connection in between reads them and waits no longer than needed.
+        self.0.may_be_closed.store(true, Ordering::Release);
+        self.0.states.send_replace(Arc::new(states));
+        self.0.may_be_closed.store(!all_open, Ordering::Release);
+    }
+
+    /// The states of now.
+    #[must_use]
+    pub fn states(&self) -> Arc<PortStates> {
+        Arc::clone(&self.0.states.borrow())
+    }
+
+    /// False when connections to all ports are forwarded.
+    pub(crate) fn may_be_closed(&self) -> bool {
+        self.0.may_be_closed.load(Ordering::Acquire)
+    }
+
+    /// Waits until connections to a port are forwarded, within `patience`.
+    ///
+    /// # Errors
+    /// The reason why they are not.
+    pub(crate) async fn permit(&self, port: u16, patience: Duration) -> Result<(), Reason> {
+        let mut states = self.0.states.subscribe();
+        let known = states.wait_for(|states| *states.of(port) != PortState::Starting);
+        let state = match timeout(patience, known).await {
+            Err(_) => return Err(Reason::ConnectTimeout),
+            // The sender lives as long as this.
+            Ok(Err(_)) => return Ok(()),
+            Ok(Ok(states)) => states.of(port).clone(),
+        };
+        match state {
+            PortState::Open | PortState::Starting => Ok(()),
+            PortState::Down => Err(Reason::ConnectFailed),
+            PortState::Taken { .. } => Err(Reason::PortTaken),
+        }
+    }
+}
+
+impl PortStates {
+    fn of(&self, port: u16) -> &PortState {
+        self.ports.get(&port).unwrap_or(&self.otherwise)
+    }
+}
+
+/// The time for which a connection waits for an application that starts.
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn states(state: PortState) -> PortStates {
+        PortStates { ports: BTreeMap::from([(80, state)]), otherwise: PortState::Open }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_waits_for_an_application_that_starts_and_for_no_other() {
+        let ports = ApplicationPorts::new(PortState::Starting);
+        assert!(ports.may_be_closed());
+        assert_eq!(ports.permit(80, START_PATIENCE).await, Err(Reason::ConnectTimeout));
+        let (waited, ()) = tokio::join!(ports.permit(80, START_PATIENCE), async {
+            tokio::time::sleep(START_PATIENCE / 2).await;
+            ports.set(states(PortState::Open));
+        });
+        assert_eq!(waited, Ok(()));
+        assert!(!ports.may_be_closed());
+        let taken = PortState::Taken { by: "python3 (7)".to_owned() };
+        for (state, expected) in
+            [(PortState::Down, Reason::ConnectFailed), (taken, Reason::PortTaken)]
+        {
+            ports.set(states(state));
+            assert!(ports.may_be_closed());
+            assert_eq!(ports.permit(80, START_PATIENCE).await, Err(expected));
+            assert_eq!(ports.permit(81, START_PATIENCE).await, Ok(()));
+        }
+    }
+
+    #[test]
+    fn ports_without_a_supervisor_are_open() {
+        assert!(!ApplicationPorts::default().may_be_closed());
+    }
+}

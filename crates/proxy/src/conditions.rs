@@ -1,0 +1,242 @@
+//! Conditions that break traffic at this proxy: collected from all threads, for the control plane and the admin page.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use leno_discovery::Condition;
+use leno_discovery::condition::kind;
+use leno_model::{ServiceName, ServicePolicyName};
+use leno_traffic::circuit::Trigger;
+use tokio::sync::Notify;
+
+/// The conditions of now. Requests never touch it: only a failure, a recovery, and readers do.
+#[derive(Debug, Default)]
+pub(crate) struct Conditions {
+    all: Mutex<BTreeMap<(&'static str, String), String>>,
+    circuits: Mutex<BTreeMap<u64, OpenCircuit>>,
+    numbers: AtomicU64,
+    changed: Notify,
+}
+
+/// A circuit that one thread has opened.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenCircuit {
+    pub(crate) service: ServiceName,
+    pub(crate) port: u16,
+    pub(crate) policy: ServicePolicyName,
+    pub(crate) trigger: Trigger,
+    pub(crate) since: Instant,
+    /// The time for which nothing is sent; then probes are.
+    pub(crate) open_for: Duration,
+}
+
+/// The state of a circuit that is not closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CircuitState {
+    /// Nothing is sent.
+    Open,
+    /// Probes are sent, or would be if there were requests.
+    HalfOpen,
+}
+
+impl CircuitState {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+        }
+    }
+}
+
+impl OpenCircuit {
+    pub(crate) fn state(&self, now: Instant) -> CircuitState {
+        match now.saturating_duration_since(self.since) < self.open_for {
+            true => CircuitState::Open,
+            false => CircuitState::HalfOpen,
+        }
+    }
+
+    /// The end of the condition: a circuit that is half-open for longer has no requests that could close it, and
+    /// rejects none.
+    fn ends(&self) -> Instant {
+        self.since + self.open_for + self.open_for.clamp(HALF_OPEN_MIN, HALF_OPEN_MAX)
+    }
+
+    fn condition(&self) -> Condition {
+        let Self { service, port, policy, trigger, open_for, .. } = self;
+        let cause = match trigger {
+            Trigger::Failed => "too many requests failed",
+            Trigger::Consecutive => "too many requests failed in a row",
+            Trigger::Slow => "too many requests were slow",
+            Trigger::Probe => "a probe failed or was slow",
+        };
+        let reason = format!("{cause}; {policy} opens the circuit for {open_for:?}");
+        Condition::new(kind::CIRCUIT_OPEN, format!("{service}:{port}"), reason)
+    }
+}
+
+impl Conditions {
+    /// Begins a condition, or changes its cause.
+    pub(crate) fn set(&self, kind: &'static str, subject: &str, reason: String) {
+        let before = lock(&self.all).insert((kind, subject.to_owned()), reason.clone());
+        if before.as_ref() != Some(&reason) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Ends a condition.
+    pub(crate) fn clear(&self, kind: &'static str, subject: &str) {
+        if lock(&self.all).remove(&(kind, subject.to_owned())).is_some() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Makes these all conditions of a kind.
+    pub(crate) fn replace(
+        &self,
+        kind: &'static str,
+        found: impl IntoIterator<Item = (String, String)>,
+    ) {
+        let found: BTreeMap<_, _> =
+            found.into_iter().map(|(subject, reason)| ((kind, subject), reason)).collect();
+        let mut all = lock(&self.all);
+        let before: BTreeMap<_, _> = all.extract_if(.., |(of, _), _| *of == kind).collect();
+        let changed = before != found;
+        all.extend(found);
+        drop(all);
+        if changed {
+            self.changed.notify_one();
+        }
+    }
+
+    /// A number for one more circuit.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A circuit has opened.
+    pub(crate) fn open(&self, number: u64, circuit: OpenCircuit) {
+        lock(&self.circuits).insert(number, circuit);
+        self.changed.notify_one();
+    }
+
+    /// A circuit has closed, or its policy is gone.
+    pub(crate) fn close(&self, number: u64) {
+        if lock(&self.circuits).remove(&number).is_some() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The circuits that are not closed: each with the number of threads that have opened it, and the newest of
+    /// them.
+    pub(crate) fn circuits(&self) -> Vec<(usize, OpenCircuit)> {
+        let mut found: BTreeMap<(ServiceName, u16), (usize, OpenCircuit)> = BTreeMap::new();
+        for circuit in lock(&self.circuits).values() {
+            let key = (circuit.service.clone(), circuit.port);
+            let entry = found.entry(key).or_insert_with(|| (0, circuit.clone()));
+            entry.0 += 1;
+            if circuit.since > entry.1.since {
+                entry.1 = circuit.clone();
+            }
+        }
+        found.into_values().collect()
+    }
+
+    /// All conditions, in order.
+    pub(crate) fn now(&self, now: Instant) -> Vec<Condition> {
+        let mut conditions: Vec<Condition> = lock(&self.all)
+            .iter()
+            .map(|((kind, subject), reason)| Condition::new(kind, subject.clone(), reason.clone()))
+            .collect();
+        let circuits = self.circuits().into_iter().filter(|(_, circuit)| circuit.ends() > now);
+        conditions.extend(circuits.map(|(_, circuit)| circuit.condition()));
+        conditions
+    }
+
+    /// Waits until the conditions may have changed. May be dropped and called again.
+    pub(crate) async fn changed(&self) {
+        let now = Instant::now();
+        let ends =
+            lock(&self.circuits).values().map(OpenCircuit::ends).filter(|at| *at > now).min();
+        tokio::select! {
+            () = self.changed.notified() => {}
+            () = until(ends) => {}
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A circuit counts as open for at least this time after probes are permitted: the next probe may open it again at
+/// once.
+const HALF_OPEN_MIN: Duration = Duration::from_secs(10);
+/// The longest such time.
+const HALF_OPEN_MAX: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use leno_model::ServicePolicyKind;
+
+    use super::*;
+
+    fn circuit(since: Instant) -> OpenCircuit {
+        OpenCircuit {
+            service: ServiceName::new("shop", "api").unwrap(),
+            port: 80,
+            policy: ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "limits")
+                .unwrap(),
+            trigger: Trigger::Failed,
+            since,
+            open_for: Duration::from_secs(5),
+        }
+    }
+
+    #[test]
+    fn a_kind_is_replaced_as_a_whole_and_others_stay() {
+        let conditions = Conditions::default();
+        let now = Instant::now();
+        let closed = |name: &str| (name.to_owned(), "in use".to_owned());
+        conditions.set(kind::STATE_UNWRITABLE, "/state", "full".to_owned());
+        conditions.replace(kind::LISTENER_CLOSED, [closed("a"), closed("b")]);
+        conditions.replace(kind::LISTENER_CLOSED, [closed("b")]);
+        let found: Vec<String> = conditions.now(now).into_iter().map(|it| it.subject).collect();
+        assert_eq!(found, ["b", "/state"]);
+        conditions.clear(kind::STATE_UNWRITABLE, "/state");
+        conditions.replace(kind::LISTENER_CLOSED, []);
+        assert_eq!(conditions.now(now), []);
+    }
+
+    #[test]
+    fn a_circuit_is_one_condition_for_all_threads_until_it_closes_or_has_no_requests() {
+        let conditions = Conditions::default();
+        let since = Instant::now();
+        for number in 0..2 {
+            conditions.open(number, circuit(since));
+        }
+        let found = conditions.now(since);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(
+            (found[0].kind.as_str(), found[0].subject.as_str()),
+            ("circuit-open", "shop/api:80")
+        );
+        assert_eq!(conditions.circuits()[0].0, 2);
+        assert_eq!(circuit(since).state(since + Duration::from_secs(6)), CircuitState::HalfOpen);
+        assert_eq!(conditions.now(since + Duration::from_secs(14)).len(), 1);
+        assert_eq!(conditions.now(since + Duration::from_secs(15)), []);
+        conditions.close(0);
+        conditions.close(1);
+        assert_eq!(conditions.now(since), []);
+        assert!(conditions.circuits().is_empty());
+    }
+}
