@@ -9,6 +9,8 @@ mod bench;
 #[cfg(test)]
 mod bug_report;
 #[cfg(test)]
+mod conditions;
+#[cfg(test)]
 mod dashboards;
 #[cfg(test)]
 mod deciders;
@@ -44,6 +46,8 @@ mod rejections;
 mod seeing;
 #[cfg(test)]
 mod splits;
+#[cfg(test)]
+mod start_and_stop;
 #[cfg(test)]
 mod tags;
 #[cfg(test)]

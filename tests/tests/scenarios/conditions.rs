@@ -1,0 +1,192 @@
+//! Conditions that break traffic are findings: closed listeners, applications that do not stay up, circuits, state.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::{
+    Answer, Application, ControlPlane, Mesh, Proxy, eventually, free_port, get, manifest,
+};
+
+/// Exit code and text of a command about the mesh.
+fn said(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = mesh.leno(arguments);
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// A client with another listener.
+fn other_client(door: u16) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: client-2, namespace: bookinfo}}\n\
+         spec: {{serviceAccount: client, outbound: [{{service: ratings, port: 9080, listen: \"127.0.0.1:{door}\"}}]}}\n"
+    )
+}
+
+/// Finding F2 of issue 26: another program has the port of a listener, and one that of an application.
+#[test]
+fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
+    let (foreign_door, foreign) = (Application::echo(), Application::echo());
+    let port = foreign.port();
+    let command =
+        format!("[\"python3\", \"-m\", \"http.server\", \"{port}\", \"--bind\", \"127.0.0.1\"]");
+    let door = free_port();
+    let manifests = manifest(&command, port, foreign_door.port(), "permissive");
+    let mesh = Mesh::up(&format!("{manifests}{}", other_client(door)));
+    let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
+    assert!(
+        first.contains("but 1 listener is closed and 1 application does not stay up"),
+        "{first}"
+    );
+    // Nothing is forwarded to the process that has the port.
+    for _ in 0..20 {
+        let response = get(at(door), "/").unwrap();
+        let body = String::from_utf8_lossy(&response.body).into_owned();
+        assert!(
+            response.status == 503 && !body.starts_with("GET /"),
+            "{}: {body}",
+            response.status
+        );
+    }
+    let closed = format!("door-127.0.0.1:{} is closed", foreign_door.port());
+    let status = eventually("status names both", Duration::from_secs(20), || {
+        let (code, text) = said(&mesh, &["status"]);
+        let both = text.contains(&closed) && text.contains("keeps exiting");
+        (code == Some(1) && both).then_some(text)
+    });
+    assert!(status.0.contains("Address already in use"), "{}", status.0);
+    let (code, text) = said(&mesh, &["get", "workloads"]);
+    assert_eq!(code, Some(0));
+    assert!(text.contains("restarting ×") && text.contains("closed: door-"), "{text}");
+    let workloads = mesh.ask("workloads");
+    let of = |name: &str| {
+        let all = workloads.as_array().unwrap();
+        all.iter().find(|it| it["name"] == name).unwrap().clone()
+    };
+    assert_eq!(of("bookinfo/client-1")["doors"][0]["state"], "closed");
+    assert_eq!(of("bookinfo/client-2")["doors"][0]["state"], "open");
+    assert_eq!(of("bookinfo/ratings-1")["application"]["keeps_exiting"], true);
+    let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1"]);
+    assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
+    let (code, text) = said(&mesh, &["diagnose", "bookinfo/ratings-1"]);
+    assert!(code == Some(1) && text.contains("✗ application"), "{text}");
+    drop((foreign_door, foreign));
+    eventually("the application has its port", Duration::from_secs(60), || {
+        get(at(door), "/").ok().filter(|response| response.status == 200)
+    });
+    eventually("the listener is open", Duration::from_secs(60), || {
+        let (_, text) = said(&mesh, &["status"]);
+        (!text.contains("is closed")).then_some(())
+    });
+}
+
+/// Another process takes the port while the application runs and does not listen yet.
+#[test]
+fn a_port_that_another_process_took_first_is_not_forwarded_to() {
+    let foreign = Application::echo();
+    let (port, door) = (foreign.port(), free_port());
+    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, door, "permissive"));
+    let response = eventually("the port is known to be taken", Duration::from_secs(20), || {
+        let response = get(at(door), "/").unwrap();
+        let body = String::from_utf8_lossy(&response.body).into_owned();
+        assert!(!body.starts_with("GET /"), "{body}");
+        response.reason().is_some_and(|it| it.contains("port-taken")).then_some(response)
+    });
+    assert_eq!(response.0.status, 503);
+    let (code, text) = said(&mesh, &["status"]);
+    assert!(code == Some(1) && text.contains(&format!("port {port} of the application")), "{text}");
+}
+
+#[test]
+fn an_open_circuit_is_listed_and_a_finding() {
+    let application = Application::start(|_| {
+        let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
+        Answer::Bytes(head.as_bytes().to_vec())
+    });
+    let door = free_port();
+    let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
+                   metadata: {name: ratings, namespace: bookinfo}\n\
+                   spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutive: 3, openFor: 60s}}\n";
+    let manifests = manifest("", application.port(), door, "permissive");
+    let mesh = Mesh::up(&format!("{manifests}{breaker}"));
+    assert_eq!(said(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
+    eventually("the circuit opens", Duration::from_secs(20), || {
+        let response = get(at(door), "/").unwrap();
+        response.reason().is_some_and(|it| it.contains("circuit-open")).then_some(())
+    });
+    let (code, text) = said(&mesh, &["get", "circuits"]);
+    assert!(code == Some(0) && text.contains("bookinfo/ratings:9080"), "{text}");
+    assert!(text.contains("open") && text.contains("consecutive"), "{text}");
+    eventually("status names the circuit", Duration::from_secs(20), || {
+        let (code, text) = said(&mesh, &["status"]);
+        (code == Some(1) && text.contains("the circuit to bookinfo/ratings:9080 is open"))
+            .then_some(())
+    });
+}
+
+#[test]
+fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
+    let application = Application::echo();
+    let (door, other) = (free_port(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    eventually("the client answers", Duration::from_secs(20), || {
+        get(at(door), "/").ok().filter(|response| response.status == 200)
+    });
+    // A directory in the place of a file fails for root as well.
+    let world = mesh.data().join("proxies/bookinfo/client-1/world.bin");
+    eventually("the state cannot be written", Duration::from_secs(20), || {
+        std::fs::remove_file(&world).ok();
+        std::fs::create_dir_all(world.join("in the way")).ok()
+    });
+    mesh.write("other.yaml", other_client(other).trim_start_matches("---\n"));
+    let manifests = manifest("", application.port(), door, "strict");
+    mesh.write("mesh.yaml", &manifests);
+    eventually("status names the directory", Duration::from_secs(30), || {
+        let (code, text) = said(&mesh, &["status"]);
+        let named = text.contains("the sidecar of bookinfo/client-1 cannot write its state");
+        (code == Some(1) && named).then_some(())
+    });
+    std::fs::remove_dir_all(&world).unwrap();
+    eventually("the state is written again", Duration::from_secs(60), || {
+        let (_, text) = said(&mesh, &["status"]);
+        (!text.contains("cannot write its state")).then_some(())
+    });
+}
+
+#[test]
+fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
+    let door = free_port();
+    let manifests = manifest("", free_port(), door, "permissive");
+    let control = ControlPlane::start(&manifests, &[]);
+    let said = |arguments: &[&str]| {
+        let output = control.leno(arguments);
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    };
+    let token = control.token("bookinfo/client-1");
+    let used = control.data().join("used.token");
+    std::fs::copy(&token, &used).unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let first = Proxy::launch("bookinfo/client-1", &token, &state.path().join("one"), &[]);
+    eventually("the first one joins", Duration::from_secs(30), || {
+        let proxies = control.ask("proxies");
+        (proxies.as_array()?.len() == 1).then_some(())
+    });
+    drop(first);
+    let _second = Proxy::launch("bookinfo/client-1", &used, &state.path().join("two"), &[]);
+    eventually("status names the join", Duration::from_secs(30), || {
+        let (code, text) = said(&["status"]);
+        (code == Some(1)
+            && text.contains("bookinfo/client-1: a sidecar that wants to join is rejected"))
+        .then_some(())
+    });
+    let (code, text) = said(&["diagnose", "bookinfo/client-1"]);
+    assert!(code == Some(1) && text.contains("token"), "{text}");
+    eventually("status names the endpoints", Duration::from_secs(60), || {
+        let (code, text) = said(&["status"]);
+        (code == Some(1) && text.contains("bookinfo/ratings:9080 has no endpoint")).then_some(())
+    });
+}

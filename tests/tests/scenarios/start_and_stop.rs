@@ -1,0 +1,174 @@
+//! Start and stop of a mesh lose no request, and addresses stay the same from one start to the next.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use leno_tests::{Mesh, Program, eventually, exchange, free_port, get, leno, manifest};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Answers after two seconds, says so at once, and ends at SIGTERM at once.
+const SLOW: &str = "import http.server,sys,time\n\
+class H(http.server.BaseHTTPRequestHandler):\n\
+\x20 protocol_version='HTTP/1.1'\n\
+\x20 def do_GET(self):\n\
+\x20  print('got', self.path, flush=True)\n\
+\x20  time.sleep(2)\n\
+\x20  self.send_response(200); self.send_header('content-length','4'); self.end_headers(); self.wfile.write(b'done')\n\
+\x20 def log_message(self,*a): pass\n\
+class S(http.server.ThreadingHTTPServer):\n\
+\x20 request_queue_size=128\n\
+S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
+
+/// Listens after two seconds; ready after two more.
+const LATE: &str = "import http.server,sys,time\n\
+time.sleep(2)\n\
+began=time.time()\n\
+class H(http.server.BaseHTTPRequestHandler):\n\
+\x20 def do_GET(self):\n\
+\x20  ready=time.time()-began>2\n\
+\x20  self.send_response(200 if ready else 503); self.end_headers()\n\
+\x20 def log_message(self,*a): pass\n\
+http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn python(script: &str, port: u16) -> String {
+    serde_json::json!(["python3", "-c", script, port.to_string()]).to_string()
+}
+
+/// The row "Ctrl-C with 20 requests" of the findings of issue 26.
+#[test]
+fn requests_in_progress_complete_before_applications_stop() {
+    let (port, door) = (free_port(), free_port());
+    let mut mesh = Mesh::up(&manifest(&python(SLOW, port), port, door, "permissive"));
+    let clients: Vec<_> =
+        (0..20).map(|number| thread::spawn(move || get(at(door), &format!("/{number}")))).collect();
+    for number in 0..20 {
+        mesh.up.wait_for_line(
+            &format!("got /{number}\n").trim_end().to_owned(),
+            Duration::from_secs(60),
+        );
+    }
+    mesh.up.signal(Signal::INT);
+    for client in clients {
+        let response = client.join().unwrap().unwrap();
+        assert_eq!(response.status, 200, "{:?}", response.reason());
+        assert_eq!(response.body, b"done");
+    }
+    assert!(mesh.up.wait(Duration::from_secs(60)).success());
+}
+
+/// The row "first request after up" of the findings of issue 26.
+#[test]
+fn the_first_request_waits_until_the_application_is_ready() {
+    let (port, door) = (free_port(), free_port());
+    let plain = manifest(&python(LATE, port), port, door, "permissive");
+    let checked = plain.replace(
+        "\n  run:",
+        &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
+    );
+    for (manifests, status) in [(&plain, 503), (&checked, 200)] {
+        let mut mesh = Mesh::up(manifests);
+        let response = get(at(door), "/").unwrap();
+        // Without a check the application answers as soon as it listens: with its own 503.
+        assert_eq!((response.status, response.reason()), (status, None));
+        assert!(mesh.up.stop(Duration::from_secs(60)).success());
+    }
+}
+
+#[test]
+fn an_application_runs_in_its_directory_as_its_user() {
+    let (port, door) = (free_port(), free_port());
+    let directory = tempfile::tempdir().unwrap();
+    let script =
+        "import os,time; print('here', os.getcwd(), os.getuid(), flush=True); time.sleep(600)";
+    let own = rustix::process::getuid().as_raw();
+    let user = if own == 0 { 65_534 } else { own };
+    let command = serde_json::json!(["python3", "-c", script]).to_string();
+    let manifests = manifest(&command, port, door, "permissive");
+    std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let path = directory.path().display();
+    let manifests =
+        manifests.replace("\n  run:", &format!("\n  cwd: {path}\n  user: {user}\n  run:"));
+    let mesh = Mesh::up(&manifests);
+    mesh.up.wait_for_line(&format!("here {path} {user}"), Duration::from_secs(60));
+}
+
+fn up(folder: &Path) -> Program {
+    let mut command = leno();
+    command
+        .arg("up")
+        .arg("-f")
+        .arg(folder.join("mesh.yaml"))
+        .arg("--data")
+        .arg(folder.join("data"));
+    let up = Program::start("leno up", &mut command);
+    up.wait_for_line("The mesh is up", Duration::from_secs(60));
+    up
+}
+
+fn ask(folder: &Path, topic: &str) -> Value {
+    let mut command = leno();
+    let output =
+        command.args(["get", topic, "-o", "json", "--data"]).arg(folder.join("data")).output();
+    serde_json::from_slice(&output.unwrap().stdout).unwrap()
+}
+
+/// Requirement 8 of issue 26.
+#[test]
+fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifests = manifest("", free_port(), free_port(), "permissive");
+    std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
+    let addresses = || {
+        let workloads = ask(folder.path(), "workloads");
+        let all = workloads.as_array().unwrap().iter();
+        all.map(|it| it["admin"].as_str().unwrap().to_owned()).collect::<Vec<String>>()
+    };
+    let page = || ask(folder.path(), "status")["page"].as_str().unwrap().to_owned();
+    let mut first = up(folder.path());
+    let (before, page_before) = (addresses(), page());
+    assert_eq!(before.len(), 2);
+    assert!(first.stop(Duration::from_secs(60)).success());
+    let mut second = up(folder.path());
+    assert_eq!((addresses(), page()), (before.clone(), page_before.clone()));
+    let discovered = || {
+        let address: SocketAddr =
+            page().trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
+        let request = format!(
+            "GET /prometheus/targets HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
+        );
+        let response = exchange(address, &request).unwrap();
+        assert_eq!(response.header("content-type"), Some("application/json"));
+        let groups: Value = serde_json::from_slice(&response.body).unwrap();
+        let groups = groups.as_array().unwrap().iter();
+        groups.map(|group| group["targets"][0].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for target in discovered() {
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n");
+        let response = exchange(target.parse().unwrap(), &request).unwrap();
+        assert_eq!(response.status, 200, "{target}");
+    }
+    assert_eq!(discovered().len(), 2);
+    assert!(second.stop(Duration::from_secs(60)).success());
+    // An address that is taken meanwhile is replaced, and the log says so.
+    let taken = std::net::TcpListener::bind(&before[0]).unwrap();
+    let third = up(folder.path());
+    third.wait_for_line(
+        "the admin page cannot have the address of the last run",
+        Duration::from_secs(60),
+    );
+    eventually("both sidecars are connected", Duration::from_secs(30), || {
+        let workloads = ask(folder.path(), "workloads");
+        workloads.as_array()?.iter().all(|it| it["admin"].is_string()).then_some(())
+    });
+    assert!(!addresses().contains(&before[0]));
+    drop(taken);
+}
