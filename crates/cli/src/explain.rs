@@ -12,6 +12,7 @@ mod tags;
 mod target;
 mod text;
 mod treatment;
+mod unapplied;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -25,7 +25,7 @@ pub(crate) use self::access::missing;
 pub(crate) use self::address::occupants;
 pub(crate) use self::border::{closed, missing_groups};
 pub(crate) use self::enforcement::left_out;
-pub(crate) use self::service::{Viewer, Views, view};
+pub(crate) use self::service::{Viewer, Views, is_opaque, target_port, view};
 pub(crate) use self::split::{rivals, tcp_rival};
 pub(crate) use self::whereabouts::whereabouts;
 

@@ -17,6 +17,7 @@ pub mod egress;
 pub mod endpoint;
 pub mod fault;
 pub mod floor;
+pub mod forwarding;
 pub mod gateway;
 pub mod grant;
 pub mod guest;
@@ -79,6 +80,7 @@ pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use floor::{Floor, Overruled, repository_of};
+pub use forwarding::{AttachedRoutes, Destinations, Idle, IdleCause, Surroundings};
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,

@@ -1,6 +1,7 @@
 //! Which policies of services decide where they are attached, and which another one leaves nothing.
 
 use crate::decider::PortGuard;
+use crate::forwarding::{Idle, Surroundings};
 use crate::name::ServiceName;
 use crate::rate_limit::PortLimits;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
@@ -12,27 +13,32 @@ pub enum Standing {
     Decides,
     /// Wherever it is attached this one decides, or others like it.
     Overruled(ServicePolicyName),
+    /// It decides, and has no effect: routes take the traffic of each port elsewhere.
+    Idle(Idle),
     /// Nothing that it is attached to is there.
     Nowhere,
 }
 
 impl Standing {
-    /// How it stands with a policy at the ports that there are; `about` tells the policies that may be
-    /// attached to a service.
-    pub fn of<'a>(
+    /// The effect of a policy at the ports that there are.
+    pub fn of<'a, 'b>(
         policy: &ServicePolicy,
-        ports: impl IntoIterator<Item = (&'a ServiceName, u16)>,
-        about: impl Fn(&ServiceName) -> Vec<&'a ServicePolicy>,
+        ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
+        around: &impl Surroundings<'a>,
     ) -> Self {
         let mut standing = Self::Nowhere;
         for (service, port) in ports {
             if deciding([policy], service, port).is_empty() {
                 continue;
             }
-            let all = about(service);
+            let all = around.policies_of(service);
             let decides = deciding(all.iter().copied(), service, port);
             if decides.contains(&policy.name) {
-                return Self::Decides;
+                match Idle::at(policy, (service, port), around) {
+                    None => return Self::Decides,
+                    Some(idle) => standing = Self::Idle(idle),
+                }
+                continue;
             }
             // Of what decides there, that which this policy would decide without it.
             let in_its_place = |decides: &&ServicePolicyName| {
@@ -41,7 +47,8 @@ impl Standing {
                 !deciding(both, service, port).contains(&policy.name)
             };
             let winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
-            standing = winner.map_or(standing, Self::Overruled);
+            let is_idle = matches!(standing, Self::Idle(_));
+            standing = winner.filter(|_| !is_idle).map_or(standing, Self::Overruled);
         }
         standing
     }
@@ -62,6 +69,7 @@ fn deciding<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forwarding::Destinations;
     use crate::hedging::HedgeRule;
     use crate::route::RouteParent;
     use crate::service_policy::{PolicyScope, ServicePolicyKind, ServiceRule};
@@ -83,7 +91,8 @@ mod tests {
         let web = ServiceName::new("shop", "web").unwrap();
         let standing = |policy: &ServicePolicy, all: &[&ServicePolicy], ports: &[u16]| {
             let ports = ports.iter().map(|port| (&web, *port));
-            Standing::of(policy, ports, |_| all.iter().copied().cloned().map(leaked).collect())
+            let policies = all.iter().copied().cloned().collect();
+            Standing::of(policy, ports, &Around { policies: &policies })
         };
         let overruled = |by: &ServicePolicy| Standing::Overruled(by.name.clone());
         let both = [&first, &second];
@@ -96,8 +105,21 @@ mod tests {
         assert_eq!(standing(&first, &both, &[]), Standing::Nowhere);
     }
 
-    /// Lives as long as the test.
-    fn leaked(policy: ServicePolicy) -> &'static ServicePolicy {
-        Box::leak(Box::new(policy))
+    struct Around<'a> {
+        policies: &'a Vec<ServicePolicy>,
+    }
+
+    impl<'a> Surroundings<'a> for Around<'a> {
+        fn policies_of(&self, _: &ServiceName) -> Vec<&'a ServicePolicy> {
+            self.policies.iter().collect()
+        }
+
+        fn destinations(&self, _: &ServiceName, _: u16) -> Destinations {
+            Destinations { own: true, ..Destinations::default() }
+        }
+
+        fn shares_workloads(&self, _: &ServiceName, _: u16) -> bool {
+            true
+        }
     }
 }

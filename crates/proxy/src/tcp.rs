@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
 use leno_model::{EndpointId, Faults, Reach, Reason, ServiceName, WeightedBackend};
+use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
@@ -161,12 +162,15 @@ async fn open(
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
-    let port = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
-    let port = match port.tls_routes.is_trivial() {
-        true => by_share(worker, (&scene, port), record)?,
-        false => by_server_name(worker, (&scene, port), (client.0, &mut *client.1), record).await?,
+    let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
+    let chosen = match called.tls_routes.is_trivial() {
+        true => by_share(worker, (&scene, called), record)?,
+        false => {
+            let client = (client.0, &mut *client.1);
+            by_server_name(worker, (&scene, called), client, record).await?
+        }
     };
-    open_among(worker, (&scene, port), sniff(client.1), record).await
+    open_among(worker, (&scene, chosen), sniff(client.1), record).await
 }
 
 /// Where a port of a gateway leads that serves no HTTP.
@@ -213,27 +217,52 @@ async fn open_from_edge(
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, (&scene, port), sniff(early), record).await
+    open_among(worker, (&scene, ChosenPort::direct(port)), sniff(early), record).await
+}
+
+/// The port that takes a connection, and the policies on the way to it.
+#[derive(Clone, Copy)]
+struct ChosenPort<'a> {
+    /// The port that the client called.
+    called: &'a PortPlan,
+    /// The port that takes the connection, which may be the same.
+    port: &'a PortPlan,
+    policies: EffectivePolicies<'a>,
+}
+
+impl<'a> ChosenPort<'a> {
+    fn direct(port: &'a PortPlan) -> Self {
+        Self { called: port, port, policies: port.own_policies() }
+    }
+
+    /// Fault injection needs a request, which no policy sees here. A port that is declared to carry bytes
+    /// is left alone.
+    fn has_faults(&self) -> bool {
+        let of_called = self.called.treatment.as_ref().is_some_and(|it| it.faults.is_some());
+        let decides = if of_called { self.called } else { self.port };
+        let has_faults = self.policies.0.is_some_and(|it| it.faults.is_some());
+        has_faults && Faults::REQUEST_NEED.rejects_bytes(decides.protocol)
+    }
 }
 
 /// Opens a passage to one of the endpoints of a port.
 async fn open_among(
     worker: &Rc<Worker>,
-    (scene, port): (&Scene, &PortPlan),
+    (scene, chosen): (&Scene, ChosenPort<'_>),
     begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
-    let has_faults = port.treatment.as_ref().is_some_and(|it| it.faults.is_some());
-    if has_faults && Faults::REQUEST_NEED.rejects_bytes(port.protocol) {
+    if chosen.has_faults() {
         return Err(Reason::DeniedByPolicy.into());
     }
-    let ward = worker.ward(port, scene.version);
+    let ChosenPort { port, policies, .. } = chosen;
+    let ward = worker.ward(policies.0, (port, scene.version));
     let priorities = route::tagged(worker, port, None)?;
     let mut held = match &ward {
         None => None,
         Some(ward) => ward.hold(|under_way| &under_way.connections)?,
     };
-    let hashed = route::hashed((scene, port), None);
+    let hashed = route::hashed((scene, port), policies, None);
     let mut tried = None;
     loop {
         let among = (&priorities, ward.as_deref());
@@ -296,7 +325,7 @@ async fn by_server_name<'a>(
     (scene, port): (&'a Scene, &'a PortPlan),
     (io, early): (&Io, &mut BytesMut),
     record: &mut Record<'_>,
-) -> Result<&'a PortPlan, Reason> {
+) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
     // Silence means a protocol in which the server speaks first.
     match timeout(limits.detect_timeout, detect(io, early)).await {
@@ -306,11 +335,11 @@ async fn by_server_name<'a>(
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
     match port.tls_routes.choose(name.as_deref(), worker.draw()) {
-        TlsChoice::Direct => Ok(port),
+        TlsChoice::Direct => Ok(ChosenPort::direct(port)),
         TlsChoice::To { rule, backend } => {
             hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            behind(scene, backend, record)
+            behind((scene, port), backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
@@ -327,27 +356,28 @@ fn by_share<'a>(
     worker: &Worker,
     (scene, port): (&'a Scene, &'a PortPlan),
     record: &mut Record<'_>,
-) -> Result<&'a PortPlan, Reason> {
+) -> Result<ChosenPort<'a>, Reason> {
     let Some(rule) = &port.tcp_rule else {
-        return Ok(port);
+        return Ok(ChosenPort::direct(port));
     };
     hits::shares(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = tcp_backend(rule, worker.draw()).ok_or(Reason::InvalidBackend)?;
-    behind(scene, backend, record)
+    behind((scene, port), backend, record)
 }
 
 /// The port that a backend of a rule is.
 fn behind<'a>(
-    scene: &'a Scene,
+    (scene, called): (&'a Scene, &'a PortPlan),
     backend: &WeightedBackend,
     record: &mut Record<'_>,
-) -> Result<&'a PortPlan, Reason> {
+) -> Result<ChosenPort<'a>, Reason> {
     let service = scene.plans.service(&backend.service);
     let port = service.and_then(|plan| plan.ports.get(&backend.port));
     let port = port.ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
-    Ok(port)
+    let policies = called.policies_to(&backend.service, backend.port, port);
+    Ok(ChosenPort { called, port, policies })
 }
 
 /// Opens a stream to the application behind one endpoint, which has taken it when this returns:

@@ -18,6 +18,7 @@ pub(crate) mod fixture;
 mod floods;
 mod foreign;
 mod foreign_http2;
+mod forwarded;
 mod forwarding;
 mod gateway;
 mod goaway;

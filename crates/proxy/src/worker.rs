@@ -10,6 +10,7 @@ use leno_identity::JwtKeys;
 use leno_listen::{Admission, Bounds};
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, LogLimits, PermittedLine, Shard};
+use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{PortPlan, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
 use leno_wire::link::LinkError;
@@ -218,15 +219,22 @@ impl Worker {
         upstream
     }
 
-    /// Who watches over the endpoints of a port; nobody when no policy says anything.
-    pub(crate) fn ward(self: &Rc<Self>, plan: &PortPlan, version: u64) -> Option<Rc<Ward>> {
-        let treatment = plan.treatment.as_ref().filter(|it| it.is_watchful())?;
+    /// The ward of a port under the policies of one way to it; `None` without a policy for attempts.
+    pub(crate) fn ward(
+        self: &Rc<Self>,
+        treatment: Option<&Arc<PortTreatment>>,
+        (plan, version): (&PortPlan, u64),
+    ) -> Option<Rc<Ward>> {
+        let treatment = treatment.filter(|it| it.is_watchful())?;
         let key = Ward::key(treatment);
         let known = self.wards.borrow().get(&key).filter(|ward| ward.is_for(treatment)).cloned();
         let ward = match known {
             Some(ward) => ward,
             None => {
-                let ward = Ward::new(self, treatment, self.newcomers_of(plan));
+                let newcomers = self.newcomers_of(treatment, plan);
+                let known = self.wards.borrow();
+                let ward = Ward::new(self, treatment, newcomers, known.values());
+                drop(known);
                 self.wards.borrow_mut().insert(key, ward.clone());
                 ward
             }
@@ -236,8 +244,8 @@ impl Worker {
     }
 
     /// Who is new at a port. Where nobody is, nobody can be.
-    fn newcomers_of(&self, plan: &PortPlan) -> PortNewcomers {
-        let Some(first) = plan.endpoints.first().filter(|_| warms_up(plan)) else {
+    fn newcomers_of(&self, treatment: &PortTreatment, plan: &PortPlan) -> PortNewcomers {
+        let Some(first) = plan.endpoints.first().filter(|_| warms_up(treatment)) else {
             return Rc::default();
         };
         let port = (first.id.service.clone(), first.id.port);
@@ -290,14 +298,17 @@ impl Worker {
     fn sweep_wards(&self, scene: &Scene) {
         self.newcomers.borrow_mut().retain(|(service, port), _| {
             let plan = scene.plans.services.get(service).and_then(|plan| plan.ports.get(port));
-            plan.is_some_and(warms_up)
+            let own = plan.and_then(|plan| plan.treatment.as_deref());
+            let mut forwarded = scene.plans.forwarded();
+            own.is_some_and(warms_up)
+                || forwarded
+                    .any(|it| it.port == *port && it.service == *service && warms_up(&it.treatment))
         });
         let mut wards = self.wards.borrow_mut();
         if wards.is_empty() {
             return;
         }
-        let ports = scene.plans.services.values().flat_map(|plan| plan.ports.values());
-        let treatments: Vec<_> = ports.filter_map(|port| port.treatment.as_ref()).collect();
+        let treatments: Vec<_> = scene.plans.treatments().collect();
         let before = wards.len();
         wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
         if wards.len() < before {
@@ -352,7 +363,6 @@ impl Drop for Underway {
 const JWT_KEYS_MAX: usize = 32;
 
 /// Whether a policy lets newcomers of a port have less than the others.
-fn warms_up(plan: &PortPlan) -> bool {
-    let rule = plan.treatment.as_ref().and_then(|it| it.rule.balancing.as_ref());
-    rule.is_some_and(|balancing| balancing.rule.warm_up.is_some())
+fn warms_up(treatment: &PortTreatment) -> bool {
+    treatment.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
 }

@@ -92,6 +92,9 @@ struct World<'a> {
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
+    /// Each `HTTPRoute` and `GRPCRoute`.
+    routes: Vec<&'a HttpRoute>,
+    tls_routes: Vec<&'a TlsRoute>,
     /// What both kinds of routes for requests match.
     matches: repeated::Matches<'a>,
     /// What of the Gateway API is attached where.
@@ -184,14 +187,19 @@ impl<'a> World<'a> {
                         world.published.entry(scope).or_insert(&rule.name);
                     }
                 }
-                Object::HttpRoute(route) => world.matches.add(route),
-                Object::TlsRoute(_) | Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
+                Object::HttpRoute(route) => {
+                    world.matches.add(route);
+                    world.routes.push(route);
+                }
+                Object::TlsRoute(route) => world.tls_routes.push(route),
+                Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
                 Object::AccessCert(cert) => world.guests.extend(&cert.subjects),
                 Object::Retry(policy) => world.retries.push(policy),
                 Object::ServicePolicy(policy) => world.policies.push(policy),
                 Object::GrpcRoute(route) => {
                     world.grpc_routes.push(route);
+                    world.routes.push(route);
                     world.matches.add(route);
                 }
                 Object::ReferenceGrant(grant) => world.grants.push(grant),

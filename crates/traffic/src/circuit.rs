@@ -171,6 +171,19 @@ impl Circuit {
         }
     }
 
+    /// Reports that no request goes through now.
+    #[must_use]
+    pub fn is_open(&self, now: Duration) -> bool {
+        let probes = self.rule.probes.max(1);
+        match self.state {
+            State::Closed => false,
+            State::Open { until } => now < until,
+            State::HalfOpen { succeeded, under_way, until } => {
+                now < until && succeeded + under_way >= probes
+            }
+        }
+    }
+
     /// What counts as a failure, how long it stays open, and the rest of its rule.
     #[must_use]
     pub const fn rule(&self) -> &Trip {

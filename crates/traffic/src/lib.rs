@@ -11,6 +11,7 @@ pub mod budget;
 pub mod circuit;
 pub mod cors;
 pub mod fault;
+pub mod forwarded;
 pub mod gateway;
 pub mod guard;
 pub mod hedge;
@@ -44,6 +45,7 @@ pub use authorize::{Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Pe
 pub use backoff::delay;
 pub use balance::{Candidates, pick};
 pub use budget::RetryBudget;
+pub use forwarded::{Forwarded, ForwardedPort};
 pub use gateway::{GatewayChoice, GatewayPlan, GatewayPortPlan, HttpListeners};
 pub use guard::Guards;
 pub use hits::HitSlot;

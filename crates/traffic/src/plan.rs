@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leno_model::{
-    Caller, Endpoint, EndpointId, PortView, Protocol, ServiceName, ServiceRetry, ServiceView,
-    Snapshot, TcpRule, Weight,
+    Caller, Endpoint, EndpointId, PortView, Protocol, Removal, ServiceName, ServiceRetry,
+    ServiceView, Snapshot, TcpRule, Weight,
 };
 
 use crate::authorize::InboundAccess;
 use crate::balance::hashing::Places;
+use crate::forwarded::{Forwarded, ForwardedPort};
 use crate::gateway::GatewayPlan;
 use crate::guard::Guards;
 use crate::limit::Limits;
@@ -61,6 +62,7 @@ impl Plans {
             let client = (caller, retries.get(name));
             services.insert(name.clone(), ServicePlan::build(view, client, old)?);
         }
+        forward(&mut services, &snapshot, previous)?;
         Ok(Self {
             access: build_access(&snapshot, previous)?,
             lanes: build_lanes(&snapshot, previous)?,
@@ -78,6 +80,76 @@ impl Plans {
     pub fn service(&self, name: &ServiceName) -> Option<&Arc<ServicePlan>> {
         self.services.get(name)
     }
+
+    /// The policies of every way to a port: those of direct calls, and those that a route of a called
+    /// service adds.
+    pub fn treatments(&self) -> impl Iterator<Item = &Arc<PortTreatment>> {
+        let ports = || self.services.values().flat_map(|plan| plan.ports.values());
+        let own = ports().filter_map(|port| port.treatment.as_ref());
+        let forwarded = ports().filter_map(|port| port.forwarded.as_ref());
+        let forwarded = forwarded.flat_map(|it| it.ports()).map(|port| &port.treatment);
+        own.chain(forwarded)
+    }
+
+    /// The ports that routes of services with policies forward to.
+    pub fn forwarded(&self) -> impl Iterator<Item = &ForwardedPort> {
+        let ports = self.services.values().flat_map(|plan| plan.ports.values());
+        ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|it| it.ports())
+    }
+
+    /// The port with the endpoints that an outlier detection is for.
+    #[must_use]
+    pub fn watched_by(&self, removal: &Arc<Removal>) -> Option<&PortPlan> {
+        let is_it = |it: &PortTreatment| {
+            it.removal.as_ref().is_some_and(|other| Arc::ptr_eq(other, removal))
+        };
+        let mut ports = self.services.values().flat_map(|plan| plan.ports.values());
+        let own = ports.find(|port| port.treatment.as_deref().is_some_and(is_it));
+        own.or_else(|| {
+            let found = self.forwarded().find(|port| is_it(&port.treatment))?;
+            self.services.get(&found.service)?.ports.get(&found.port)
+        })
+    }
+}
+
+/// Compiles the policies of called services on the ports that their routes forward to. A plan of the
+/// previous snapshot is compiled again only where these changed.
+fn forward(
+    services: &mut BTreeMap<ServiceName, Arc<ServicePlan>>,
+    snapshot: &Snapshot,
+    previous: Option<&Plans>,
+) -> Result<(), BadPattern> {
+    let mut changed = Vec::new();
+    for (name, plan) in services.iter() {
+        let before = previous.and_then(|plans| plans.services.get(name));
+        for (number, port) in &plan.ports {
+            if port.treatment.is_none() && port.forwarded.is_none() {
+                continue;
+            }
+            let before = before.and_then(|plan| plan.ports.get(number)?.forwarded.as_deref());
+            let forwarded = Forwarded::of((name, *number), port, services, before);
+            let is_same = match (&forwarded, &port.forwarded) {
+                (None, None) => true,
+                (Some(new), Some(known)) => new.is_same(known),
+                _ => false,
+            };
+            if !is_same {
+                changed.push((name.clone(), *number, forwarded));
+            }
+        }
+    }
+    for (name, number, forwarded) in changed {
+        let Some(plan) = services.get_mut(&name) else { continue };
+        if Arc::get_mut(plan).is_none() {
+            let client = (&snapshot.plan.caller, snapshot.plan.retries.get(&name));
+            *plan = ServicePlan::renewed(plan, client)?;
+        }
+        let plan = Arc::get_mut(plan);
+        if let Some(port) = plan.and_then(|plan| plan.ports.get_mut(&number)) {
+            port.forwarded = forwarded;
+        }
+    }
+    Ok(())
 }
 
 /// A service, compiled.
@@ -114,12 +186,32 @@ impl ServicePlan {
         {
             return Ok(Arc::clone(plan));
         }
+        Self::compile(view, (caller, retry), old.map(|old| &**old.plan))
+    }
+
+    /// The same service, compiled again from the same view.
+    fn renewed(old: &Arc<Self>, client: Client<'_>) -> Result<Arc<Self>, BadPattern> {
+        let mut renewed = Self::compile(&old.view, client, Some(old))?;
+        if let Some(plan) = Arc::get_mut(&mut renewed) {
+            for (number, port) in &mut plan.ports {
+                let before = old.ports.get(number).and_then(|old| old.forwarded.clone());
+                port.forwarded = before;
+            }
+        }
+        Ok(renewed)
+    }
+
+    fn compile(
+        view: &Arc<ServiceView>,
+        client: Client<'_>,
+        old: Option<&Self>,
+    ) -> Result<Arc<Self>, BadPattern> {
         let mut ports = BTreeMap::new();
         for (number, port) in &view.ports {
-            let old_view = old.as_ref().and_then(|old| old.plan.view.ports.get(number));
-            let old_plan = old.as_ref().and_then(|old| old.plan.ports.get(number));
+            let old_view = old.and_then(|old| old.view.ports.get(number));
+            let old_plan = old.and_then(|old| old.ports.get(number));
             let old = old_view.zip(old_plan);
-            ports.insert(*number, PortPlan::build(port, (caller, retry), old)?);
+            ports.insert(*number, PortPlan::build(port, client, old)?);
         }
         let view = Arc::clone(view);
         Ok(Arc::new(Self { view, ports }))
@@ -148,6 +240,8 @@ pub struct PortPlan {
     pub tcp_rule: Option<Box<TcpRule>>,
     /// Which of its endpoints a value means that a client shows.
     pub names: EndpointNames,
+    /// Its policies on the ports that its routes forward to; absent without policies.
+    pub forwarded: Option<Arc<Forwarded>>,
 }
 
 impl PortPlan {
@@ -194,6 +288,7 @@ impl PortPlan {
             tags,
             tcp_rule,
             names,
+            forwarded: None,
         })
     }
 }
@@ -222,7 +317,9 @@ fn places(
 }
 
 /// What decides about places.
-fn placed(endpoints: &[Arc<Endpoint>]) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
+pub(crate) fn placed(
+    endpoints: &[Arc<Endpoint>],
+) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
     endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
 }
 

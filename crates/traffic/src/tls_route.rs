@@ -49,6 +49,11 @@ impl TlsRoutes {
         self.rules.is_empty()
     }
 
+    /// The backends of all rules.
+    pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
+        self.rules.iter().flat_map(|rule| &rule.backends)
+    }
+
     /// Where a session goes whose client asks for this server, or names none; `draw` is a random
     /// number that chooses among weighted backends.
     #[must_use]

@@ -2,49 +2,142 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use leno_model::{CircuitLimits, FixedAnswer, Treatment};
+use leno_model::{
+    Balancing, Breaker, CircuitLimits, FixedAnswer, Hedging, Removal, ServicePolicyName, Treatment,
+};
 
 use crate::fault::FaultPlan;
 use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 
-/// What the policies of a port say, and what is under way there in the whole sidecar.
-#[derive(Debug)]
+/// The client-side policies of one way to a port: a direct call of its service, or a call of another
+/// service with a route to the port. Both ways share the counts of the port's own policies.
+#[derive(Debug, Default)]
 pub struct PortTreatment {
-    /// What they say.
-    pub rule: Treatment,
-    /// What is answered while the circuit is open.
-    pub answer: Option<Arc<FixedAnswer>>,
-    /// What is under way.
-    pub under_way: UnderWay,
+    /// Outlier detection among the port's endpoints.
+    pub removal: Option<Arc<Removal>>,
+    /// The circuit breaker of the port itself.
+    pub breaker: Option<Arc<PortBreaker>>,
+    /// The circuit breaker of the called service, where a route of it forwards to the port.
+    pub called: Option<Arc<PortBreaker>>,
     /// Delays and errors on purpose.
-    pub faults: Option<FaultPlan>,
-    /// Where it is counted that the breaker lets something through no further.
-    pub breaker_hits: HitSlot,
+    pub faults: Option<Arc<FaultPlan>>,
+    /// The choice of an endpoint; the default algorithm when absent.
+    pub balancing: Option<Arc<Balancing>>,
+    /// Second attempts.
+    pub hedging: Option<Arc<Hedging>>,
+}
+
+/// A circuit breaker, and the requests below its limits in the whole sidecar.
+#[derive(Debug)]
+pub struct PortBreaker {
+    /// The policy and its rule.
+    pub breaker: Breaker,
+    /// The answer while the circuit is open, where the policy has one.
+    pub answer: Option<Arc<FixedAnswer>>,
+    /// The requests, connections and retries that the limits count.
+    pub under_way: UnderWay,
+    /// The counter of rejections.
+    pub hits: HitSlot,
+}
+
+impl PortBreaker {
+    /// Nothing is under way yet.
+    fn new(breaker: Breaker) -> Self {
+        let answer = &breaker.rule.answer;
+        let answer = (*answer != FixedAnswer::default()).then(|| Arc::new(answer.clone()));
+        let under_way = UnderWay::new(breaker.rule.limits);
+        Self { breaker, answer, under_way, hits: HitSlot::default() }
+    }
 }
 
 impl PortTreatment {
-    /// Nothing is under way yet.
+    /// The treatment of requests that call the port's service directly.
     ///
     /// # Errors
     /// [`BadPattern`] for the first regular expression that cannot be used.
     pub fn new(rule: Treatment) -> Result<Self, BadPattern> {
-        let breaker = rule.breaker.as_ref().map(|breaker| &breaker.rule);
-        let limits = breaker.map(|rule| rule.limits).unwrap_or_default();
-        let answer = breaker.map(|rule| &rule.answer);
-        let answer = answer.filter(|answer| **answer != FixedAnswer::default());
-        let answer = answer.cloned().map(Arc::new);
         let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
-        let breaker_hits = HitSlot::default();
-        Ok(Self { rule, answer, under_way: UnderWay::new(limits), faults, breaker_hits })
+        Ok(Self {
+            removal: rule.removal.map(Arc::new),
+            breaker: rule.breaker.map(|breaker| Arc::new(PortBreaker::new(breaker))),
+            called: None,
+            faults: faults.map(Arc::new),
+            balancing: rule.balancing.map(Arc::new),
+            hedging: rule.hedging.map(Arc::new),
+        })
     }
 
-    /// Whether anything of it has to do with attempts: how they end, or where they go.
+    /// The treatment of requests that call a service (`called`) with a route that forwards them to a
+    /// port with policies of its own (`own`).
+    ///
+    /// Faults and hedging belong to the called service, and the port's own apply where the called
+    /// service has none. Both circuit breakers hold. Outlier detection and load balancing belong to
+    /// the endpoints: those of the called service are defaults for a port without its own.
+    #[must_use]
+    pub fn forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
+        let none = Self::default();
+        let port: &Self = own.map_or(&none, |own| own);
+        let combined = Self {
+            removal: port.removal.clone().or_else(|| copied(called.removal.as_ref())),
+            breaker: port.breaker.clone(),
+            called: called.breaker.clone(),
+            faults: called.faults.clone().or_else(|| port.faults.clone()),
+            balancing: port.balancing.clone().or_else(|| copied(called.balancing.as_ref())),
+            hedging: called.hedging.clone().or_else(|| port.hedging.clone()),
+        };
+        match own {
+            Some(own) if combined.is_same(own) => Arc::clone(own),
+            _ => Arc::new(combined),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        same(self.removal.as_ref(), other.removal.as_ref())
+            && same(self.breaker.as_ref(), other.breaker.as_ref())
+            && same(self.called.as_ref(), other.called.as_ref())
+            && same(self.faults.as_ref(), other.faults.as_ref())
+            && same(self.balancing.as_ref(), other.balancing.as_ref())
+            && same(self.hedging.as_ref(), other.hedging.as_ref())
+    }
+
+    /// The policies that take part.
+    pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
+        let removal = self.removal.iter().map(|removal| &removal.policy);
+        let breakers = self.breaker.iter().chain(&self.called).map(|it| &it.breaker.policy);
+        let faults = self.faults.iter().map(|faults| faults.policy());
+        let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
+        let hedging = self.hedging.iter().map(|hedging| &hedging.policy);
+        removal.chain(breakers).chain(faults).chain(balancing).chain(hedging)
+    }
+
+    /// The time for connecting to an endpoint, where a policy bounds it: the port's own first.
+    #[must_use]
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        let mut breakers = self.breaker.iter().chain(&self.called);
+        breakers.find_map(|it| it.breaker.rule.connect_timeout)
+    }
+
+    /// Reports that something of it has to do with attempts: how they end, or where they go.
     #[must_use]
     pub const fn is_watchful(&self) -> bool {
-        let Treatment { removal, breaker, balancing, .. } = &self.rule;
-        removal.is_some() || breaker.is_some() || balancing.is_some()
+        let Self { removal, breaker, called, balancing, .. } = self;
+        removal.is_some() || breaker.is_some() || called.is_some() || balancing.is_some()
+    }
+}
+
+/// A copy with an identity of its own, since each port has its own counts.
+fn copied<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
+    shared.map(|shared| Arc::new(T::clone(shared)))
+}
+
+fn same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        _ => false,
     }
 }
 

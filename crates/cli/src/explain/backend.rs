@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use leno_model::{Endpoint, Reason, WeightedBackend, WorkloadPlan};
 use leno_traffic::balance::Key;
+use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::{Plans, PortPlan, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
 use super::treatment::{Treated, injected, treated};
 
-/// What is behind a backend of a rule, addressed directly: its own routes do not apply. `total`: the sum of
-/// the weights.
+/// The backend of a rule, addressed directly: its own routes do not apply. `called` is the port that the
+/// rule is attached to, `total` the sum of the weights.
 pub(super) fn decided_backend(
-    plans: &Plans,
+    (plans, called): (&Plans, &PortPlan),
     backend: &WeightedBackend,
     total: u64,
     request: Option<&RequestView<'_>>,
@@ -21,16 +22,18 @@ pub(super) fn decided_backend(
     let share = f64::from(backend.weight) / total as f64;
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
-    with_port(backend, share, port, (&plans.snapshot.plan, request))
+    let policies = port.map(|port| called.policies_to(&backend.service, backend.port, port));
+    with_port(backend, share, port.zip(policies), (&plans.snapshot.plan, request))
 }
 
-/// What is behind a port, which gets this share of the requests.
+/// A port that gets this share of the requests under these policies.
 pub(super) fn with_port(
     backend: &WeightedBackend,
     share: f64,
-    port: Option<&PortPlan>,
+    way: Option<(&PortPlan, EffectivePolicies<'_>)>,
     (caller, request): (&WorkloadPlan, Option<&RequestView<'_>>),
 ) -> DecidedBackend {
+    let port = way.map(|(port, _)| port);
     let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
     let all = endpoints.map_or(&[][..], |endpoints| endpoints);
@@ -60,7 +63,8 @@ pub(super) fn with_port(
         endpoints: endpoints
             .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
-        treated: port.map(|port| told_treatment(port, caller, request)).unwrap_or_default(),
+        treated: way.map(|way| told_treatment(way, caller, request)).unwrap_or_default(),
+        unapplied: Vec::new(),
         refused,
         tags,
         ungranted: false,
@@ -69,22 +73,21 @@ pub(super) fn with_port(
 
 /// What policies say about a request to a port, or a connection in which none is seen.
 fn told_treatment(
-    port: &PortPlan,
+    (port, (treatment, places)): (&PortPlan, EffectivePolicies<'_>),
     caller: &WorkloadPlan,
     request: Option<&RequestView<'_>>,
 ) -> Vec<Treated> {
-    let Some(treatment) = port.treatment.as_deref() else { return Vec::new() };
-    let mut told = treated(&treatment.rule);
+    let Some(treatment) = treatment else { return Vec::new() };
+    let mut told = treated(treatment);
     if let (Some(faults), Some(request)) = (&treatment.faults, request)
         && let Some(rule) = faults.rule(request, &caller.account)
     {
         told.push(injected(faults.policy(), rule));
     }
-    let balancing = treatment.rule.balancing.as_ref();
+    let balancing = treatment.balancing.as_ref();
     let key = balancing
         .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
-    let found =
-        key.zip(port.places.as_ref()).and_then(|(key, places)| places.find(key.0, |_| true));
+    let found = key.zip(places).and_then(|(key, places)| places.find(key.0, |_| true));
     if let (Some(balancing), Some(endpoint)) =
         (balancing, found.and_then(|index| port.endpoints.get(index)))
         && port.tags.is_none()

@@ -21,6 +21,7 @@ use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::Treated;
+use super::unapplied::{Unapplied, unapplied};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -101,6 +102,8 @@ pub(super) struct DecidedBackend {
     pub(super) endpoints: Vec<DecidedEndpoint>,
     /// The policies that say how its requests are treated.
     pub(super) treated: Vec<Treated>,
+    /// The policies of the called service and of the backend that do not apply.
+    pub(super) unapplied: Vec<Unapplied>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
     /// What tag rules make of such requests, where there are some.
@@ -214,6 +217,7 @@ impl Decision {
             trust_domain: plans.snapshot.plan.trust_domain.clone(),
             account: plans.snapshot.plan.account.clone(),
         };
+        let port_number = question.target.port;
         let question = self.sent.as_ref().unwrap_or(question);
         for backend in &mut backends {
             for decided in &mut backend.endpoints {
@@ -226,6 +230,13 @@ impl Decision {
                     decided.limits = limits(&snapshot, &peer, question, way)?;
                     decided.marks = marks(&snapshot, question, way)?;
                 }
+            }
+        }
+        if let Some(called) = &self.service {
+            let called = (called, self.client.account.clone(), port_number);
+            let retry = self.retry.as_ref().map(|retry| &retry.policy);
+            for backend in &mut backends {
+                backend.unapplied = unapplied(objects, &called, retry, backend);
             }
         }
         self.backends = backends;
@@ -318,9 +329,9 @@ impl Decision {
         }
         if let Some((backend, _)) = kept {
             let backend = WeightedBackend { weight: 1, ..backend.clone() };
-            return Ok(vec![decided_backend(plans, &backend, 1, Some(&view))]);
+            return Ok(vec![decided_backend((plans, port), &backend, 1, Some(&view))]);
         }
-        self.shares(objects, plans, question.target.port, Some(&view))
+        self.shares(objects, (plans, port), question.target.port, Some(&view))
     }
 
     /// The backends of the rule for connections in which no request is seen, or the service's own
@@ -336,14 +347,14 @@ impl Decision {
             return Ok(vec![self.itself(question, port, (&plans.snapshot.plan, None))?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
-        self.shares(objects, plans, question.target.port, None)
+        self.shares(objects, (plans, port), question.target.port, None)
     }
 
     /// The backends of the rule that decided, and those that no grant permits.
     fn shares(
         &self,
         objects: &[Object],
-        plans: &Plans,
+        (plans, called): (&Plans, &PortPlan),
         port: u16,
         request: Option<&RequestView<'_>>,
     ) -> Result<Vec<DecidedBackend>, Reason> {
@@ -355,8 +366,9 @@ impl Decision {
             return Err(Reason::InvalidBackend);
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        let mut decided: Vec<DecidedBackend> =
-            backends.map(|backend| decided_backend(plans, backend, total, request)).collect();
+        let mut decided: Vec<DecidedBackend> = backends
+            .map(|backend| decided_backend((plans, called), backend, total, request))
+            .collect();
         if rule.actions.ungranted_weight > 0 {
             let written = written(objects, route, port);
             let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
@@ -381,7 +393,7 @@ impl Decision {
         // A port was found, hence its service; the control plane, which asks too, is not to end over it.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
         let backend = WeightedBackend::new(service, question.target.port, 1);
-        Ok(with_port(&backend, 1.0, Some(port), asked))
+        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), asked))
     }
 
     /// Whether the client's own sidecar answers, without a failure.

@@ -93,6 +93,9 @@ fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
     for treated in &backend.treated {
         line("", &format!("{}: {}", treated.policy, treated.told));
     }
+    for unapplied in &backend.unapplied {
+        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
+    }
     for (label, told) in backend.tags.iter().flat_map(DecidedTags::told) {
         line(label, &told);
     }
@@ -481,6 +484,10 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "policies": backend.treated.iter().map(|treated| json!({
             "policy": treated.policy.to_string(),
             "does": treated.told,
+        })).collect::<Vec<_>>(),
+        "not_applied": backend.unapplied.iter().map(|unapplied| json!({
+            "policy": unapplied.policy,
+            "why": unapplied.why,
         })).collect::<Vec<_>>(),
         "tags": backend.tags.as_ref().map(DecidedTags::json),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),

@@ -4,9 +4,10 @@ use leno_model::{
     BalanceAlgorithm, CircuitBreaker, Concurrency, Decider, Each, FailureClasses, FaultRule,
     GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing, LongerBody,
     OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName,
-    ShownBody, TooMany, Treatment, Trip, Unanswered,
+    ShownBody, TooMany, Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
+use leno_traffic::treatment::PortTreatment;
 
 /// A policy and what it does.
 #[derive(Debug)]
@@ -15,8 +16,8 @@ pub(super) struct Treated {
     pub(super) told: String,
 }
 
-/// What is said about a port.
-pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
+/// The policies of one way to a port that concern every request.
+pub(super) fn treated(treatment: &PortTreatment) -> Vec<Treated> {
     let removal = treatment.removal.iter().map(|removal| Treated {
         policy: removal.policy.clone(),
         told: match &removal.algorithm {
@@ -24,10 +25,17 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
             RemovalAlgorithm::Sermant(rule) => sermant(rule),
         },
     });
-    let breaker = treatment
-        .breaker
-        .iter()
-        .map(|breaker| Treated { policy: breaker.policy.clone(), told: breaking(&breaker.rule) });
+    let called = treatment.called.iter().map(|breaker| Treated {
+        policy: breaker.breaker.policy.clone(),
+        told: format!(
+            "over all backends of the called service, {}",
+            breaking(&breaker.breaker.rule)
+        ),
+    });
+    let breaker = treatment.breaker.iter().map(|breaker| Treated {
+        policy: breaker.breaker.policy.clone(),
+        told: breaking(&breaker.breaker.rule),
+    });
     let balancing = treatment.balancing.iter().map(|balancing| Treated {
         policy: balancing.policy.clone(),
         told: choosing(&balancing.rule),
@@ -36,7 +44,7 @@ pub(super) fn treated(treatment: &Treatment) -> Vec<Treated> {
         policy: hedging.policy.clone(),
         told: second_attempt(&hedging.rule),
     });
-    removal.chain(breaker).chain(balancing).chain(hedging).collect()
+    removal.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
 }
 
 /// The rule of a fault injection that decides a request.

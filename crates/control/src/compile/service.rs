@@ -370,6 +370,13 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     }
 }
 
+/// Reports that a port is declared to carry bytes, so that no request is seen there.
+pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
+    let found = mesh.service(service);
+    let port = found.and_then(|service| service.ports.iter().find(|it| it.port == port));
+    found.zip(port).is_some_and(|(service, port)| protocol(mesh, service, port) == Protocol::Tcp)
+}
+
 /// Where a port is reached, ordered by id: ids differ in the workload only. Each has the labels
 /// that the port's tag rules name.
 fn endpoints(

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard, PortLimits, ServiceName,
-    ServicePolicy, ServicePolicyName, Standing, Treatment, WorkloadName,
+    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard,
+    PortLimits, RouteKind, RouteName, ServiceName, ServicePolicy, ServicePolicyName, Standing,
+    Surroundings, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
+use crate::compile::{is_opaque, target_port};
 use crate::keys::sources;
 
 /// All policies of services.
@@ -120,7 +122,7 @@ impl Mesh {
         let there = about.iter().filter_map(|name| self.services.get(name));
         let ports = there
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        Standing::of(policy, ports, |service| self.policies.of(service).collect())
+        Standing::of(policy, ports, &self)
     }
 
     /// Takes in the keys of a place, or that nobody reads them any more.
@@ -178,6 +180,36 @@ impl Mesh {
             }
             touched.services.extend(about);
         }
+    }
+}
+
+impl<'a> Surroundings<'a> for &'a Mesh {
+    fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
+        self.policies.of(service).collect()
+    }
+
+    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+        let attached = AttachedRoutes {
+            requests: self.routes().of(service).collect(),
+            tcp: self.gateway_tcp_routes().of(service).collect(),
+            tls: self.tls_routes().of(service).collect(),
+            splits: self.splits().of(service).collect(),
+        };
+        let is_opaque = is_opaque(self, service, port);
+        let may_forward =
+            |object: (RouteKind, &RouteName), to: &ServiceName| self.may_lead(object, to);
+        attached.destinations((service, port), is_opaque, may_forward)
+    }
+
+    fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
+        let Some(own) = self.services.get(service) else { return false };
+        let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
+        self.behind(service).any(|workload| {
+            let number = target_port(&port.target, workload);
+            let mut others = self.in_front_of(&workload.name).filter(|it| it.name != *service);
+            let mut ports = others.by_ref().flat_map(|other| &other.ports);
+            ports.any(|port| target_port(&port.target, workload) == number)
+        })
     }
 }
 

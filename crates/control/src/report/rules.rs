@@ -25,6 +25,7 @@ impl Report<'_> {
         let why = match self.mesh.standing(policy) {
             Standing::Decides => None,
             Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
+            Standing::Idle(idle) => Some(idle.to_string()),
             Standing::Nowhere => Some("nothing that it is attached to is there".to_owned()),
         };
         PolicyStatus {

@@ -192,3 +192,71 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
         assert_eq!(tls.problems, [ungranted]);
     });
 }
+
+/// A service with a split that forwards everything to another one, and policies of both.
+const AWAY: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: away, namespace: shop}
+spec: {selector: {app: away}, ports: [{port: 80, appProtocol: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: next, namespace: shop}
+spec: {selector: {app: next}, ports: [{port: 80, appProtocol: http}]}
+---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: all, namespace: shop}
+spec: {service: away, backends: [{service: next, weight: 1}]}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: away}], limits: {requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: removal, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: away}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: own, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: next}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: away}], rules: [{requests: 5, in: 1s}]}}
+"#;
+
+#[test]
+fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_everything() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{AWAY}"));
+        let policies = loop {
+            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+            if policies.len() >= 4 {
+                break policies;
+            }
+            tokio::task::yield_now().await;
+        };
+        let status = |name: &str| policies.iter().find(|it| it.name == name).expect(name);
+        for (name, why) in [
+            ("shop/breaker", None),
+            ("shop/own", None),
+            (
+                "shop/removal",
+                Some(
+                    "TrafficSplit shop/all forwards all requests to shop/next, and each of these \
+                     has a policy of its own, such as OutlierRemoval shop/own",
+                ),
+            ),
+            (
+                "shop/limit",
+                Some(
+                    "TrafficSplit shop/all forwards all requests to shop/next, and no workload of \
+                     shop/away gets any",
+                ),
+            ),
+        ] {
+            let status = status(name);
+            assert_eq!((status.in_force, status.why.as_deref()), (why.is_none(), why), "{name}");
+        }
+    });
+}

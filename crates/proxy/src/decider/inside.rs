@@ -32,7 +32,7 @@ pub(super) async fn ask(
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
     let priorities = tagged(worker, port, None)?;
-    let ward = worker.ward(port, scene.version);
+    let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
     let upstream = pick(worker, (&priorities, ward.as_deref()), None, None)?;
     // What bounds requests to a service bounds questions.
     let trial = match &ward {

@@ -42,7 +42,7 @@ pub(crate) async fn route(
     let stay = match &mut choice {
         GatewayChoice::Route(choice) => Stay::of(
             choice,
-            (&scene.plans, may_keep(worker, &scene, &view)),
+            (&scene.plans, may_keep(worker, (&scene, None), &view)),
             &view,
             date::since_epoch,
         ),

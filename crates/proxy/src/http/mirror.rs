@@ -125,7 +125,7 @@ impl Copy {
         let port = service.and_then(|plan| plan.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
         let priorities = tagged(&worker, port, None)?;
-        let ward = worker.ward(port, scene.version);
+        let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
         let upstream = pick(&worker, (&priorities, ward.as_deref()), None, None)?;
         // A foreign member of the mesh would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
 use leno_traffic::balance::Key;
+use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::treatment::PortTreatment;
 use leno_traffic::{
     Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, TagDecision,
@@ -186,10 +187,13 @@ async fn to_service(
     record.subject.port = port;
     let view = request.view(aim);
     let mut choice = port_plan.routes.choose(&view, worker.draw());
-    let may_keep = may_keep(worker, &scene, &view);
+    let may_keep = may_keep(worker, (&scene, Some(port_plan)), &view);
     let stay = Stay::of(&mut choice, (&scene.plans, may_keep), &view, date::since_epoch);
-    let (behind, timeout, actions) = match choice {
-        RouteChoice::Direct => (port_plan, None, port_plan.routes.direct_actions().cloned()),
+    let (behind, policies, timeout, actions) = match choice {
+        RouteChoice::Direct => {
+            let actions = port_plan.routes.direct_actions().cloned();
+            (port_plan, port_plan.own_policies(), None, actions)
+        }
         RouteChoice::To { rule, backend, index } => {
             hits::route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
@@ -197,7 +201,8 @@ async fn to_service(
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            (behind, rule.request_timeout, rule.actions_at(index).cloned())
+            let policies = port_plan.policies_of_rule((rule.index, index), behind);
+            (behind, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
             hits::route(&worker.shard, rule);
@@ -215,21 +220,28 @@ async fn to_service(
         }
     };
     let endpoints = tagged(worker, behind, Some(&view))?;
-    let hashed = hashed((&scene, behind), Some(&view));
-    let ward = worker.ward(behind, scene.version);
-    let unusual = unusual(behind);
     let destination = Destination::Endpoints(endpoints);
+    if policies.0.is_none() {
+        return Ok(Bound { timeout, actions, stay, ..Bound::to(scene, destination) });
+    }
+    let hashed = hashed((&scene, behind), policies, Some(&view));
+    let ward = worker.ward(policies.0, (behind, scene.version));
+    let unusual = unusual(policies.0);
     Ok(Bound { destination, timeout, actions, ward, hashed, unusual, stay, scene })
 }
 
 /// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
+/// `called`: the port that the request was for, where that is one of a service.
 pub(crate) fn may_keep<'a>(
     worker: &'a Rc<Worker>,
-    scene: &'a Scene,
+    (scene, called): (&'a Scene, Option<&'a PortPlan>),
     view: &'a RequestView<'_>,
 ) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
-    |port, endpoint| {
-        let ward = worker.ward(port, scene.version);
+    move |port, endpoint| {
+        let id = &endpoint.id;
+        let policies = called
+            .map_or_else(|| port.own_policies(), |it| it.policies_to(&id.service, id.port, port));
+        let ward = worker.ward(policies.0, (port, scene.version));
         let is_left = port.tags.as_ref().is_none_or(|tags| {
             let left = priorities(&tags.choose(view, &mut || worker.draw()));
             let left = left.as_ref().map(|left| left.serving(worker, ward.as_deref(), None));
@@ -246,28 +258,29 @@ pub(crate) fn to_port(
     view: &RequestView<'_>,
 ) -> Result<Bound, Reason> {
     let endpoints = tagged(worker, port, Some(view))?;
-    let hashed = hashed((&scene, port), Some(view));
-    let ward = worker.ward(port, scene.version);
-    let unusual = unusual(port);
+    let policies = port.own_policies();
+    let hashed = hashed((&scene, port), policies, Some(view));
+    let ward = worker.ward(policies.0, (port, scene.version));
+    let unusual = unusual(policies.0);
     let bound = Bound::to(scene, Destination::Endpoints(endpoints));
     Ok(Bound { ward, hashed, unusual, ..bound })
 }
 
-/// The treatment of a port, where it has faults or second attempts.
-fn unusual(port: &PortPlan) -> Option<Arc<PortTreatment>> {
-    let has = |it: &&Arc<PortTreatment>| it.faults.is_some() || it.rule.hedging.is_some();
-    port.treatment.as_ref().filter(has).cloned()
+/// The treatment of a request, where it has faults or second attempts.
+fn unusual(treatment: Option<&Arc<PortTreatment>>) -> Option<Arc<PortTreatment>> {
+    treatment.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
 }
 
 /// What a policy hashes of a request, or of a connection in which none is seen.
 pub(crate) fn hashed(
     (scene, port): (&Scene, &PortPlan),
+    (treatment, places): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
 ) -> Option<Hashed> {
-    let balancing = port.treatment.as_ref()?.rule.balancing.as_ref()?;
+    let balancing = treatment?.balancing.as_ref()?;
     let caller = &scene.plans.snapshot.plan.workload;
     let key = Key::of(balancing.rule.algorithm.key()?, request, caller)?;
-    let places = port.places.clone().map(|places| (port.endpoints.clone(), places));
+    let places = places.cloned().map(|places| (port.endpoints.clone(), places));
     Some(Hashed { key, places })
 }
 

@@ -288,5 +288,5 @@ fn ward(mesh: &Mesh) -> Rc<Ward> {
     let worker = &mesh.client.worker;
     let scene = worker.world.scene().unwrap();
     let port = &scene.plans.service(&service()).unwrap().ports[&PORT];
-    worker.ward(port, scene.version).unwrap()
+    worker.ward(port.treatment.as_ref(), (port, scene.version)).unwrap()
 }

@@ -4,14 +4,15 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason};
+use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason, Removal};
 use leno_telemetry::Count;
 use leno_traffic::removal::{Ending, Failed, checked};
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::ward::{Ward, refusal};
+use super::ward::refusal;
+use super::watch::Watch;
 use super::{Lease, Upstream};
 use crate::decider::{NoAnswer, answer};
 use crate::error::lost_reason;
@@ -21,15 +22,20 @@ use crate::http::mirror::{discard, plain, send_whole};
 use crate::link::{LinkHandle, LinkStream};
 use crate::worker::Worker;
 
-/// The endpoints of a ward are asked, one after the other, until this is dropped.
+/// Checks of the endpoints of a watch, one after the other, until this is dropped.
 pub(super) struct Checking(AbortHandle);
 
 impl Checking {
-    /// Begins to ask the endpoints of a ward that is being made.
-    pub(super) fn start(worker: &Rc<Worker>, ward: Weak<Ward>, check: HealthCheck) -> Self {
+    /// Begins to check the endpoints of a watch that is being made.
+    pub(super) fn start(
+        worker: &Rc<Worker>,
+        (watch, removal): (Weak<Watch>, Arc<Removal>),
+        check: HealthCheck,
+    ) -> Self {
         // Sidecars that hear of a policy together do not all begin with the same endpoint.
         let first = usize::try_from(worker.draw() >> 32).unwrap_or(0);
-        let checks = Checks { worker: Rc::downgrade(worker), ward, check: Rc::new(check), first };
+        let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
+        let checks = Checks { worker, watch, removal, check, first };
         let asking = async move { while checks.round().await.is_some() {} };
         Self(tokio::task::spawn_local(asking).abort_handle())
     }
@@ -44,7 +50,9 @@ impl Drop for Checking {
 /// Who asks. Between two questions it holds nothing of the thread.
 struct Checks {
     worker: Weak<Worker>,
-    ward: Weak<Ward>,
+    watch: Weak<Watch>,
+    /// The policy of the watch.
+    removal: Arc<Removal>,
     check: Rc<HealthCheck>,
     /// The place of the endpoint with which each round begins, for any number of them.
     first: usize,
@@ -79,32 +87,32 @@ impl Checks {
     /// Who is to be asked in the current world, which the thread gets to know too: where no requests
     /// go, nobody else tells it.
     fn endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
-        let (worker, ward) = (self.worker.upgrade()?, self.ward.upgrade()?);
+        let (worker, watch) = (self.worker.upgrade()?, self.watch.upgrade()?);
         if worker.is_draining() {
             return None;
         }
         let scene = worker.world.scene()?;
         worker.sweep(&scene);
-        let mut ports = scene.plans.services.values().flat_map(|service| service.ports.values());
-        let port = ports.find(|port| port.treatment.as_ref().is_some_and(|it| ward.is_for(it)))?;
-        ward.attend(&worker, &port.endpoints, scene.version);
+        let port = scene.plans.watched_by(&self.removal)?;
+        let now = worker.world.age();
+        watch.attend(&worker, (&port.endpoints, scene.version), now);
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }
         // What is opaque has no requests to be asked by.
         for endpoint in port.endpoints.iter() {
-            ward.hears_check(&worker.upstream(endpoint), Failed::Unknown);
+            watch.hears_check(&worker.upstream(endpoint), Failed::Unknown, now);
         }
         Some(Arc::new([]))
     }
 
     /// Asks one endpoint, unless the world has let go of it.
     fn ask(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
-        let (worker, ward) = (self.worker.upgrade()?, self.ward.clone());
+        let (worker, watch) = (self.worker.upgrade()?, self.watch.clone());
         if worker.world.is_current(endpoint) {
             let (endpoint, check) = (endpoint.clone(), self.check.clone());
             // It ends by itself, within its timeout, which is no longer than the interval.
-            tokio::task::spawn_local(Asked { worker, ward, endpoint, check }.ask());
+            tokio::task::spawn_local(Asked { worker, watch, endpoint, check }.ask());
         }
         Some(())
     }
@@ -113,7 +121,7 @@ impl Checks {
 /// One question to one endpoint.
 struct Asked {
     worker: Rc<Worker>,
-    ward: Weak<Ward>,
+    watch: Weak<Watch>,
     endpoint: Arc<Endpoint>,
     check: Rc<HealthCheck>,
 }
@@ -134,8 +142,8 @@ impl Asked {
         };
         self.worker.shard.add(count, 1);
         tracing::debug!(workload = %self.endpoint.id.workload, ?ending, ?heard, "a health check");
-        if let Some(ward) = self.ward.upgrade() {
-            ward.hears_check(&upstream, heard);
+        if let Some(watch) = self.watch.upgrade() {
+            watch.hears_check(&upstream, heard, self.worker.world.age());
         }
     }
 

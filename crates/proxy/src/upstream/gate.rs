@@ -1,4 +1,4 @@
-//! A gate: what a circuit breaker lets through to one port, as one data thread sees it.
+//! Circuit breakers of one way to a port, as one data thread sees them.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leno_model::{Breaker, EndpointId, FixedAnswer, Reason};
+use leno_model::{EndpointId, FixedAnswer, Reason};
 use leno_telemetry::{Count, Shard};
 use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
 use leno_traffic::removal::{Ending, Failed, failed};
-use leno_traffic::treatment::{Bounded, Entry, PortTreatment, UnderWay};
+use leno_traffic::treatment::{Bounded, Entry, PortBreaker, PortTreatment, UnderWay};
 
 use super::Upstream;
 use super::ward::Ward;
@@ -21,10 +21,10 @@ use crate::hits;
 use crate::worker::Worker;
 use crate::world::World;
 
-/// The breaker of one port.
+/// One circuit breaker. All ways to its port share it, and all ports that a route of its service
+/// forwards to.
 pub(crate) struct Gate {
-    treatment: Arc<PortTreatment>,
-    breaker: Breaker,
+    breaker: Arc<PortBreaker>,
     circuit: Option<RefCell<Circuit>>,
     /// The number of the circuit among the conditions of the proxy.
     number: u64,
@@ -32,60 +32,50 @@ pub(crate) struct Gate {
     shard: Rc<Shard>,
 }
 
+/// The circuit breakers that a request passes: that of the called service, then that of the port.
+/// Both hold.
+#[derive(Clone)]
+pub(crate) struct Gates {
+    called: Option<Rc<Gate>>,
+    own: Option<Rc<Gate>>,
+    connect_timeout: Option<Duration>,
+}
+
 /// A request that was let through.
 pub(crate) struct Passage {
-    ticket: Option<Ticket>,
+    /// One for each circuit, in the order of [`Gates::all`].
+    tickets: [Option<Ticket>; 2],
     began: Duration,
     _held: Option<Held>,
 }
 
 impl Gate {
-    /// A gate, if the treatment has a breaker.
-    pub(crate) fn new(worker: &Worker, treatment: &Arc<PortTreatment>) -> Option<Self> {
-        let breaker = treatment.rule.breaker.clone()?;
-        let trip = breaker.rule.trip.clone();
-        Some(Self {
-            treatment: treatment.clone(),
+    fn new(breaker: &Arc<PortBreaker>, worker: &Worker) -> Self {
+        let trip = breaker.breaker.rule.trip.clone();
+        Self {
+            breaker: breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
-            breaker,
             number: worker.world.conditions.number(),
             world: worker.world.clone(),
             shard: worker.shard.clone(),
-        })
-    }
-
-    /// Lets an attempt through, or says why not.
-    pub(crate) fn admit(
-        &self,
-        upstream: &Upstream,
-        which: Option<Which>,
-        now: Duration,
-    ) -> Result<Passage, Reason> {
-        let held = which.map_or(Ok(None), |which| self.hold(which))?;
-        let ticket = match &self.circuit {
-            None => None,
-            Some(circuit) => {
-                let ticket = circuit.borrow_mut().admit(now);
-                Some(ticket.ok_or_else(|| self.turned_away(Reason::CircuitOpen))?)
-            }
-        };
-        if self.breaker.rule.connect_timeout.is_some() {
-            upstream.connect_timeout.set(self.breaker.rule.connect_timeout);
         }
-        Ok(Passage { ticket, began: now, _held: held })
     }
 
-    /// It ended so.
-    pub(crate) fn end(
+    /// Lets an attempt through its circuit, if it has one.
+    fn admit(&self, now: Duration) -> Result<Option<Ticket>, Reason> {
+        let Some(circuit) = &self.circuit else { return Ok(None) };
+        let ticket = circuit.borrow_mut().admit(now);
+        ticket.map(Some).ok_or_else(|| self.turned_away(Reason::CircuitOpen))
+    }
+
+    fn end(
         &self,
         endpoint: &EndpointId,
-        passage: &mut Passage,
+        ticket: Option<Ticket>,
         ending: Ending,
-        now: Duration,
+        (began, now): (Duration, Duration),
     ) {
-        let (Some(circuit), Some(ticket)) = (&self.circuit, passage.ticket.take()) else {
-            return;
-        };
+        let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
         let failed = match failed(&circuit.rule().failures, ending) {
             Failed::Unknown => return circuit.release(ticket),
@@ -93,31 +83,160 @@ impl Gate {
             Failed::No => false,
         };
         let upgraded = matches!(ending, Ending::Answered { status: 101, .. });
-        let took = if upgraded { Duration::ZERO } else { now.saturating_sub(passage.began) };
+        let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
         let turn = circuit.end(ticket, Shown { failed, took }, now);
         self.tell(turn, endpoint);
     }
 
-    /// It ended in a way that proves nothing.
-    pub(crate) fn release(&self, passage: &mut Passage) {
-        if let (Some(circuit), Some(ticket)) = (&self.circuit, passage.ticket.take()) {
+    fn release(&self, ticket: Option<Ticket>) {
+        if let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) {
             circuit.borrow_mut().release(ticket);
         }
     }
 
-    /// Room for one more of a kind, or there is none.
-    pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
-        match which(&self.treatment.under_way).enter() {
-            Entry::Free => Ok(None),
-            Entry::Counted => Ok(Some(Held { treatment: self.treatment.clone(), which })),
+    /// Enters one of its limits. True: it counts, and has to be left.
+    fn enter(&self, which: Which) -> Result<bool, Reason> {
+        match which(&self.breaker.under_way).enter() {
+            Entry::Free => Ok(false),
+            Entry::Counted => Ok(true),
             Entry::Full => Err(self.turned_away(Reason::CircuitFull)),
         }
     }
 
     /// Counts that something is let through no further, for this reason.
     fn turned_away(&self, reason: Reason) -> Reason {
-        hits::whole(&self.shard, &self.breaker.policy, &self.treatment.breaker_hits);
+        hits::whole(&self.shard, &self.breaker.breaker.policy, &self.breaker.hits);
         reason
+    }
+
+    fn is_open(&self, now: Duration) -> bool {
+        self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
+    }
+
+    fn tell(&self, turn: Option<Turn>, endpoint: &EndpointId) {
+        let policy = &self.breaker.breaker.policy;
+        match turn {
+            None => {}
+            Some(Turn::Opened(trigger)) => {
+                self.shard.add(Count::CircuitOpened, 1);
+                let pause = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
+                self.report(trigger, endpoint);
+                tracing::warn!(%policy, trigger = trigger.as_str(), ?pause, "circuit opened");
+            }
+            Some(Turn::Closed) => {
+                self.shard.add(Count::CircuitClosed, 1);
+                self.world.conditions.close(self.number);
+                tracing::info!(%policy, "circuit closed");
+            }
+        }
+    }
+}
+
+impl Gate {
+    /// Lists the circuit among the conditions of the proxy.
+    fn report(&self, trigger: Trigger, endpoint: &EndpointId) {
+        let breaker = &self.breaker.breaker;
+        let circuit = OpenCircuit {
+            service: endpoint.service.clone(),
+            port: endpoint.port,
+            policy: breaker.policy.clone(),
+            trigger,
+            since: Instant::now(),
+            open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
+        };
+        self.world.conditions.open(self.number, circuit);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if self.circuit.is_some() {
+            self.world.conditions.close(self.number);
+        }
+    }
+}
+
+impl Gates {
+    /// The circuit breakers of a treatment, if it has any; `known` are those of other ways, which it
+    /// shares.
+    pub(crate) fn new<'a>(
+        treatment: &PortTreatment,
+        worker: &Worker,
+        known: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Option<Self> {
+        let gate = |breaker: &Arc<PortBreaker>| {
+            let mut known = known.clone().flat_map(Self::all);
+            let shared = known.find(|gate| Arc::ptr_eq(&gate.breaker, breaker)).cloned();
+            shared.unwrap_or_else(|| Rc::new(Gate::new(breaker, worker)))
+        };
+        let called = treatment.called.as_ref().map(gate);
+        let own = treatment.breaker.as_ref().map(gate);
+        let connect_timeout = treatment.connect_timeout();
+        (called.is_some() || own.is_some()).then_some(Self { called, own, connect_timeout })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Rc<Gate>> {
+        self.called.iter().chain(&self.own)
+    }
+
+    /// Lets an attempt through, or returns the reason against it.
+    pub(crate) fn admit(
+        &self,
+        upstream: &Upstream,
+        which: Option<Which>,
+        now: Duration,
+    ) -> Result<Passage, Reason> {
+        let held = which.map_or(Ok(None), |which| self.hold(which))?;
+        let mut tickets = [None, None];
+        for (gate, ticket) in self.all().zip(&mut tickets) {
+            match gate.admit(now) {
+                Ok(given) => *ticket = given,
+                Err(reason) => {
+                    self.release(&mut tickets);
+                    return Err(reason);
+                }
+            }
+        }
+        if self.connect_timeout.is_some() {
+            upstream.connect_timeout.set(self.connect_timeout);
+        }
+        Ok(Passage { tickets, began: now, _held: held })
+    }
+
+    /// The attempt ended so.
+    pub(crate) fn end(
+        &self,
+        endpoint: &EndpointId,
+        passage: &mut Passage,
+        ending: Ending,
+        now: Duration,
+    ) {
+        for (gate, ticket) in self.all().zip(&mut passage.tickets) {
+            gate.end(endpoint, ticket.take(), ending, (passage.began, now));
+        }
+    }
+
+    /// The attempt ended in a way that proves nothing.
+    pub(crate) fn abandon(&self, passage: &mut Passage) {
+        self.release(&mut passage.tickets);
+    }
+
+    fn release(&self, tickets: &mut [Option<Ticket>; 2]) {
+        for (gate, ticket) in self.all().zip(tickets) {
+            gate.release(ticket.take());
+        }
+    }
+
+    /// Room for one more of a kind below each limit, or there is none.
+    pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
+        let mut held = Held { which, breakers: [None, None] };
+        for (gate, place) in self.all().zip(&mut held.breakers) {
+            // Limits that were entered before one that is reached are left on drop.
+            if gate.enter(which)? {
+                *place = Some(gate.breaker.clone());
+            }
+        }
+        Ok(held.breakers.iter().any(Option::is_some).then_some(held))
     }
 
     /// Waits for something that is not there at once, if there is room for one more who waits.
@@ -136,65 +255,30 @@ impl Gate {
         }
     }
 
-    /// What is answered while the circuit is open, if the policy says.
-    pub(crate) fn answer(&self, reason: Reason) -> Option<Arc<FixedAnswer>> {
-        self.treatment.answer.clone().filter(|_| reason == Reason::CircuitOpen)
-    }
-
-    fn tell(&self, turn: Option<Turn>, endpoint: &EndpointId) {
-        let policy = &self.breaker.policy;
-        match turn {
-            None => {}
-            Some(Turn::Opened(trigger)) => {
-                self.shard.add(Count::CircuitOpened, 1);
-                let pause = self.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
-                self.report(trigger, endpoint);
-                tracing::warn!(%policy, trigger = trigger.as_str(), ?pause, "circuit opened");
-            }
-            Some(Turn::Closed) => {
-                self.shard.add(Count::CircuitClosed, 1);
-                self.world.conditions.close(self.number);
-                tracing::info!(%policy, "circuit closed");
-            }
+    /// The answer while a circuit is open, where its policy has one.
+    pub(crate) fn answer(&self, reason: Reason, now: Duration) -> Option<Arc<FixedAnswer>> {
+        if reason != Reason::CircuitOpen {
+            return None;
         }
-    }
-}
-
-impl Gate {
-    /// Lists the circuit among the conditions of the proxy.
-    fn report(&self, trigger: Trigger, endpoint: &EndpointId) {
-        let circuit = OpenCircuit {
-            service: endpoint.service.clone(),
-            port: endpoint.port,
-            policy: self.breaker.policy.clone(),
-            trigger,
-            since: Instant::now(),
-            open_for: self.breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
-        };
-        self.world.conditions.open(self.number, circuit);
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        if self.circuit.is_some() {
-            self.world.conditions.close(self.number);
-        }
+        let open = self.all().find(|gate| gate.is_open(now)).or_else(|| self.all().next())?;
+        open.breaker.answer.clone()
     }
 }
 
 /// One of the numbers that are bounded.
 pub(crate) type Which = fn(&UnderWay) -> &Bounded;
 
-/// One that was counted, until dropped.
+/// One that was counted below the limits of one or two circuit breakers, until dropped.
 pub(crate) struct Held {
-    treatment: Arc<PortTreatment>,
     which: Which,
+    breakers: [Option<Arc<PortBreaker>>; 2],
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        (self.which)(&self.treatment.under_way).leave();
+        for breaker in self.breakers.iter().flatten() {
+            (self.which)(&breaker.under_way).leave();
+        }
     }
 }
 

@@ -1,38 +1,36 @@
-//! A ward: one port of a service that policies watch over, as one data thread knows it.
+//! A ward: one port of a service under the policies of one way to it, as one data thread knows it.
 
 use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leno_model::{
-    Endpoint, EndpointId, HealthCheck, REASON_FIELD, Reason, Removal, RemovalAlgorithm,
-};
+use leno_model::{Balancing, Endpoint, EndpointId, REASON_FIELD, Reason};
 use leno_traffic::balance::{Balancer, Newcomers};
-use leno_traffic::removal::{Ending, Failed};
+use leno_traffic::removal::Ending;
 use leno_traffic::treatment::PortTreatment;
 use leno_wire::http1::ResponseHead;
 
 use super::Upstream;
-use super::check::Checking;
-use super::gate::{Gate, Held, Passage, Which};
+use super::gate::{Gates, Held, Passage, Which};
 use super::watch::Watch;
 use crate::error::Failure;
 use crate::worker::Worker;
+use crate::world::World;
 
-/// One port under its policies. It lives as long as they say the same.
+/// One port under the policies of one way to it. It lives as long as these are the same, and shares the
+/// state of common policies with other ways.
 pub(crate) struct Ward {
     /// What it was made for; held, so that nothing else has its address.
     treatment: Arc<PortTreatment>,
-    started: Instant,
-    /// Who is left out, if a policy removes any.
-    watch: Option<Watch>,
-    /// Asks them besides, if a policy has them asked.
-    _checking: Option<Checking>,
+    /// The clock of all policies.
+    world: Arc<World>,
+    /// Outlier detection, if a policy has some.
+    watch: Option<Rc<Watch>>,
     /// What is let through, if a policy bounds it.
-    gate: Option<Gate>,
+    gates: Option<Gates>,
     /// Who chooses, if a policy says how.
-    balance: Option<Balance>,
+    balance: Option<Rc<Balance>>,
 }
 
 /// Who is new at a port, for all wards that it has in turn.
@@ -40,38 +38,42 @@ pub(crate) type PortNewcomers = Rc<RefCell<Newcomers>>;
 
 /// How an endpoint is chosen, and who is new among them.
 struct Balance {
+    balancing: Arc<Balancing>,
     balancer: Balancer,
     newcomers: PortNewcomers,
 }
 
 impl Ward {
-    /// A ward for a treatment with something to watch for. `newcomers`: who is new at the port.
-    pub(crate) fn new(
+    /// A ward for a treatment with something to watch for. `newcomers` are the endpoints that are new at
+    /// the port, `known` the wards that there are.
+    pub(crate) fn new<'a>(
         worker: &Rc<Worker>,
         treatment: &Arc<PortTreatment>,
         newcomers: PortNewcomers,
+        known: impl Iterator<Item = &'a Rc<Self>> + Clone,
     ) -> Rc<Self> {
-        let removal = treatment.rule.removal.as_ref();
-        Rc::new_cyclic(|ward: &Weak<Self>| Self {
+        let watch = treatment.removal.as_ref().map(|removal| {
+            let mut known = known.clone().filter_map(|ward| ward.watch.as_ref());
+            let shared = known.find(|watch| watch.is_for(removal)).cloned();
+            shared.unwrap_or_else(|| Watch::start(worker, removal))
+        });
+        let balance = treatment.balancing.as_ref().map(|balancing| {
+            let mut known = known.clone().filter_map(|ward| ward.balance.as_ref());
+            let shared = known.find(|it| Arc::ptr_eq(&it.balancing, balancing)).cloned();
+            shared.unwrap_or_else(|| {
+                let (balancing, balancer) =
+                    (balancing.clone(), Balancer::new(balancing.rule.clone()));
+                Rc::new(Balance { balancing, balancer, newcomers })
+            })
+        });
+        let known = known.filter_map(|ward| ward.gates.as_ref());
+        Rc::new(Self {
             treatment: treatment.clone(),
-            started: Instant::now(),
-            watch: removal.map(|removal| Watch::new(worker, removal)),
-            _checking: removal
-                .and_then(health_check)
-                .map(|check| Checking::start(worker, ward.clone(), check.clone())),
-            gate: Gate::new(worker, treatment),
-            balance: treatment.rule.balancing.as_ref().map(|balancing| Balance {
-                balancer: Balancer::new(balancing.rule.clone()),
-                newcomers,
-            }),
+            world: worker.world.clone(),
+            watch,
+            gates: Gates::new(treatment, worker, known),
+            balance,
         })
-    }
-
-    /// A health check of an endpoint has ended.
-    pub(super) fn hears_check(&self, upstream: &Upstream, heard: Failed) {
-        if let Some(watch) = &self.watch {
-            watch.hears_check(upstream, heard, self.now());
-        }
     }
 
     /// What identifies the treatment that it was made for.
@@ -94,10 +96,11 @@ impl Ward {
         if let Some(watch) = &self.watch {
             watch.attend(worker, (endpoints, version), self.now());
         }
-        if let Some(Balance { balancer, newcomers }) = &self.balance
-            && let Some(warm_up) = balancer.rule().warm_up
+        if let Some(balance) = &self.balance
+            && let Some(warm_up) = balance.balancer.rule().warm_up
         {
-            newcomers.borrow_mut().attend(endpoints, worker.world.age(), warm_up.time);
+            let mut newcomers = balance.newcomers.borrow_mut();
+            newcomers.attend(endpoints, worker.world.age(), warm_up.time);
         }
     }
 
@@ -128,9 +131,9 @@ impl Ward {
         upstream: &Rc<Upstream>,
         which: Option<Which>,
     ) -> Result<Trial, Reason> {
-        let passage = match &self.gate {
+        let passage = match &self.gates {
             None => None,
-            Some(gate) => Some(gate.admit(upstream, which, self.now())?),
+            Some(gates) => Some(gates.admit(upstream, which, self.now())?),
         };
         let probe = self.watch.as_ref().is_some_and(|watch| watch.begin(upstream));
         let (ward, upstream) = (self.clone(), upstream.clone());
@@ -143,25 +146,25 @@ impl Ward {
         &self,
         lease: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
-        match &self.gate {
+        match &self.gates {
             None => lease.await,
-            Some(gate) => gate.wait(lease).await,
+            Some(gates) => gates.wait(lease).await,
         }
     }
 
     /// Room for one more of a kind, or there is none.
     pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
-        self.gate.as_ref().map_or(Ok(None), |gate| gate.hold(which))
+        self.gates.as_ref().map_or(Ok(None), |gates| gates.hold(which))
     }
 
     /// A failure, with the answer that a policy has for it.
     pub(crate) fn failure(&self, reason: Reason) -> Failure {
-        let answer = self.gate.as_ref().and_then(|gate| gate.answer(reason));
+        let answer = self.gates.as_ref().and_then(|gates| gates.answer(reason, self.now()));
         Failure { answer, ..Failure::from(reason) }
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.world.age()
     }
 }
 
@@ -196,8 +199,8 @@ impl Trial {
         let overloaded = self.overloaded.get();
         let ending = if overloaded { Ending::Broken(Reason::Overloaded) } else { ending };
         let now = self.ward.now();
-        if let (Some(gate), Some(passage)) = (&self.ward.gate, &mut self.passage) {
-            gate.end(&self.upstream.endpoint.id, passage, ending, now);
+        if let (Some(gates), Some(passage)) = (&self.ward.gates, &mut self.passage) {
+            gates.end(&self.upstream.endpoint.id, passage, ending, now);
         }
         if let Some(watch) = &self.ward.watch {
             self.ended = watch.end((worker, &self.upstream), self.probe, ending, now);
@@ -207,20 +210,12 @@ impl Trial {
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        if let (Some(gate), Some(passage)) = (&self.ward.gate, &mut self.passage) {
-            gate.release(passage);
+        if let (Some(gates), Some(passage)) = (&self.ward.gates, &mut self.passage) {
+            gates.abandon(passage);
         }
         if let (Some(watch), true, false) = (&self.ward.watch, self.probe, self.ended) {
             watch.release(&self.upstream);
         }
-    }
-}
-
-/// How endpoints are asked besides, if a policy has them asked.
-fn health_check(removal: &Removal) -> Option<&HealthCheck> {
-    match &removal.algorithm {
-        RemovalAlgorithm::Native(rule) => rule.health_check.as_deref(),
-        RemovalAlgorithm::Sermant(_) => None,
     }
 }
 

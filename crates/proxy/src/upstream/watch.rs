@@ -1,21 +1,25 @@
 //! Who is left out of the endpoints of one port, by one policy, as one data thread knows it.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, Removal, ServicePolicyName};
+use leno_model::{Endpoint, HealthCheck, Removal, RemovalAlgorithm};
 use leno_telemetry::{Count, Gauge, Shard};
 use leno_traffic::removal::{Cause, Ending, Event, Failed, Removed, Seen, Standing, failed};
 
 use super::Upstream;
+use super::check::Checking;
 use crate::removed::{Entry, RemovedEndpoints};
 use crate::worker::Worker;
 
 /// The endpoints of one port under one policy.
 pub(crate) struct Watch {
-    policy: ServicePolicyName,
+    /// The policy; held, so that nothing else has its address.
+    removal: Arc<Removal>,
+    /// Active health checks, if the policy has some.
+    _checking: Option<Checking>,
     /// The version of the world that the endpoints are from.
     version: Cell<u64>,
     state: RefCell<State>,
@@ -37,8 +41,16 @@ struct State {
 }
 
 impl Watch {
-    /// Nothing is left out yet.
-    pub(crate) fn new(worker: &Worker, removal: &Removal) -> Self {
+    /// Begins to watch; no endpoint is left out yet.
+    pub(crate) fn start(worker: &Rc<Worker>, removal: &Arc<Removal>) -> Rc<Self> {
+        Rc::new_cyclic(|watch: &Weak<Self>| {
+            let check = health_check(removal).cloned();
+            let start = |check| Checking::start(worker, (watch.clone(), removal.clone()), check);
+            Self::new(worker, removal, check.map(start))
+        })
+    }
+
+    fn new(worker: &Worker, removal: &Arc<Removal>, checking: Option<Checking>) -> Self {
         let state = State {
             removed: Removed::new(&removal.algorithm, 0),
             endpoints: Arc::new([]),
@@ -47,13 +59,19 @@ impl Watch {
             events: Vec::new(),
         };
         Self {
-            policy: removal.policy.clone(),
+            removal: removal.clone(),
+            _checking: checking,
             version: Cell::new(0),
             state: RefCell::new(state),
             shard: worker.shard.clone(),
             list: worker.removed.clone(),
             number: worker.removed.number(),
         }
+    }
+
+    /// Reports that it was made for this policy of this port.
+    pub(crate) fn is_for(&self, removal: &Arc<Removal>) -> bool {
+        Arc::ptr_eq(&self.removal, removal)
     }
 
     /// Keeps step with the world: these are the endpoints in this version of it, and time passes.
@@ -81,26 +99,21 @@ impl Watch {
 
     /// Whether requests may go to an endpoint.
     pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
-        match upstream.slot.get() {
-            NOWHERE => true,
-            slot => self.state.borrow().removed.standing(slot) != Standing::Out,
-        }
+        let state = self.state.borrow();
+        state.slot(upstream).is_none_or(|slot| state.removed.standing(slot) != Standing::Out)
     }
 
     /// Whether requests may go to an endpoint for the bounds alone.
     pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
-        match upstream.slot.get() {
-            NOWHERE => false,
-            slot => self.state.borrow().removed.is_spared(slot),
-        }
+        let state = self.state.borrow();
+        state.slot(upstream).is_some_and(|slot| state.removed.is_spared(slot))
     }
 
     /// An attempt goes to an endpoint. True: it is a probe.
     pub(crate) fn begin(&self, upstream: &Upstream) -> bool {
-        match upstream.slot.get() {
-            NOWHERE => false,
-            slot => self.state.borrow_mut().removed.begin(slot),
-        }
+        let mut state = self.state.borrow_mut();
+        let slot = state.slot(upstream);
+        slot.is_some_and(|slot| state.removed.begin(slot))
     }
 
     /// It ended so. True: that says something.
@@ -119,7 +132,8 @@ impl Watch {
             Failed::No => false,
         };
         let seen = Seen { failed, probe, now, draw: worker.draw() };
-        state.removed.learn(upstream.slot.get(), seen, &mut state.events);
+        let slot = state.slot(upstream).unwrap_or(NOWHERE);
+        state.removed.learn(slot, seen, &mut state.events);
         if !state.events.is_empty() {
             self.tell(state);
         }
@@ -130,7 +144,8 @@ impl Watch {
     pub(crate) fn hears_check(&self, upstream: &Upstream, heard: Failed, now: Duration) {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        state.removed.check(upstream.slot.get(), heard, now, &mut state.events);
+        let slot = state.slot(upstream).unwrap_or(NOWHERE);
+        state.removed.check(slot, heard, now, &mut state.events);
         if !state.events.is_empty() {
             self.tell(state);
         }
@@ -138,7 +153,10 @@ impl Watch {
 
     /// A probe ended in a way that proves nothing.
     pub(crate) fn release(&self, upstream: &Upstream) {
-        self.state.borrow_mut().removed.release(upstream.slot.get(), true);
+        let mut state = self.state.borrow_mut();
+        if let Some(slot) = state.slot(upstream) {
+            state.removed.release(slot, true);
+        }
     }
 
     /// What has happened goes into the log, the counters and the list.
@@ -147,7 +165,7 @@ impl Watch {
             let (Event::Removed { slot, .. } | Event::Returned { slot }) = event;
             let Some(endpoint) = state.endpoints.get(slot) else { continue };
             let (service, port) = (&endpoint.id.service, endpoint.id.port);
-            let (workload, policy) = (&endpoint.id.workload, &self.policy);
+            let (workload, policy) = (&endpoint.id.workload, &self.removal.policy);
             match event {
                 Event::Removed { cause, pause, .. } => {
                     self.shard.add(count_of(cause), 1);
@@ -176,7 +194,12 @@ impl Watch {
         out.retain(|(slot, ..)| removed.standing(*slot) != Standing::In);
         let entry = |(slot, cause, since): &(usize, Cause, Instant)| {
             let endpoint = endpoints.get(*slot)?.clone();
-            Some(Entry { endpoint, policy: self.policy.clone(), cause: *cause, since: *since })
+            Some(Entry {
+                endpoint,
+                policy: self.removal.policy.clone(),
+                cause: *cause,
+                since: *since,
+            })
         };
         let entries: Vec<Entry> = out.iter().filter_map(entry).collect();
         self.shard.raise(Gauge::EndpointsRemoved, entries.len() as u64);
@@ -197,6 +220,21 @@ impl Drop for Watch {
 }
 
 impl State {
+    /// The place of an endpoint. Several policies may watch one endpoint, each from another version of
+    /// the world for a moment: then the place that it has noted is that of another policy.
+    #[inline]
+    fn slot(&self, upstream: &Upstream) -> Option<usize> {
+        let noted = upstream.slot.get();
+        if noted == NOWHERE {
+            return None;
+        }
+        let is_it = |known: &Rc<Upstream>| std::ptr::eq(&raw const **known, upstream);
+        match self.upstreams.get(noted) {
+            Some(known) if is_it(known) => Some(noted),
+            _ => self.upstreams.iter().position(is_it),
+        }
+    }
+
     /// The endpoints are these now. What is known of those that stay where they are is kept.
     fn rearrange(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old = |endpoint: &Arc<Endpoint>| {
@@ -219,6 +257,14 @@ impl State {
             upstream.slot.set(slot);
         }
         self.endpoints = endpoints.clone();
+    }
+}
+
+/// The active health checks of a policy.
+fn health_check(removal: &Removal) -> Option<&HealthCheck> {
+    match &removal.algorithm {
+        RemovalAlgorithm::Native(rule) => rule.health_check.as_deref(),
+        RemovalAlgorithm::Sermant(_) => None,
     }
 }
 

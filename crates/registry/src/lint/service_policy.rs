@@ -1,8 +1,9 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
 use leno_model::{
-    PolicyScope, Protocol, Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort,
-    ServiceRule, Standing, TargetPort,
+    AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, Protocol, ReferenceGrant,
+    RouteParent, Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort, ServiceRule,
+    Standing, Surroundings, TargetPort, Workload,
 };
 
 use super::suggestion::{known, suggestion};
@@ -13,11 +14,11 @@ impl World<'_> {
         match &policy.scope {
             PolicyScope::Services(targets) => {
                 for (index, target) in targets.iter().enumerate() {
-                    let (field, name_field) = match policy.name.kind {
-                        ServicePolicyKind::UpstreamTrafficSetting => ("spec".to_owned(), "host"),
-                        ServicePolicyKind::TrafficWarmup => ("metadata".to_owned(), "name"),
-                        _ => (format!("spec.targetRefs[{index}]"), "name"),
+                    let name_field = match policy.name.kind {
+                        ServicePolicyKind::UpstreamTrafficSetting => "host",
+                        _ => "name",
                     };
+                    let field = target_at(policy.name.kind, index);
                     let (service, port) = (&target.service, target.port);
                     let reference = Reference { service, port, field, name_field };
                     self.lint_reference(&reference, lint);
@@ -70,9 +71,17 @@ impl World<'_> {
 
     /// Whether bytes may be carried there without a look at requests.
     fn may_be_opaque(&self, service: &Service, port: &ServicePort) -> bool {
-        let opaque = |protocol: Protocol| matches!(protocol, Protocol::Tcp | Protocol::Detect);
-        if let Some(protocol) = port.protocol {
-            return opaque(protocol);
+        match self.declared(service, port) {
+            Some(protocol) => matches!(protocol, Protocol::Tcp | Protocol::Detect),
+            None => true,
+        }
+    }
+
+    /// The protocol of a port, by the service or by all workloads that it selects; `None` where nothing
+    /// declares one, or workloads differ.
+    fn declared(&self, service: &Service, port: &ServicePort) -> Option<Protocol> {
+        if port.protocol.is_some() {
+            return port.protocol;
         }
         let selected = self.workloads.iter().filter(|workload| selects(service, workload));
         let mut spoken =
@@ -80,8 +89,8 @@ impl World<'_> {
                 TargetPort::Number(number) => it.port == *number,
                 TargetPort::Name(name) => it.name.as_ref() == Some(name),
             });
-        let first = spoken.next().map(|it| it.protocol);
-        first.is_none_or(opaque) || spoken.any(|it| Some(it.protocol) != first)
+        let first = spoken.next().map(|it| it.protocol)?;
+        spoken.all(|it| it.protocol == first).then_some(first)
     }
 
     /// Rules that name services themselves.
@@ -106,13 +115,96 @@ impl World<'_> {
         let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
         let ports = near
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
-        let standing = Standing::of(policy, ports, |_| self.policies.clone());
-        if let Standing::Overruled(winner) = standing {
-            lint.warn(
+        match Standing::of(policy, ports, self) {
+            Standing::Overruled(winner) => lint.warn(
                 "metadata.name".to_owned(),
                 format!("decides nothing: {winner} decides wherever this policy is attached"),
                 "attach it to other services or ports, or remove one of the two",
-            );
+            ),
+            Standing::Idle(idle) => lint.warn(
+                target_field(policy, &idle.service),
+                format!("has no effect: {idle}"),
+                remedy(&idle),
+            ),
+            Standing::Decides | Standing::Nowhere => {}
         }
+    }
+}
+
+impl<'a> Surroundings<'a> for World<'a> {
+    fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
+        let near = self.policies.iter().copied();
+        near.filter(|policy| policy.name.namespace == service.namespace).collect()
+    }
+
+    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+        let is_near = |parents: &[RouteParent]| parents.iter().any(|it| it.service == *service);
+        let requests = self.routes.iter().copied().filter(|it| is_near(&it.parents));
+        let tcp = self.gateway_tcp_routes.iter().copied().filter(|it| is_near(&it.parents));
+        let tls = self.tls_routes.iter().copied().filter(|it| is_near(&it.parents));
+        let splits = self.splits.iter().copied().filter(|it| it.root.service == *service);
+        let attached = AttachedRoutes {
+            requests: requests.collect(),
+            tcp: tcp.collect(),
+            tls: tls.collect(),
+            splits: splits.collect(),
+        };
+        let found = self.services.get(service);
+        let found =
+            found.and_then(|it| it.ports.iter().find(|it| it.port == port).map(|p| (it, p)));
+        let is_opaque = found
+            .is_some_and(|(service, port)| self.declared(service, port) == Some(Protocol::Tcp));
+        attached.destinations((service, port), is_opaque, |(kind, name), to| {
+            let permits = |it: &&ReferenceGrant| it.permits(kind, &name.namespace, to);
+            name.namespace == to.namespace || self.grants.iter().any(permits)
+        })
+    }
+
+    fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
+        let Some(own) = self.services.get(service) else { return false };
+        let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
+        let behind = self.workloads.iter().filter(|workload| selects(own, workload));
+        behind.into_iter().any(|workload| {
+            let number = target_port(&port.target, workload);
+            let others = self.services.values().filter(|other| other.name != *service);
+            let others = others.filter(|other| selects(other, workload));
+            let mut ports = others.flat_map(|other| &other.ports);
+            ports.any(|port| target_port(&port.target, workload) == number)
+        })
+    }
+}
+
+fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
+    match target {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => {
+            let mut ports = workload.ports.iter();
+            ports.find(|port| port.name.as_ref() == Some(name)).map(|port| port.port)
+        }
+    }
+}
+
+/// The field of a policy that names a service.
+fn target_field(policy: &ServicePolicy, service: &ServiceName) -> String {
+    let PolicyScope::Services(targets) = &policy.scope else { return "metadata.name".to_owned() };
+    let index = targets.iter().position(|it| it.service == *service).unwrap_or_default();
+    target_at(policy.name.kind, index)
+}
+
+/// The field of the target at a place of a policy.
+fn target_at(kind: ServicePolicyKind, index: usize) -> String {
+    match kind {
+        ServicePolicyKind::UpstreamTrafficSetting => "spec".to_owned(),
+        ServicePolicyKind::TrafficWarmup => "metadata".to_owned(),
+        _ => format!("spec.targetRefs[{index}]"),
+    }
+}
+
+fn remedy(idle: &Idle) -> String {
+    let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
+    match idle.cause {
+        IdleCause::NoTraffic => "attach it to the service that gets the requests".to_owned(),
+        IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
+        IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
     }
 }

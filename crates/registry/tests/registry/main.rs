@@ -14,6 +14,7 @@ mod faults_and_balancing;
 #[cfg(test)]
 mod filters;
 #[cfg(test)]
+mod forwarded;
 mod gateway_tcp_route;
 #[cfg(test)]
 mod guards;

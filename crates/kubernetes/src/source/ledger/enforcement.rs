@@ -98,7 +98,10 @@ impl Ledger {
     }
 
     /// The pods that a service selects, or the addresses that EndpointSlices list for it.
-    fn endpoints_of<'a>(&'a self, service: &'a Service) -> impl Iterator<Item = &'a Workload> {
+    pub(super) fn endpoints_of<'a>(
+        &'a self,
+        service: &'a Service,
+    ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
         let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
         let listed = self.listed.workloads_from(first);

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    GatewayTcpRoute, MeshConfig, Name, Object, PolicyScope, ReferenceGrant, RouteKind, RouteParent,
-    Service, ServiceName, ServicePolicy, Standing, TagScope, TcpRule, TlsRoute, TlsRule,
-    WeightedBackend, leads_back,
+    Destinations, GatewayTcpRoute, MeshConfig, Name, Object, PolicyScope, Protocol, ReferenceGrant,
+    RouteKind, RouteParent, Service, ServiceName, ServicePolicy, Standing, Surroundings, TagScope,
+    TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back,
 };
 use serde_json::Value;
 
@@ -13,6 +13,7 @@ use super::rivals::Rivals;
 use super::{Ledger, Origin};
 use crate::gateway::{ParentSaid, RouteId};
 use crate::guests::ACCESS_CERT;
+use crate::read::selects;
 use crate::source::record::Record;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
@@ -86,12 +87,7 @@ impl Ledger {
             Form::Conditions => {
                 let reason = if duplicate.is_some() { CONFLICTED } else { "Invalid" };
                 let refused = refusal.as_deref().map(|refusal| refused(refusal, reason));
-                let [accepted, resolved] = refused.unwrap_or_else(|| self.attached(origin, others));
-                let object = self.customs.said(origin);
-                let enforced = object.and_then(|it| self.enforced(it, &others.config, &accepted));
-                let mut all = with_programmed([accepted, resolved]);
-                all.extend(enforced);
-                Said::Conditions(all)
+                Said::Conditions(self.conditions(origin, refused, others))
             }
             Form::Parents => {
                 let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
@@ -123,6 +119,22 @@ impl Ledger {
             remark: self.remarks_of(origin),
             conflict: self.unsaid_conflict(origin, record, others),
         })
+    }
+
+    /// The conditions of a policy; `refused` are those of one that is rejected.
+    fn conditions(
+        &self,
+        origin: &Origin,
+        refused: Option<[Condition; 2]>,
+        others: &Others<'_>,
+    ) -> Vec<Condition> {
+        let [accepted, resolved] = refused.unwrap_or_else(|| self.attached(origin, others));
+        let object = self.customs.said(origin);
+        let enforced = object.and_then(|it| self.enforced(it, &others.config, &accepted));
+        let idle = object.filter(|_| accepted.status == "True");
+        let idle = idle.and_then(|it| self.unprogrammed(it, others));
+        let programmed = idle.unwrap_or_else(|| Condition::programmed(&accepted, TOLD));
+        [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
     /// Whether a good route decides anything at one of its parents.
@@ -171,8 +183,8 @@ impl Ledger {
         let missing = (!missing.is_empty()).then(|| cut(&missing.join("\n")));
         let first = match (&missing, self.outdone(object, others)) {
             (Some(missing), _) if is_nowhere => accepted(Some(missing), "TargetNotFound"),
-            (_, Some(overruled)) => accepted(Some(&overruled), CONFLICTED),
-            _ => accepted(None, ""),
+            (_, Some(Outdone::Overruled(by))) => accepted(Some(&by), CONFLICTED),
+            (_, Some(Outdone::Idle(_)) | None) => accepted(None, ""),
         };
         // Always said: what stood there before would stay otherwise.
         let second = match missing {
@@ -189,22 +201,35 @@ impl Ledger {
         let targets = targets(object);
         let mut missing = targets.iter().map(|(service, port)| self.missing(service, *port));
         let first = missing.next().flatten().filter(|_| missing.all(|it| it.is_some()));
-        first.or_else(|| self.outdone(object, others))
+        first.or_else(|| self.outdone(object, others).map(Outdone::into_sentence))
+    }
+
+    /// The condition `Programmed` of an accepted policy that has no effect: routes take the traffic of its
+    /// targets elsewhere (GEP-713).
+    fn unprogrammed(&self, object: &Object, others: &Others<'_>) -> Option<Condition> {
+        match self.outdone(object, others) {
+            Some(Outdone::Idle(message)) => {
+                let message = cut(&message);
+                Some(Condition { word: "Programmed", status: "False", reason: OVERRIDDEN, message })
+            }
+            Some(Outdone::Overruled(_)) | None => None,
+        }
     }
 
     /// Why a good object decides nothing although what it is about is there.
-    fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<String> {
-        match object {
-            Object::ServicePolicy(policy) => self.overruled_policy(policy, others),
+    fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<Outdone> {
+        let overruled = match object {
+            Object::ServicePolicy(policy) => return self.outdone_policy(policy, others),
             Object::Retry(policy) => self.rival_of_retry(policy, &others.rivals),
             Object::TagRoute(_) | Object::SermantRouteRule(_) => {
                 self.rival_of_tags(object, &others.rivals)
             }
             _ => None,
-        }
+        };
+        overruled.map(Outdone::Overruled)
     }
 
-    fn overruled_policy(&self, policy: &ServicePolicy, others: &Others<'_>) -> Option<String> {
+    fn outdone_policy(&self, policy: &ServicePolicy, others: &Others<'_>) -> Option<Outdone> {
         let namespace = &policy.name.namespace;
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
@@ -215,8 +240,11 @@ impl Ledger {
         let ports = services
             .iter()
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        match Standing::of(policy, ports, |service| others.about(service)) {
-            Standing::Overruled(other) => Some(format!("{other} decides wherever it is attached")),
+        match Standing::of(policy, ports, &Around { ledger: self, others }) {
+            Standing::Overruled(other) => {
+                Some(Outdone::Overruled(format!("{other} decides wherever it is attached")))
+            }
+            Standing::Idle(idle) => Some(Outdone::Idle(idle.to_string())),
             Standing::Decides | Standing::Nowhere => None,
         }
     }
@@ -310,6 +338,61 @@ fn refused(refusal: &str, reason: &'static str) -> [Condition; 2] {
 
 fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condition {
     Condition { word: "ResolvedRefs", status, reason, message: message.to_owned() }
+}
+
+/// The reason for a good object to have no effect although its targets exist, as a sentence.
+enum Outdone {
+    /// Another object decides instead.
+    Overruled(String),
+    /// It decides, and routes take the traffic elsewhere.
+    Idle(String),
+}
+
+impl Outdone {
+    fn into_sentence(self) -> String {
+        match self {
+            Self::Overruled(sentence) | Self::Idle(sentence) => sentence,
+        }
+    }
+}
+
+/// The objects around a policy, as the cluster has them.
+struct Around<'a, 'b> {
+    ledger: &'b Ledger,
+    others: &'b Others<'a>,
+}
+
+impl<'a> Surroundings<'a> for Around<'a, '_> {
+    fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
+        self.others.about(service)
+    }
+
+    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+        let Self { ledger, others } = self;
+        let found = ledger.services.get(service);
+        let found = found.and_then(|it| it.ports.iter().find(|it| it.port == port));
+        let is_opaque = found.is_some_and(|it| it.protocol == Some(Protocol::Tcp));
+        let attached = others.rivals.attached(service);
+        attached.destinations((service, port), is_opaque, |(kind, name), to| {
+            let own = &name.namespace;
+            *own == to.namespace || others.grants.iter().any(|grant| grant.permits(kind, own, to))
+        })
+    }
+
+    fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
+        let ledger = self.ledger;
+        let Some(own) = ledger.services.get(service) else { return true };
+        let Some(port) = own.ports.iter().find(|it| it.port == port) else { return true };
+        let mut behind = ledger.endpoints_of(own).peekable();
+        // Pods that are yet to come are not known.
+        behind.peek().is_none()
+            || behind.any(|workload| {
+                let others = ledger.services.near(workload);
+                let others = others
+                    .filter(|it| it.name != *service && selects(&it.selector, &workload.labels));
+                others.flat_map(|other| &other.ports).any(|it| it.target == port.target)
+            })
+    }
 }
 
 /// What is looked at for many objects.
@@ -411,6 +494,8 @@ fn cut(text: &str) -> String {
 /// Of what gives way to another; also the word of the Gateway API for a route beside one of a kind that goes
 /// before (GEP-1426).
 const CONFLICTED: &str = "Conflicted";
+/// The reason of `Programmed` for a policy without effect (GEP-713).
+const OVERRIDDEN: &str = "Overridden";
 /// What is said of what decides. Whether sidecars have applied it is not waited for.
 const TOLD: &str = "on its way to each connected sidecar that it concerns";
 /// What is said of the targets of an object that has none.

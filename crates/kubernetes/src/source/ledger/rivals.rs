@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leno_model::{
-    Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule, SermantRules, Service,
-    ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
+    AttachedRoutes, Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule,
+    SermantRules, Service, ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
 };
 
 use super::Ledger;
@@ -56,6 +56,23 @@ impl<'a> Rivals<'a> {
             }
             _ => {}
         }
+    }
+
+    /// The routes and splits that are attached to a service.
+    pub(super) fn attached(&self, service: &ServiceName) -> AttachedRoutes<'a> {
+        let mut attached = AttachedRoutes::default();
+        attached.splits.extend(self.splits.get(service).into_iter().flatten());
+        for route in self.routes.get(service).into_iter().flatten() {
+            match route {
+                Object::HttpRoute(route) | Object::GrpcRoute(route) => {
+                    attached.requests.push(route)
+                }
+                Object::GatewayTcpRoute(route) => attached.tcp.push(route),
+                Object::TlsRoute(route) => attached.tls.push(route),
+                _ => {}
+            }
+        }
+        attached
     }
 
     /// The routes of a namespace that are attached to a port.

@@ -464,6 +464,46 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
 }
 
 #[test]
+fn a_policy_without_effect_is_accepted_and_not_programmed() {
+    let kind = index("OutlierRemoval", "leno.dev");
+    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let removal = |name: &str, target: &str| {
+        let spec = json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutive": 3});
+        custom(kind, name, "2025-01-01T00:00:00Z", spec)
+    };
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(SERVICES, service("next", 8080));
+    ledger.take(kind, removal("a", "web"));
+    let parent = json!({"group": "", "kind": "Service", "name": "web"});
+    let spec = json!({
+        "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
+    });
+    ledger.take(routes, custom(routes, "away", "2025-01-01T00:00:00Z", spec));
+    let said = |ledger: &mut Ledger| {
+        let statements = ledger.statements().unwrap();
+        let said = statements.iter().find_map(|it| match &it.said {
+            Said::Conditions(all) if it.target.name == "a" => Some(all.clone()),
+            _ => None,
+        });
+        let said = said.unwrap().into_iter().filter(|it| it.word != "ResolvedRefs");
+        said.map(|it| (it.word, it.status, it.reason, it.message)).collect::<Vec<_>>()
+    };
+    let programmed = |ledger: &mut Ledger| {
+        let said = said(ledger);
+        assert_eq!((said[0].0, said[0].1), ("Accepted", "True"));
+        (said[1].0, said[1].1, said[1].2)
+    };
+    // It is the default of a backend without such a policy.
+    assert_eq!(programmed(&mut ledger), PROGRAMMED);
+    ledger.take(kind, removal("own", "next"));
+    let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has a policy \
+                   of its own, such as OutlierRemoval shop/own";
+    let unprogrammed = ("Programmed", "False", "Overridden", message.to_owned());
+    assert_eq!(said(&mut ledger)[1], unprogrammed);
+}
+
+#[test]
 fn a_lane_whose_service_is_not_there_is_told_so() {
     let kind = index("Lane", "leno.dev");
     let mut ledger = settled();

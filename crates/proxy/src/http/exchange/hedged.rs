@@ -70,7 +70,7 @@ impl Exchange<'_, '_> {
     /// The rule by which a second attempt may be made beside the next one.
     #[inline]
     pub(super) fn hedge<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
-        let hedging = bound.unusual.as_ref()?.rule.hedging.as_ref()?;
+        let hedging = bound.unusual.as_ref()?.hedging.as_ref()?;
         self.may_hedge(&hedging.rule, aim, bound).then_some(&hedging.rule)
     }
 

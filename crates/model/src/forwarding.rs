@@ -1,0 +1,249 @@
+//! Destinations of the traffic of a service, and policies without effect because routes take that traffic
+//! elsewhere.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use crate::change::ObjectKey;
+use crate::decider::PortGuard;
+use crate::name::{RouteName, ServiceName};
+use crate::rate_limit::PortLimits;
+use crate::route::{HttpRoute, RouteKind, WeightedBackend};
+use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
+use crate::tcp_rule::GatewayTcpRoute;
+use crate::tls_route::TlsRoute;
+use crate::traffic_split::TrafficSplit;
+
+/// The routes and splits that are attached to a service, of its own namespace and of others.
+#[derive(Debug, Clone, Default)]
+pub struct AttachedRoutes<'a> {
+    /// Each `HTTPRoute` and `GRPCRoute`.
+    pub requests: Vec<&'a HttpRoute>,
+    /// Each `TCPRoute` of the Gateway API.
+    pub tcp: Vec<&'a GatewayTcpRoute>,
+    /// Each `TLSRoute`.
+    pub tls: Vec<&'a TlsRoute>,
+    /// Each `TrafficSplit`.
+    pub splits: Vec<&'a TrafficSplit>,
+}
+
+/// Destinations of the requests to one port of a service, or of its connections where it carries bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Destinations {
+    /// Some of it reaches the port's own endpoints.
+    pub own: bool,
+    /// The ports of other services that routes forward to.
+    pub others: BTreeSet<(ServiceName, u16)>,
+    /// The routes that decide, in order.
+    pub routes: Vec<ObjectKey>,
+}
+
+impl AttachedRoutes<'_> {
+    /// Destinations of the traffic to a port. `is_opaque`: the port carries bytes; `may_forward` permits
+    /// an object to forward to a service. Clients of other namespaces with routes of their own may use
+    /// any destination: then the port's own endpoints count as one.
+    pub fn destinations(
+        &self,
+        (service, port): (&ServiceName, u16),
+        is_opaque: bool,
+        may_forward: impl Fn((RouteKind, &RouteName), &ServiceName) -> bool,
+    ) -> Destinations {
+        let mut found =
+            Destinations { own: self.has_consumers(service), ..Destinations::default() };
+        let mut add = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
+            for backend in backends.iter().filter(|backend| backend.weight > 0) {
+                let to = (&backend.service, backend.port);
+                if to == (service, port) {
+                    found.own = true;
+                } else if backend.service == *service || may_forward(object, &backend.service) {
+                    found.others.insert((backend.service.clone(), backend.port));
+                }
+            }
+            let key = object.0.key(object.1.clone());
+            if !found.routes.contains(&key) {
+                found.routes.push(key);
+            }
+        };
+        let requests = if is_opaque { Vec::new() } else { self.for_requests(service, port) };
+        for route in &requests {
+            for rule in &route.rules {
+                let is_answered = rule.actions.redirect.is_some();
+                let backends = if is_answered { &[][..] } else { &rule.backends };
+                add((route.kind, &route.name), backends);
+            }
+        }
+        if !requests.is_empty() {
+            return found;
+        }
+        if let Some(route) = self.for_connections(service, port) {
+            add((RouteKind::Tcp, &route.rule.route), &route.rule.backends);
+            return found;
+        }
+        let sessions: Vec<&&TlsRoute> =
+            self.tls.iter().filter(|it| it.is_at(service, port)).collect();
+        if !sessions.is_empty() {
+            sessions.iter().for_each(|it| add((RouteKind::Tls, &it.rule.route), &it.rule.backends));
+            found.own |= !is_opaque;
+            return found;
+        }
+        let splits = self.splits.iter().filter(|split| split.root.service == *service);
+        let for_some = splits.clone().filter(|it| it.groups.is_some() && !is_opaque);
+        let whole = splits.filter(|it| it.groups.is_none()).min_by_key(|it| &it.name);
+        for split in for_some.chain(whole) {
+            add((RouteKind::Split, &split.name), &split.at(port));
+        }
+        found.own |= whole.is_none();
+        found
+    }
+
+    /// The routes that decide about requests of clients without routes of their own: those of the
+    /// service's namespace, of the kind that goes before the other.
+    fn for_requests(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
+        let at = self.requests.iter().copied().filter(|route| {
+            route.name.namespace == service.namespace
+                && route.parents.iter().any(|parent| parent.has(service, port))
+        });
+        let kind = at.clone().map(|route| route.kind).max();
+        at.filter(|route| Some(route.kind) == kind).collect()
+    }
+
+    fn for_connections(&self, service: &ServiceName, port: u16) -> Option<&GatewayTcpRoute> {
+        let at = self.tcp.iter().copied().filter(|route| {
+            route.rule.route.namespace == service.namespace
+                && route.parents.iter().any(|parent| parent.has(service, port))
+        });
+        at.min_by_key(|route| (route.created, &route.rule.route))
+    }
+
+    fn has_consumers(&self, service: &ServiceName) -> bool {
+        let requests = self.requests.iter().map(|route| &route.name.namespace);
+        let tcp = self.tcp.iter().map(|route| &route.rule.route.namespace);
+        let tls = self.tls.iter().map(|route| &route.rule.route.namespace);
+        requests.chain(tcp).chain(tls).any(|namespace| *namespace != service.namespace)
+    }
+}
+
+impl TlsRoute {
+    fn is_at(&self, service: &ServiceName, port: u16) -> bool {
+        self.rule.route.namespace == service.namespace
+            && self.parents.iter().any(|parent| parent.has(service, port))
+    }
+}
+
+/// The reason for a policy to have no effect on any traffic although it decides at its service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Idle {
+    /// The service or port of the policy.
+    pub service: ServiceName,
+    /// The routes that take the traffic.
+    pub routes: Vec<ObjectKey>,
+    /// The services that get it.
+    pub others: BTreeSet<ServiceName>,
+    /// The reason.
+    pub cause: IdleCause,
+}
+
+/// The reason, in short.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdleCause {
+    /// The routes forward nothing: they answer by themselves, or have no backend with a weight.
+    NoTraffic,
+    /// Each service that the routes forward to has a policy of its own, such as this one.
+    OwnPolicies(ServicePolicyName),
+    /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
+    OtherWorkloads,
+}
+
+/// A sentence about the object that has the policy's name before it.
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        let verb =
+            |one: &'static str, many: &'static str| if routes.len() == 1 { one } else { many };
+        let others: Vec<String> = self.others.iter().map(ToString::to_string).collect();
+        let (routes_shown, others) = (routes.join(" and "), others.join(", "));
+        match &self.cause {
+            IdleCause::NoTraffic => {
+                let forward = verb("answers", "answer");
+                write!(f, "{routes_shown} {forward} all requests to {}", self.service)?;
+                f.write_str(" without forwarding any")
+            }
+            IdleCause::OwnPolicies(policy) => {
+                let forward = verb("forwards", "forward");
+                write!(f, "{routes_shown} {forward} all requests to {others}, and each of ")?;
+                write!(f, "these has a policy of its own, such as {policy}")
+            }
+            IdleCause::OtherWorkloads => {
+                let forward = verb("forwards", "forward");
+                write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
+                write!(f, "of {} gets any", self.service)
+            }
+        }
+    }
+}
+
+/// The objects around a policy.
+pub trait Surroundings<'a> {
+    /// The policies that may be attached to a service.
+    fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy>;
+
+    /// Destinations of the traffic to a port.
+    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations;
+
+    /// Reports that another service leads to the same port of a workload behind this one.
+    fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
+}
+
+impl Idle {
+    /// The reason for a policy to have no effect at a port where it decides; `None` where it has one.
+    pub(crate) fn at<'a>(
+        policy: &ServicePolicy,
+        (service, port): (&ServiceName, u16),
+        around: &impl Surroundings<'a>,
+    ) -> Option<Self> {
+        let destinations = around.destinations(service, port);
+        if destinations.own {
+            return None;
+        }
+        let all = around.policies_of(service);
+        let treatment = Treatment::of(all.iter().copied(), service, port);
+        let is_it = |name: &ServicePolicyName| *name == policy.name;
+        let decides = |name: Option<&ServicePolicyName>| name.is_some_and(is_it);
+        let limits = PortLimits::of(all.iter().copied(), service, port).map(|it| it.policy);
+        let guards = PortGuard::of(all.iter().copied(), service, port);
+        let is_inbound =
+            decides(limits.as_ref()) || guards.iter().any(|guard| is_it(&guard.policy));
+        let is_of_requests = decides(treatment.breaker.as_ref().map(|it| &it.policy))
+            || decides(treatment.faults.as_ref().map(|it| &it.policy))
+            || decides(treatment.hedging.as_ref().map(|it| &it.policy));
+        let because = |cause| Self {
+            service: service.clone(),
+            routes: destinations.routes.clone(),
+            others: destinations.others.iter().map(|(other, _)| other.clone()).collect(),
+            cause,
+        };
+        if is_inbound && around.shares_workloads(service, port) {
+            return None;
+        }
+        if destinations.others.is_empty() {
+            return Some(because(IdleCause::NoTraffic));
+        }
+        if is_of_requests {
+            return None;
+        }
+        if is_inbound {
+            return Some(because(IdleCause::OtherWorkloads));
+        }
+        let mut own = None;
+        for (other, port) in &destinations.others {
+            let theirs = Treatment::of(around.policies_of(other), other, *port);
+            let removal = theirs.removal.map(|it| it.policy);
+            let balancing = theirs.balancing.map(|it| it.policy);
+            let is_balancing = decides(treatment.balancing.as_ref().map(|it| &it.policy));
+            // A policy of the whole namespace is that of the backend as well.
+            let theirs = if is_balancing { balancing } else { removal };
+            own = Some(theirs.filter(|name| *name != policy.name)?);
+        }
+        own.map(|own| because(IdleCause::OwnPolicies(own)))
+    }
+}

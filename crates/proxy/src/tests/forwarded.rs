@@ -1,0 +1,399 @@
+//! Policies of a called service with a route that forwards its requests to other services.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{
+    Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint,
+    FailureClasses, FaultRule, Faults, FixedAnswer, HashKey, HealthCheck, HealthProbe, HedgeRule,
+    Hedging, LoadBalancing, OutlierRemoval, Protocol, Removal, RemovalAlgorithm, RemovalBackOff,
+    RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, Treatment,
+    Trip,
+};
+use leno_telemetry::Count;
+
+use super::circuit::trip;
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, until, view,
+};
+use super::routes::{routed, rule};
+
+const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
+const V2: &str = "ratings-v2";
+const V3: &str = "ratings-v3";
+
+/// A door to a service with a route, half of its requests to each of two other services.
+struct Canary {
+    mesh: Mesh,
+    _server: Sidecar,
+    endpoints: [Endpoint; 2],
+}
+
+impl Canary {
+    async fn new(apps: [&Application; 2], protocol: Protocol) -> Self {
+        let setup = Setup { protocol, ..Setup::default() };
+        let mesh = Mesh::new(apps[0].address, setup).await;
+        let (server, second) = mesh.server("ratings-2", apps[1].address).await;
+        let endpoints = [mesh.endpoint(), second];
+        Self { mesh, _server: server, endpoints }
+    }
+
+    /// The client's sidecar applies these policies: to the called service, and to each backend.
+    fn treat(&self, called: Treatment, backends: [Treatment; 2]) {
+        let rules = vec![rule("/", &[(V2, 1), (V3, 1)])];
+        let mut views = routed(&self.mesh, rules);
+        let tcp = TcpRule {
+            route: "bookinfo/share".parse().unwrap(),
+            kind: RouteKind::Tcp,
+            backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
+            ungranted_weight: 0,
+        };
+        let port = views[0].ports.get_mut(&PORT).unwrap();
+        (port.treatment, port.tcp_rule) = (called, Some(tcp));
+        views.truncate(1);
+        for ((name, endpoint), treatment) in [V2, V3].iter().zip(&self.endpoints).zip(backends) {
+            let name = ServiceName::new("bookinfo", name).unwrap();
+            let mut endpoint = endpoint.clone();
+            endpoint.id.service = name.clone();
+            let mut view = ServiceView { name, ..view(self.mesh.setup.protocol, &[endpoint]) };
+            view.ports.get_mut(&PORT).unwrap().treatment = treatment;
+            views.push(view);
+        }
+        self.mesh.client_knows(views);
+    }
+
+    fn count(&self, count: Count) -> u64 {
+        self.mesh.client.telemetry.count(count)
+    }
+}
+
+fn name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "bookinfo", name).unwrap()
+}
+
+fn breaker(policy: &str, rule: CircuitBreaker) -> Treatment {
+    let policy = name(ServicePolicyKind::CircuitBreaker, policy);
+    Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }
+}
+
+fn at_most(policy: &str, requests: u32) -> Treatment {
+    let limits = CircuitLimits { requests: Some(requests), ..CircuitLimits::default() };
+    breaker(policy, CircuitBreaker { limits, ..CircuitBreaker::default() })
+}
+
+fn tripping(policy: &str, trip: Trip, status: u16) -> Treatment {
+    let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
+    breaker(policy, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() })
+}
+
+fn aborting(policy: &str, status: u16) -> Treatment {
+    let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
+    let rule = FaultRule {
+        name: "rule".to_owned(),
+        requests: Vec::new(),
+        peers: Vec::new(),
+        delay: None,
+        abort: Some(Abort { share_ppm: 1_000_000, answer, grpc: None }),
+    };
+    let policy = name(ServicePolicyKind::FaultInjection, policy);
+    Treatment { faults: Some(Faults { policy, rules: vec![rule] }), ..Treatment::default() }
+}
+
+fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -> Treatment {
+    let rule = OutlierRemoval {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: Duration::from_secs(10),
+        steps: 10,
+        rate: None,
+        consecutive: Some(consecutive),
+        removed_percent_max: 100,
+        keep: 0,
+        back_off: RemovalBackOff {
+            base: Duration::from_secs(600),
+            most: Duration::from_secs(600),
+            jitter_percent: 0,
+        },
+        probes: 1,
+        health_check: health_check.map(Box::new),
+    };
+    let policy = name(ServicePolicyKind::OutlierRemoval, policy);
+    let algorithm = RemovalAlgorithm::Native(rule);
+    Treatment { removal: Some(Removal { policy, algorithm }), ..Treatment::default() }
+}
+
+fn none() -> [Treatment; 2] {
+    [Treatment::default(), Treatment::default()]
+}
+
+async fn hanging() -> Application {
+    Application::start(|mut client| async move { drop(client.last().await) }).await
+}
+
+#[test]
+fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
+    run(async {
+        let (one, two) = (hanging().await, hanging().await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        canary.treat(at_most("called", 3), none());
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let mut client = Client::connect(canary.mesh.door).await;
+            client.send(GET).await;
+            waiting.push(client);
+            until(|| one.accepted.get() + two.accepted.get() == waiting.len()).await;
+        }
+        for _ in 0..8 {
+            let mut client = Client::connect(canary.mesh.door).await;
+            assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
+        }
+        drop(waiting.pop());
+        until(|| canary.mesh.client.ended() == 9).await;
+        Client::connect(canary.mesh.door).await.send(GET).await;
+        until(|| one.accepted.get() + two.accepted.get() == 4).await;
+    });
+}
+
+#[test]
+fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
+    run(async {
+        let (one, two) = (hanging().await, hanging().await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        canary.treat(at_most("called", 1000), [at_most("v2", 1), at_most("v3", 1)]);
+        let mut waiting = Vec::new();
+        while one.accepted.get() + two.accepted.get() < 2 {
+            let before = canary.mesh.client.ended();
+            let mut client = Client::connect(canary.mesh.door).await;
+            client.send(GET).await;
+            let taken = one.accepted.get() + two.accepted.get();
+            until(|| {
+                canary.mesh.client.ended() > before
+                    || one.accepted.get() + two.accepted.get() > taken
+            })
+            .await;
+            waiting.push(client);
+        }
+        for _ in 0..8 {
+            let mut client = Client::connect(canary.mesh.door).await;
+            assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
+        }
+        assert_eq!((one.accepted.get(), two.accepted.get()), (1, 1));
+    });
+}
+
+#[test]
+fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
+    run(async {
+        let (one, two) = (hanging().await, hanging().await);
+        let canary = Canary::new([&one, &two], Protocol::Tcp).await;
+        let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
+        let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
+        canary.treat(breaker("called", rule), none());
+        let mut open = Vec::new();
+        for count in 1..=2 {
+            let mut client = Client::connect(canary.mesh.door).await;
+            client.send("hello").await;
+            open.push(client);
+            until(|| one.accepted.get() + two.accepted.get() == count).await;
+        }
+        for _ in 0..4 {
+            assert_ne!(Client::connect(canary.mesh.door).await.end().await, End::Clean);
+        }
+        assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
+    });
+}
+
+#[test]
+fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
+    run(async {
+        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let long = Trip { open_for: Duration::from_secs(600), ..trip() };
+        let patient = Trip { consecutive: Some(1000), ..long.clone() };
+        let backend = |policy| tripping(policy, patient.clone(), 418);
+        canary.treat(tripping("called", long, 429), [backend("v2"), backend("v3")]);
+        let mut client = Client::connect(canary.mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(GET).await.verdict(), (500, None));
+        }
+        for _ in 0..5 {
+            assert_eq!(client.ask(GET).await.verdict(), (429, Some("circuit-open")));
+        }
+        assert_eq!(canary.count(Count::CircuitOpened), 1);
+    });
+}
+
+#[test]
+fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
+    run(async {
+        let app = Application::canned(BROKEN).await;
+        let canary = Canary::new([&app, &app], Protocol::Http).await;
+        let long = Trip { open_for: Duration::from_secs(600), ..trip() };
+        let own = tripping("both", Trip { consecutive: Some(4), ..long }, 418);
+        // The called service adds policies of its own, so that the two ways differ.
+        canary.treat(removing("called", 1000, None), [own.clone(), own]);
+        let [v2, v3] = [V2, V3].map(|name| ServiceName::new("bookinfo", name).unwrap());
+        let entrance = |service| crate::session::Entrance::Door { service, port: PORT };
+        let direct = canary.mesh.client.listen(entrance(v2)).await;
+        let other = canary.mesh.client.listen(entrance(v3)).await;
+        for door in [direct, other] {
+            let mut client = Client::connect(door).await;
+            for _ in 0..3 {
+                assert_eq!(client.ask(GET).await.verdict(), (500, None));
+            }
+        }
+        let mut routed = Client::connect(canary.mesh.door).await;
+        let mut opened = 0;
+        while canary.count(Count::CircuitOpened) < 2 {
+            opened += usize::from(routed.ask(GET).await.verdict() == (500, None));
+            assert!(opened <= 2, "each backend has one failure left");
+        }
+        for door in [direct, other, canary.mesh.door] {
+            let verdict = Client::connect(door).await.ask(GET).await;
+            assert_eq!(verdict.verdict(), (418, Some("circuit-open")));
+        }
+    });
+}
+
+#[test]
+fn faults_are_those_of_the_called_service_or_else_of_the_backend() {
+    run(async {
+        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let backends = || [aborting("v2", 502), aborting("v3", 502)];
+        for (called, backends, expected) in [
+            (aborting("called", 418), none(), (418, Some("fault-injected"))),
+            (aborting("called", 418), backends(), (418, Some("fault-injected"))),
+            (Treatment::default(), backends(), (502, Some("fault-injected"))),
+            (at_most("called", 1000), backends(), (502, Some("fault-injected"))),
+        ] {
+            canary.treat(called, backends);
+            let mut client = Client::connect(canary.mesh.door).await;
+            for _ in 0..4 {
+                assert_eq!(client.ask(GET).await.verdict(), expected);
+            }
+        }
+        assert!(one.requests().is_empty() && two.requests().is_empty());
+    });
+}
+
+#[test]
+fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
+    run(async {
+        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        canary.treat(removing("called", 3, None), [Treatment::default(), removing("v3", 5, None)]);
+        let mut client = Client::connect(canary.mesh.door).await;
+        while canary.count(Count::EndpointRemovedForRow) < 2 {
+            client.ask(GET).await;
+        }
+        assert_eq!((one.requests().len(), two.requests().len()), (3, 5));
+        for _ in 0..4 {
+            assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
+        }
+        let listed = canary.mesh.client.worker.removed.snapshot();
+        let listed: BTreeSet<String> = listed
+            .into_iter()
+            .map(|(_, it)| format!("{} by {}", it.endpoint.id.workload.name, it.policy.name))
+            .collect();
+        let expected = ["ratings-1 by called", "ratings-2 by v3"];
+        assert_eq!(listed, expected.map(str::to_owned).into());
+    });
+}
+
+#[test]
+fn health_checks_of_the_called_service_reach_backends() {
+    run(async {
+        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let check = HealthCheck {
+            probe: HealthProbe::Http { path: "/healthz".to_owned() },
+            interval: Duration::from_millis(20),
+            timeout: Duration::from_secs(60),
+            failures: 2,
+            successes: 2,
+        };
+        canary.treat(removing("called", 3, Some(check)), none());
+        let asked = |app: &Application| {
+            let requests = app.requests();
+            requests.iter().filter(|it| it.head.starts_with("GET /healthz")).count()
+        };
+        let mut client = Client::connect(canary.mesh.door).await;
+        while asked(&one) < 3 || asked(&two) < 3 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+    });
+}
+
+#[test]
+fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend() {
+    run(async {
+        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let mesh = Mesh::permissive(one.address).await;
+        let (_server, second) = mesh.server("ratings-2", two.address).await;
+        let keyed = |policy, algorithm| Balancing {
+            policy: name(ServicePolicyKind::LoadBalancing, policy),
+            rule: LoadBalancing { algorithm, warm_up: None },
+        };
+        let maglev = BalanceAlgorithm::Maglev(HashKey::Header("x-user".to_owned()));
+        for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
+            let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
+            let port = views[0].ports.get_mut(&PORT).unwrap();
+            port.treatment.balancing = Some(keyed("called", maglev.clone()));
+            let port = views[1].ports.get_mut(&PORT).unwrap();
+            port.endpoints = [mesh.endpoint(), second.clone()].map(Arc::new).into();
+            port.treatment.balancing = own.map(|algorithm| keyed("v2", algorithm));
+            mesh.client_knows(views);
+            let before = (one.requests().len(), two.requests().len());
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..16 {
+                let get = GET.replacen("\r\n", "\r\nx-user: ann\r\n", 1);
+                assert_eq!(client.ask(&get).await.status, 200);
+            }
+            let taken = (one.requests().len() - before.0, two.requests().len() - before.1);
+            assert_eq!(taken.0 > 0 && taken.1 > 0, spreads, "{taken:?}");
+        }
+    });
+}
+
+#[test]
+fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
+    run(async {
+        let (mute, app) = (hanging().await, Application::canned(OK).await);
+        let mesh = Mesh::permissive(mute.address).await;
+        let (_server, second) = mesh.server("ratings-2", app.address).await;
+        let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
+        let policy = name(ServicePolicyKind::Hedging, "called");
+        let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
+        views[0].ports.get_mut(&PORT).unwrap().treatment.hedging = Some(Hedging { policy, rule });
+        let port = views[1].ports.get_mut(&PORT).unwrap();
+        port.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+        mesh.client_knows(views);
+        // A draw decides where a first attempt goes; one that goes to the mute endpoint is hedged.
+        let mut client = Client::connect(mesh.door).await;
+        while mesh.client.telemetry.count(Count::HedgesWon) == 0 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+    });
+}
+
+#[test]
+fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
+    run(async {
+        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let canary = Canary::new([&one, &two], Protocol::Http).await;
+        let called = || removing("called", 3, None);
+        canary.treat(called(), none());
+        let mut client = Client::connect(canary.mesh.door).await;
+        while canary.count(Count::EndpointRemovedForRow) < 2 {
+            client.ask(GET).await;
+        }
+        // The same policies with other routes: nothing that was learned is lost.
+        canary.treat(called(), none());
+        assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
+        // A policy that ends lets its endpoints go.
+        canary.treat(Treatment::default(), none());
+        assert_eq!(client.ask(GET).await.verdict(), (500, None));
+        until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;
+    });
+}

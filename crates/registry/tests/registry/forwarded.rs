@@ -1,0 +1,111 @@
+//! Policies of a service with a route that forwards its requests to other services.
+
+use expect_test::expect;
+use leno_model::Object;
+use leno_registry::{lint, read_str};
+
+/// A service with a route, services with the same instances, and services with others.
+fn canary(backends: &str, more: &str) -> String {
+    let service = |(name, number): (&str, u8), labels: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, \
+             spec: {{selector: {{{labels}}}, ports: [{{port: 80, appProtocol: http}}]}}}}\n\
+             ---\n{{apiVersion: leno.dev/v1alpha1, kind: Workload, \
+             metadata: {{name: {name}-1, labels: {{{labels}, name: {name}}}}}, \
+             spec: {{address: 127.0.0.{number}, ports: [{{port: 80, protocol: HTTP}}]}}}}\n"
+        )
+    };
+    let route = format!(
+        "---\n{{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {{name: api}}, \
+         spec: {{parentRefs: [{{group: '', kind: Service, name: api}}], rules: [{backends}]}}}}\n"
+    );
+    let parts = [
+        service(("api", 1), "app: api"),
+        service(("api-v1", 2), "app: api, version: v1"),
+        service(("next", 3), "app: next"),
+        service(("third", 4), "app: third"),
+        route,
+        more.to_owned(),
+    ];
+    parts.concat()
+}
+
+fn policy_for(kind: &str, name: &str, targets: &str, spec: &str) -> String {
+    let targets: Vec<String> =
+        targets.split(' ').map(|it| format!("{{kind: Service, name: {it}}}")).collect();
+    format!(
+        "---\n{{apiVersion: leno.dev/v1alpha1, kind: {kind}, metadata: {{name: {name}}}, \
+         spec: {{targetRefs: [{}], {spec}}}}}\n",
+        targets.join(", ")
+    )
+}
+
+fn warnings(text: &str) -> String {
+    let (objects, rejected) = read_str("f.yaml", text);
+    assert_eq!(rejected, []);
+    let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
+    lint(&objects).iter().map(|w| format!("{w}\n")).collect()
+}
+
+/// One policy of each kind for a service.
+fn each_kind(targets: &str) -> String {
+    [
+        policy_for("CircuitBreaker", "breaker", targets, "limits: {requests: 2}"),
+        policy_for("OutlierRemoval", "removal", targets, "consecutive: 5"),
+        policy_for("LoadBalancing", "balancing", targets, "algorithm: RoundRobin"),
+        policy_for("Hedging", "hedging", targets, "after: 50ms"),
+        policy_for(
+            "FaultInjection",
+            "faults",
+            targets,
+            "rules: [{abort: {status: 500, percent: 50}}]",
+        ),
+        policy_for("RateLimit", "limit", targets, "rules: [{requests: 5, in: 1s}]"),
+    ]
+    .concat()
+}
+
+#[test]
+fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
+    let to_both = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
+    assert_eq!(warnings(&canary(to_both, &each_kind("api"))), "");
+    // A part that stays, clients without a match, and policies of a backend.
+    let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    let theirs = policy_for("OutlierRemoval", "theirs", "next", "consecutive: 5");
+    assert_eq!(warnings(&canary(back, &format!("{}{theirs}", each_kind("api")))), "");
+}
+
+#[test]
+fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
+    let away = "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
+    let own = [
+        policy_for("OutlierRemoval", "own-removal", "next", "consecutive: 5"),
+        policy_for("LoadBalancing", "own-balancing", "next", "algorithm: Random"),
+    ];
+    let more =
+        format!("{}{}", each_kind("third"), own.concat()).replace("name: third", "name: lone");
+    let lone = "---\n{apiVersion: v1, kind: Service, metadata: {name: lone}, \
+         spec: {selector: {app: lone}, ports: [{port: 80, appProtocol: http}]}}\n\
+         ---\n{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: lone-1, \
+         labels: {app: lone}}, spec: {address: 127.0.0.5, ports: [{port: 80, protocol: HTTP}]}}\n";
+    let split = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
+         metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
+    let text = canary(away, &format!("{more}{lone}{split}"));
+    expect![[r#"
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has a policy of its own, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has a policy of its own, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
+        RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone gets any; attach it to default/next
+    "#]].assert_eq(&warnings(&text));
+}
+
+#[test]
+fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
+    let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
+    expect![[r#"
+        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+        FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+    "#]].assert_eq(&warnings(&canary(redirect, &each_kind("api"))));
+}

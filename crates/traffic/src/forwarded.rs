@@ -1,0 +1,195 @@
+//! Policies of a called service on the ports that its routes forward to, compiled with the snapshot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_model::{Endpoint, ServiceName, WeightedBackend};
+
+use crate::balance::hashing::Places;
+use crate::plan::{PortPlan, ServicePlan, placed};
+use crate::treatment::PortTreatment;
+
+/// The ports that the routes of a port with policies forward to, each with its effective policies.
+#[derive(Debug)]
+pub struct Forwarded {
+    ports: Box<[ForwardedPort]>,
+    /// The place in `ports` of each backend, by its place in each rule of the port's view. A backend
+    /// that is the port itself, or does not exist, has none.
+    by_rule: Box<[Box<[Option<u32>]>]>,
+}
+
+/// A port that a route forwards to, as callers of the other service reach it.
+#[derive(Debug)]
+pub struct ForwardedPort {
+    /// The backend.
+    pub service: ServiceName,
+    /// Its port.
+    pub port: u16,
+    /// The policies of both, combined.
+    pub treatment: Arc<PortTreatment>,
+    /// The places of the port's endpoints, where the called service has them chosen by a key.
+    pub places: Option<Arc<Places>>,
+    /// The parts that the above were made from.
+    called: Arc<PortTreatment>,
+    own: Option<Arc<PortTreatment>>,
+    endpoints: Arc<[Arc<Endpoint>]>,
+}
+
+/// The policies of one way to a port, and the places of its endpoints under them.
+pub type EffectivePolicies<'a> = (Option<&'a Arc<PortTreatment>>, Option<&'a Arc<Places>>);
+
+impl PortPlan {
+    /// The policies of a direct call.
+    #[must_use]
+    pub fn own_policies(&self) -> EffectivePolicies<'_> {
+        (self.treatment.as_ref(), self.places.as_ref())
+    }
+
+    /// The policies of a request that a rule of this port forwards to a backend, by both of their
+    /// places; `behind` is the backend's port.
+    #[must_use]
+    pub fn policies_of_rule<'a>(
+        &'a self,
+        (rule, backend): (usize, usize),
+        behind: &'a Self,
+    ) -> EffectivePolicies<'a> {
+        match &self.forwarded {
+            None => behind.own_policies(),
+            Some(forwarded) => match forwarded.of_rule(rule, backend) {
+                None => behind.own_policies(),
+                Some(port) => port.policies(),
+            },
+        }
+    }
+
+    /// The same for a backend that is known by its name.
+    #[must_use]
+    pub fn policies_to<'a>(
+        &'a self,
+        service: &ServiceName,
+        port: u16,
+        behind: &'a Self,
+    ) -> EffectivePolicies<'a> {
+        let forwarded = self.forwarded.as_ref().and_then(|it| it.port(service, port));
+        forwarded.map_or_else(|| behind.own_policies(), ForwardedPort::policies)
+    }
+}
+
+impl ForwardedPort {
+    fn policies(&self) -> EffectivePolicies<'_> {
+        (Some(&self.treatment), self.places.as_ref())
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let are_placed = match (&self.places, &other.places) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        are_placed
+            && Arc::ptr_eq(&self.treatment, &other.treatment)
+            && (&self.service, self.port) == (&other.service, other.port)
+    }
+}
+
+impl Forwarded {
+    /// Compiles the ways from a port; `None` where it has no policies, or no rule leads away.
+    pub(crate) fn of(
+        (name, number): (&ServiceName, u16),
+        port: &PortPlan,
+        services: &BTreeMap<ServiceName, Arc<ServicePlan>>,
+        before: Option<&Self>,
+    ) -> Option<Arc<Self>> {
+        let called = port.treatment.as_ref()?;
+        let mut ports: Vec<ForwardedPort> = Vec::new();
+        let mut place_of = |backend: &WeightedBackend| {
+            let (service, to) = (&backend.service, backend.port);
+            if (service, to) == (name, number) {
+                return None;
+            }
+            let known = ports.iter().position(|it| (&it.service, it.port) == (service, to));
+            let place = known.or_else(|| {
+                let behind = services.get(service)?.ports.get(&to)?;
+                let before = before.and_then(|it| it.port(service, to));
+                ports.push(ForwardedPort::of((service, to), called, behind, before));
+                Some(ports.len() - 1)
+            })?;
+            u32::try_from(place).ok()
+        };
+        let by_rule: Box<[Box<[Option<u32>]>]> = port
+            .routes
+            .rules()
+            .iter()
+            .map(|rule| rule.backends.iter().map(&mut place_of).collect())
+            .collect();
+        let of_bytes = port.tcp_rule.iter().flat_map(|rule| &rule.backends);
+        for backend in of_bytes.chain(port.tls_routes.backends()) {
+            place_of(backend);
+        }
+        (!ports.is_empty()).then(|| Arc::new(Self { ports: ports.into(), by_rule }))
+    }
+
+    /// The ports that routes forward to.
+    #[must_use]
+    pub fn ports(&self) -> &[ForwardedPort] {
+        &self.ports
+    }
+
+    fn of_rule(&self, rule: usize, backend: usize) -> Option<&ForwardedPort> {
+        let place = (*self.by_rule.get(rule)?.get(backend)?)?;
+        self.ports.get(usize::try_from(place).ok()?)
+    }
+
+    fn port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
+        self.ports.iter().find(|it| it.port == port && it.service == *service)
+    }
+
+    /// Reports that it is as it was, with the same identities.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.by_rule == other.by_rule
+            && self.ports.len() == other.ports.len()
+            && self.ports.iter().zip(&other.ports).all(|(one, other)| one.is_same(other))
+    }
+}
+
+impl ForwardedPort {
+    fn of(
+        (service, port): (&ServiceName, u16),
+        called: &Arc<PortTreatment>,
+        behind: &PortPlan,
+        before: Option<&Self>,
+    ) -> Self {
+        let own = behind.treatment.as_ref();
+        let before = before.filter(|it| {
+            Arc::ptr_eq(&it.called, called)
+                && it.own.as_ref().map(Arc::as_ptr) == own.map(Arc::as_ptr)
+        });
+        let treatment = match before {
+            Some(before) => Arc::clone(&before.treatment),
+            None => PortTreatment::forwarded(called, own),
+        };
+        let is_own = own.is_some_and(|own| own.balancing.is_some());
+        let places = match (&treatment.balancing, before) {
+            (None, _) => None,
+            (Some(_), _) if is_own => behind.places.clone(),
+            (Some(_), Some(before)) if placed(&before.endpoints).eq(placed(&behind.endpoints)) => {
+                before.places.clone()
+            }
+            (Some(balancing), _) => {
+                Places::of(&balancing.rule.algorithm, &behind.endpoints).map(Arc::new)
+            }
+        };
+        Self {
+            service: service.clone(),
+            port,
+            treatment,
+            places,
+            called: Arc::clone(called),
+            own: own.cloned(),
+            endpoints: Arc::clone(&behind.endpoints),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

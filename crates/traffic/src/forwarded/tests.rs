@@ -1,0 +1,185 @@
+//! Ways from a called service to the ports that its routes forward to, as snapshots follow each other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_model::{
+    Access, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, Endpoint, EndpointId, HashKey,
+    LoadBalancing, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteName, RouteRule,
+    RuleActions, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, Snapshot,
+    Treatment, WeightedBackend, WorkloadName,
+};
+
+use crate::plan::tests::workload_plan;
+use crate::treatment::PortTreatment;
+use crate::{ForwardedPort, Plans};
+
+fn service(name: &str) -> ServiceName {
+    ServiceName::new("shop", name).unwrap()
+}
+
+fn policy(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+    ServicePolicyName::new(kind, "shop", name).unwrap()
+}
+
+fn breaking(name: &str) -> Treatment {
+    let policy = policy(ServicePolicyKind::CircuitBreaker, name);
+    let breaker = Breaker { policy, rule: CircuitBreaker::default() };
+    Treatment { breaker: Some(breaker), ..Treatment::default() }
+}
+
+fn balancing(name: &str, algorithm: BalanceAlgorithm) -> Treatment {
+    let policy = policy(ServicePolicyKind::LoadBalancing, name);
+    let rule = LoadBalancing { algorithm, warm_up: None };
+    Treatment { balancing: Some(Balancing { policy, rule }), ..Treatment::default() }
+}
+
+fn view(name: &str, treatment: Treatment, backends: &[&str], endpoints: u16) -> ServiceView {
+    let endpoint = |number: u16| {
+        let workload = WorkloadName::new("shop", &format!("{name}-{number}")).unwrap();
+        let id = EndpointId { service: service(name), port: 80, workload };
+        let address = ([127, 0, 0, 1], number).into();
+        Arc::new(Endpoint { id, address, account: None, tags: BTreeMap::new(), weight: None })
+    };
+    let rule = RouteRule {
+        route: RouteName::new("shop", "r").unwrap(),
+        matches: vec![RequestMatch::default()],
+        backends: backends.iter().map(|it| WeightedBackend::new(service(it), 80, 1)).collect(),
+        request_timeout: None,
+        actions: RuleActions::default(),
+        kind: RouteKind::default(),
+    };
+    let port = PortView {
+        name: None,
+        protocol: Protocol::Http,
+        routed: !backends.is_empty(),
+        rules: if backends.is_empty() { Vec::new() } else { vec![rule] },
+        endpoints: (1..=endpoints).map(endpoint).collect(),
+        tls_rules: Vec::new(),
+        treatment,
+        tags: None,
+        tcp_rule: None,
+    };
+    let ports = BTreeMap::from([(80, port)]);
+    ServiceView { name: service(name), reach: Reach::Allowed, ports }
+}
+
+fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
+    let services = views.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
+    let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
+    let plan = Arc::new(workload_plan(Access::Permissive));
+    let snapshot = Arc::new(Snapshot { plan, services, addresses, names });
+    Plans::build(snapshot, before).unwrap()
+}
+
+/// The policies of a request that calls one service and is forwarded to another, by their names.
+fn applied(plans: &Plans, to: &str) -> String {
+    let called = &plans.service(&service("api")).unwrap().ports[&80];
+    let behind = &plans.service(&service(to)).unwrap().ports[&80];
+    let (treatment, _) = called.policies_to(&service(to), 80, behind);
+    let names = treatment.into_iter().flat_map(|it| it.policies());
+    names.map(|it| it.name.to_string()).collect::<Vec<_>>().join(" ")
+}
+
+fn port<'a>(plans: &'a Plans, to: &str) -> &'a ForwardedPort {
+    let called = &plans.service(&service("api")).unwrap().ports[&80];
+    let mut ports = called.forwarded.as_ref().unwrap().ports().iter();
+    ports.find(|it| it.service == service(to)).unwrap()
+}
+
+#[test]
+fn policies_are_combined_by_kind() {
+    let random = || balancing("random", BalanceAlgorithm::Random);
+    let both = Treatment { balancing: random().balancing, ..breaking("called") };
+    for (called, own, expected) in [
+        (Treatment::default(), Treatment::default(), ""),
+        (Treatment::default(), breaking("own"), "own"),
+        (breaking("called"), Treatment::default(), "called"),
+        (breaking("called"), breaking("own"), "own called"),
+        (random(), Treatment::default(), "random"),
+        (random(), balancing("own", BalanceAlgorithm::RoundRobin), "own"),
+        (both.clone(), breaking("own"), "own called random"),
+    ] {
+        let views = || {
+            vec![
+                view("api", called.clone(), &["v1", "api", "gone"], 1),
+                view("v1", own.clone(), &[], 1),
+            ]
+        };
+        assert_eq!(applied(&plans(views(), None), "v1"), expected);
+    }
+}
+
+#[test]
+fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
+    let views = vec![
+        view("api", breaking("called"), &["gone", "api", "v1"], 1),
+        view("v1", Treatment::default(), &[], 1),
+    ];
+    let plans = plans(views, None);
+    let api = &plans.service(&service("api")).unwrap().ports[&80];
+    let v1 = &plans.service(&service("v1")).unwrap().ports[&80];
+    let breakers = |(treatment, _): super::EffectivePolicies<'_>| {
+        let it: &PortTreatment = treatment.unwrap();
+        (it.breaker.is_some(), it.called.is_some())
+    };
+    assert_eq!(breakers(api.policies_of_rule((0, 1), api)), (true, false));
+    assert_eq!(breakers(api.policies_of_rule((0, 2), v1)), (false, true));
+    assert!(v1.own_policies().0.is_none());
+}
+
+#[test]
+fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
+    let views = |own: &str, endpoints| {
+        vec![
+            view("api", breaking("called"), &["v1", "v2"], 1),
+            view("v1", breaking(own), &[], endpoints),
+            view("v2", Treatment::default(), &[], 1),
+        ]
+    };
+    let first = plans(views("own", 1), None);
+    let grown = plans(views("own", 2), Some(&first));
+    let edited = plans(views("other", 2), Some(&grown));
+    let treatment = |plans: &Plans, to| Arc::clone(&port(plans, to).treatment);
+    assert!(Arc::ptr_eq(&treatment(&first, "v1"), &treatment(&grown, "v1")));
+    assert!(!Arc::ptr_eq(&treatment(&grown, "v1"), &treatment(&edited, "v1")));
+    assert!(Arc::ptr_eq(&treatment(&first, "v2"), &treatment(&edited, "v2")));
+    // One breaker of the called service for all backends, and one of the backend for all callers.
+    let called = |to| treatment(&edited, to).called.clone().unwrap();
+    assert!(Arc::ptr_eq(&called("v1"), &called("v2")));
+    let own = edited.service(&service("v1")).unwrap().ports[&80].treatment.clone().unwrap();
+    let forwarded = treatment(&edited, "v1").breaker.clone().unwrap();
+    assert!(Arc::ptr_eq(&own.breaker.clone().unwrap(), &forwarded));
+}
+
+#[test]
+fn places_of_keys_follow_the_endpoints_of_the_backend() {
+    let maglev = || balancing("keys", BalanceAlgorithm::Maglev(HashKey::Source));
+    let views = |endpoints| {
+        vec![view("api", maglev(), &["v1"], 1), view("v1", Treatment::default(), &[], endpoints)]
+    };
+    let first = plans(views(1), None);
+    let same = plans(views(1), Some(&first));
+    let grown = plans(views(2), Some(&same));
+    let places = |plans: &Plans| port(plans, "v1").places.clone().unwrap();
+    assert!(Arc::ptr_eq(&places(&first), &places(&same)));
+    let taken = |plans: &Plans| {
+        let places = places(plans);
+        let keys = (0..1000).map(|n| crate::balance::hashing::key(&format!("user-{n}")));
+        keys.filter(|key| places.find(*key, |_| true) == Some(1)).count()
+    };
+    assert_eq!(taken(&same), 0);
+    assert!((400..600).contains(&taken(&grown)), "{}", taken(&grown));
+}
+
+#[test]
+fn a_policy_that_ends_takes_its_ways_with_it() {
+    let views = |treatment| {
+        vec![view("api", treatment, &["v1"], 1), view("v1", Treatment::default(), &[], 1)]
+    };
+    let first = plans(views(breaking("called")), None);
+    assert_eq!(first.treatments().count(), 2);
+    let after = plans(views(Treatment::default()), Some(&first));
+    assert_eq!((after.treatments().count(), after.forwarded().count()), (0, 0));
+    assert_eq!(applied(&after, "v1"), "");
+}
