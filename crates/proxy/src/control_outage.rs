@@ -118,6 +118,7 @@ impl Ended {
     fn problem(&self) -> &'static str {
         match self {
             Self::Io(error) if is_untrusted(error) => "the control plane cannot be trusted",
+            Self::Untrusted { .. } => "the control plane cannot be trusted",
             Self::Io(_) | Self::Late => "the control plane is out of reach",
             Self::Join(JoinError::Refused { .. }) => "the control plane rejected the join",
             Self::Join(_) => "the join failed",
@@ -140,11 +141,20 @@ impl Ended {
         }
     }
 
+    /// The failure of a connection that was made to join.
+    pub(crate) fn in_join(self, is_once: bool) -> Self {
+        match self {
+            Self::Io(cause) if is_untrusted(&cause) => Self::Untrusted { cause, is_final: is_once },
+            other => other,
+        }
+    }
+
     /// The same attempt cannot succeed later: it needs another token, or another control plane.
     fn is_final(&self) -> bool {
         match self {
             Self::Join(JoinError::Refused { is_final, .. }) => *is_final,
             Self::Unproved(unproved) => unproved.is_final(),
+            Self::Untrusted { is_final, .. } => *is_final,
             _ => false,
         }
     }
@@ -182,6 +192,9 @@ mod tests {
     fn a_failure_is_named_by_what_failed_and_not_twice() {
         let unreachable = Ended::Io(std::io::ErrorKind::ConnectionRefused.into());
         let goodbye = Ended::Stream(FollowError::Goodbye("another proxy".to_owned()));
+        let untrusted = TlsFailure::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let foreign = || Ended::Io(std::io::Error::other(untrusted.clone()));
+        assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
         let named = [
             (unreachable, "the control plane is out of reach: connection refused"),
             (rejected(true), "the control plane rejected the join: used"),

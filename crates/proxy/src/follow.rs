@@ -303,7 +303,8 @@ pub(crate) async fn credential(
     let expected = control_id(&proof.trust_domain);
     let config = join_client_config(&proof.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
     let key = PrivateKey::generate();
-    let stream = tls(follower, control, config).await?;
+    let is_once = follower.config.account_token.is_none();
+    let stream = tls(follower, control, config).await.map_err(|ended| ended.in_join(is_once))?;
     let workload = &follower.config.workload;
     let issued = leno_discovery::join(stream, &proof.token, workload, &key.request()).await?;
     let credential = renew::accept(follower, key, issued)?;
@@ -377,6 +378,14 @@ enum Lost {
 pub(crate) enum Ended {
     #[error("it cannot be reached: {0}")]
     Io(#[from] std::io::Error),
+    #[error(
+        "{cause}: the token was made for another mesh, or another server has the address of the control plane"
+    )]
+    Untrusted {
+        cause: std::io::Error,
+        /// The token is good once: it does not change by itself.
+        is_final: bool,
+    },
     #[error("it did not answer in time")]
     Late,
     #[error("TLS cannot be configured: {0}")]

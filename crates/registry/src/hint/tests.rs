@@ -1,3 +1,5 @@
+//! Hints of every kind of document, followed literally.
+
 use super::*;
 use crate::document::documents;
 use crate::kinds;

@@ -72,6 +72,15 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 
     let mut second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
     assert_rejected(&mut second, "was used already");
+    // A token of another mesh.
+    let foreign = ControlPlane::start(&shop.manifests, &[]);
+    let (token, state) = (foreign.token("shop/web-1"), foreign.state("shop/web-1"));
+    let address = control.address().to_string();
+    let mut stray = Proxy::launch("shop/web-1", &token, &state, &["--control", &address]);
+    assert_eq!(stray.program.wait(PATIENCE).code(), Some(1));
+    let printed = stray.program.printed();
+    assert!(printed.contains("error: ") && printed.contains("made for another mesh"), "{printed}");
+
     let proxies = control.ask("proxies");
     assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
 }
