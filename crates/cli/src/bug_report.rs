@@ -21,6 +21,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::ask;
 use crate::data_directory::DataArgs;
+use crate::figures::counted;
 use crate::get::Mesh;
 use crate::output;
 use redact::Redaction;
@@ -56,7 +57,7 @@ impl BugReportArgs {
         let told = told(&path, files, &missing);
         match to_output {
             true => eprint!("{told}"),
-            false => output::print(&told)?,
+            false => output::print_text(&told)?,
         }
         // What is there is of use all the same; a script is to see that it is not what it wanted.
         Ok(match answered {
@@ -175,7 +176,7 @@ impl Bundle {
 
     /// Something that belongs in it could not be had.
     fn lack(&mut self, name: &str, why: &anyhow::Error) {
-        self.missing.push(format!("{name}: {why:#}"));
+        self.missing.push(format!("{name}: {}", output::failure(why)));
     }
 
     fn finish(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
@@ -200,9 +201,10 @@ fn default_name(now: OffsetDateTime) -> PathBuf {
 
 fn told(path: &Path, files: usize, missing: &[String]) -> String {
     let mut text = format!(
-        "{}: {files} files. Names, addresses and rules are in it; keys, tokens, bodies and the \
-         environments of applications are not. Look before you send it.\n",
-        path.display()
+        "{}: {}. Names, addresses and rules are in it; keys, tokens, bodies and the environments of \
+         applications are not. Look before you send it.\n",
+        path.display(),
+        counted(files, "file")
     );
     for what in missing {
         text.push_str(&format!("  missing: {what}\n"));

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_registry::{FileSource, Rejected, Warning};
+use leno_registry::{FileSource, Rejected, Warning, rejected_documents};
 use serde::Serialize;
 
 use crate::cluster::FoundArgs;
+use crate::figures::counted;
 use crate::output;
 
 /// Arguments of `leno check`.
@@ -52,7 +53,7 @@ impl CheckArgs {
         }
         let findings = Findings::of(self.file);
         match self.output {
-            CheckFormat::Text => output::print(&findings.to_text())?,
+            CheckFormat::Text => output::print_text(&findings.to_text())?,
             CheckFormat::Json => output::print_json(&findings)?,
         }
         let failed = !findings.ok || (self.strict_warnings && !findings.warnings.is_empty());
@@ -105,17 +106,10 @@ impl Findings {
         };
         text.push_str(&format!(
             "{verdict}: {objects}, {} rejected, {}\n",
-            self.rejected.len(),
+            rejected_documents(&self.rejected),
             counted(self.warnings.len(), "warning"),
         ));
         text
-    }
-}
-
-fn counted(count: usize, thing: &str) -> String {
-    match count {
-        1 => format!("1 {thing}"),
-        count => format!("{count} {thing}s"),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::data_directory::{DataArgs, DataDirectory, create_private};
 use crate::duration::{parse_duration, parse_positive};
 use crate::everywhere::listening;
 use crate::explain::playground;
+use crate::output;
 use crate::{limits, stop};
 
 /// Arguments of `leno control`.
@@ -142,7 +143,7 @@ impl FactsArgs {
             return Ok(());
         }
         for rejected in &update.rejected {
-            eprintln!("rejected: {rejected}");
+            eprintln!("rejected: {}", output::shown(&rejected.to_string()));
         }
         let paths: Vec<String> = self.file.iter().map(|path| path.display().to_string()).collect();
         bail!(
@@ -193,7 +194,7 @@ pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
 fn told(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
-            eprintln!("rejected: {rejected}");
+            eprintln!("rejected: {}", output::shown(&rejected.to_string()));
         }
     }
     Ok(started?)

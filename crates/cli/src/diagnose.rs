@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_control::status::{HistoryStatus, TrafficStatus};
+use leno_control::status::{HistoryStatus, ProxyStatus, ServiceStatus, TrafficStatus};
 use leno_model::{ServiceName, WorkloadName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -60,7 +60,7 @@ impl DiagnoseArgs {
         let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
         match self.output.structured() {
             Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,
-            None => output::print(&text(&workload, &steps))?,
+            None => output::print_text(&text(&workload, &steps))?,
         }
         Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -83,6 +83,7 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         ready: None,
         removed: Vec::new(),
         reached: Vec::new(),
+        unknown: Vec::new(),
         decision: None,
     };
     let behind = facts.workloads.iter().find(|known| known.name == workload);
@@ -96,21 +97,33 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
     let with_page = proxy.filter(|proxy| proxy.admin.is_some());
     if let Some(proxy) = with_page {
         let ready = ask::sidecar(proxy, "/ready").await;
-        facts.ready = Some(ready.map(|_| ()).map_err(|error| format!("{error:#}")));
+        facts.ready = Some(ready.map(|_| ()).map_err(|error| output::failure(&error)));
         let removed = ask::sidecar(proxy, "/removed").await.ok();
         let removed = removed.and_then(|page| serde_json::from_slice::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
-        let known = proxy.subscriptions.as_slice();
-        // What it calls, or the one service that it is about.
-        let called = known.iter().map(String::as_str).filter(|_| to.is_none()).chain(to);
-        for service in called.take(reach::SERVICES_MAX) {
+        let (called, unknown) = called(proxy, &facts.services, to);
+        for service in called.into_iter().take(reach::SERVICES_MAX) {
             facts.reached.extend(Reached::asked(proxy, service).await);
         }
+        facts.unknown = unknown;
     }
     if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
         facts.decision = reach::decision(&facts.status, workload, service).await;
     }
     Ok(facts)
+}
+
+/// The services that a workload calls, or the one that the question is about, and the names that it called
+/// and that no service has: a mistyped name is no failure of the mesh.
+fn called<'a>(
+    proxy: &'a ProxyStatus,
+    services: &[ServiceStatus],
+    to: Option<&'a str>,
+) -> (Vec<&'a str>, Vec<String>) {
+    let exists = |name: &str| services.iter().any(|service| service.name == name);
+    let names = proxy.subscriptions.iter().map(String::as_str).filter(|_| to.is_none()).chain(to);
+    let (known, unknown): (Vec<_>, Vec<_>) = names.partition(|name| exists(name));
+    (known, unknown.into_iter().filter(|name| Some(*name) != to).map(str::to_owned).collect())
 }
 
 async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {

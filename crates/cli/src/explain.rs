@@ -23,6 +23,7 @@ use leno_control::Playground;
 use leno_model::{Reason, WorkloadName};
 
 use crate::data_directory::DataArgs;
+use crate::output;
 use crate::output::Structured;
 
 /// Arguments of `leno explain`.
@@ -52,7 +53,7 @@ pub(crate) struct ExplainArgs {
 /// The same for the page of the control plane, on what is in force.
 pub(crate) fn playground() -> Playground {
     Playground::new(|objects, asked| {
-        request::explained(objects, asked).map_err(|error| format!("{error:#}"))
+        request::explained(objects, asked).map_err(|error| output::failure(&error))
     })
 }
 

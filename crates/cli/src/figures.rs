@@ -1,5 +1,14 @@
 //! Rates, shares and times as people read them, in a column's width.
 
+/// A count with its noun: `1 file`, `2 files`, `0 proxies`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    match (count, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (count, Some(stem)) => format!("{count} {stem}ies"),
+        (count, None) => format!("{count} {noun}s"),
+    }
+}
+
 /// Requests a second: `0.2/s`, `12.3/s`, `1234/s`.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {

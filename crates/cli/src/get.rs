@@ -138,8 +138,8 @@ impl GetArgs {
             return output::print_value(&answer, form);
         }
         let listing = match self.topic {
-            Topic::Status => return output::print(&table::status(&parsed(answer)?)),
-            Topic::Rejected => return output::print(&table::rejected(&answer)),
+            Topic::Status => return output::print_text(&table::status(&parsed(answer)?)),
+            Topic::Rejected => return output::print_text(&table::rejected(&answer)),
             Topic::Workloads => {
                 let workloads: Vec<WorkloadStatus> = parsed(answer)?;
                 let proxies: Vec<ProxyStatus> = parsed(mesh.ask(Topic::Proxies.path()).await?)?;

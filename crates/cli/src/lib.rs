@@ -78,7 +78,7 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what would decide a request, or what a reason means
     Explain(explain::ExplainArgs),
-    /// Rewrite the rules of OSM and FSM into native ones
+    /// Rewrite the rules of OSM, FSM and Sermant into native ones
     Migrate(migrate::MigrateArgs),
     /// Ask the running mesh
     Get(get::GetArgs),
@@ -143,7 +143,7 @@ pub fn run() -> ExitCode {
         // Whoever read our output has seen enough: `leno get workloads | head -1`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", output::failure(&error));
             ExitCode::FAILURE
         }
     }
@@ -205,7 +205,7 @@ Examples:
   leno explain -f mesh/ request --from bookinfo/productpage \\
       --url http://ratings.bookinfo:9080/ratings/1
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain --help` has one more.
+Exit codes: 0 ok, 1 failed, 2 wrong usage; `leno explain` and `leno migrate` have 3 as well: see their --help.
 ";
 
 #[cfg(test)]
@@ -217,6 +217,41 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn exit_codes_beyond_two_are_named_in_the_overview() {
+        let overview = Cli::command().get_after_help().unwrap().to_string();
+        let (_, codes) = overview.split_once("Exit codes:").unwrap();
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let own = help.split_once("Exit codes").map(|(_, codes)| codes).unwrap_or_default();
+            let name = format!("`leno {}`", command.get_name());
+            assert_eq!(
+                own.contains("; 3 ") || own.contains(" 3 "),
+                codes.contains(&name),
+                "{name}: {own}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_other_option_stands_under_the_limits_of_a_sidecar() {
+        #[derive(Parser)]
+        struct Limits {
+            #[command(flatten)]
+            limits: limits::SidecarLimitArgs,
+        }
+        let limits = Limits::command();
+        let own: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
+        for command in Cli::command().get_subcommands() {
+            for option in command.get_arguments() {
+                let is_there = option.get_help_heading() == Some("Limits of a sidecar");
+                let belongs = own.contains(&option.get_id()) || option.get_id() == "drain_timeout";
+                let place = format!("leno {} --{}", command.get_name(), option.get_id());
+                assert!(!is_there || belongs || option.is_hide_set(), "{place}");
+            }
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ use self::target::{WeightedUrl, parse_target};
 use self::wrong_usage::WrongUsage;
 use crate::duration::{parse_duration, parse_positive};
 use crate::limits;
+use crate::output;
 
 /// Arguments of `leno load`.
 #[derive(Debug, Args)]
@@ -146,7 +147,7 @@ impl LoadArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         match runtime.block_on(run(self)) {
             Err(error) if error.is::<WrongUsage>() => {
-                eprintln!("error: {error:#}");
+                eprintln!("error: {}", output::failure(&error));
                 Ok(ExitCode::from(WRONG_USAGE))
             }
             outcome => outcome,

@@ -1,12 +1,17 @@
 //! Logs: to standard error, with times only where nobody else adds them.
 
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal};
 use std::str::FromStr;
 
+use leno_telemetry::Visible;
 use tracing::Subscriber;
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -69,6 +74,7 @@ where
         .with(EnvFilter::builder().parse_lossy(directives))
         .with(filter_fn(|metadata| is_own(metadata.target())));
     let lines = tracing_subscriber::fmt::layer()
+        .fmt_fields(debug_fn(write_field).delimited(" "))
         .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
         .with_target(style == Style::Service)
@@ -78,6 +84,16 @@ where
     match style {
         Style::Service => Box::new(selected.with(lines)),
         Style::Tool | Style::Supervised => Box::new(selected.with(lines.without_time())),
+    }
+}
+
+/// Writes one field of an event. Values may come from clients and other machines: none of them begins a line or
+/// steers a terminal.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let mut writer = Visible(writer);
+    match field.name() {
+        "message" => write!(writer, "{value:?}"),
+        name => write!(writer, "{name}={value:?}"),
     }
 }
 
@@ -157,6 +173,20 @@ mod tests {
                 assert!(!log.contains("SECRET"), "{directives}: {log}");
             }
         }
+    }
+
+    #[test]
+    fn no_value_from_outside_begins_a_line_or_steers_a_terminal() {
+        let text = "a\u{1b}[2Jb\nERROR forged\u{9b}c\u{202e}d\r\u{2028}";
+        let written = Written::default();
+        let writer = written.clone();
+        with_default(lines("info", Style::Supervised, move || writer.clone()), || {
+            tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
+        });
+        let log = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let line = log.strip_suffix('\n').unwrap();
+        assert!(!line.contains(leno_telemetry::steers), "{line:?}");
+        assert!(line.contains("host=a\\u{1b}[2Jb\\nERROR forged"), "{line}");
     }
 
     #[test]

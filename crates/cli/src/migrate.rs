@@ -64,7 +64,7 @@ impl MigrateArgs {
         let fates = rewrite(&documents, &self.namespace);
         write(&output, &documents, &fates)?;
         let report = Report::of(&documents, &fates);
-        output::print(&report.told())?;
+        output::print_text(&report.to_text())?;
         Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
     }
 }
@@ -141,7 +141,7 @@ pub fn migrated(text: &str) -> anyhow::Result<Migrated> {
     Ok(Migrated {
         documents: pairs.flat_map(|(document, fate)| texts(document, fate)).collect(),
         is_whole: report.is_whole(),
-        report: report.told(),
+        report: report.to_text(),
     })
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
+use leno_telemetry::{steers, with_causes};
 use serde::Serialize;
 
 use crate::yaml;
@@ -136,6 +137,20 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes a text for people to standard output. Parts of it may come from other machines: none of them steers a
+/// terminal.
+///
+/// # Errors
+/// As [`print`].
+pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
+    print(&lines(text))
+}
+
+/// The lines of a text, without what steers a terminal.
+fn lines(text: &str) -> String {
+    text.replace(|c| c != '\n' && steers(c), "\u{fffd}")
+}
+
 /// Writes a value to standard output, for programs.
 ///
 /// # Errors
@@ -191,9 +206,9 @@ pub(crate) fn unsteering(json: &str) -> String {
     out
 }
 
-/// Whether a terminal would do something else than show it.
-fn steers(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+/// An error with its causes, fit for a terminal.
+pub(crate) fn failure(error: &anyhow::Error) -> String {
+    lines(&with_causes(error.as_ref()))
 }
 
 #[cfg(test)]
@@ -241,6 +256,17 @@ mod tests {
             assert!(told.contains("\\u009b") && told.contains('é'), "{told:?}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&told).unwrap(), value);
         }
+    }
+
+    #[test]
+    fn a_failure_names_each_cause_once_and_steers_no_terminal() {
+        let full = io::Error::from_raw_os_error(28);
+        let text = full.to_string();
+        let error =
+            anyhow::Error::from(full).context(format!("a\u{1b}[2Jb cannot be written: {text}"));
+        let shown = failure(&error);
+        assert_eq!(shown.matches(&text).count(), 1, "{shown}");
+        assert!(shown.starts_with("a\u{fffd}[2Jb cannot be written"), "{shown}");
     }
 
     #[test]

@@ -121,7 +121,7 @@ impl RevokeArgs {
             }
             return output::print(&listing.render(self.output));
         };
-        output::print(&sentence(meant, change, *changed))
+        output::print_text(&sentence(meant, change, *changed))
     }
 }
 

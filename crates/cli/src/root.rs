@@ -12,6 +12,7 @@ use leno_model::TrustDomain;
 use serde_json::json;
 
 use crate::data_directory::DataArgs;
+use crate::figures::counted;
 use crate::get::Mesh;
 use crate::output;
 
@@ -77,9 +78,8 @@ impl RootArgs {
         let behind = status.outdated;
         if matches!(self.step, Step::Switch | Step::Retire) && behind > 0 && !self.force {
             bail!(
-                "{behind} of {} sidecars have not caught up with the step before: wait, or see \
-                 `leno root status`",
-                status.proxies
+                "{behind} of {} did not catch up with the step before: wait, or see `leno root status`",
+                counted(status.proxies, "sidecar")
             );
         }
         if matches!(self.step, Step::Switch | Step::Retire) && !self.force {

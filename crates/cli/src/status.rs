@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
-use crate::figures::rate;
+use crate::figures::{counted, rate};
 use crate::get::Mesh;
 use crate::output;
 
@@ -63,7 +63,7 @@ impl StatusArgs {
         });
         match self.output.structured() {
             Some(form) => output::print_value(&verdict, form)?,
-            None => output::print(&text)?,
+            None => output::print_text(&text)?,
         }
         Ok(if verdict.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -120,8 +120,12 @@ fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
     let edges = facts.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let requests = rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(
-        "{} ({}): {verdict}\n  {} services, {} workloads, {} sidecars connected, {requests}\n",
-        status.trust_domain, status.traffic_mode, status.services, status.workloads, status.proxies,
+        "{} ({}): {verdict}\n  {}, {}, {} connected, {requests}\n",
+        status.trust_domain,
+        status.traffic_mode,
+        counted(status.services, "service"),
+        counted(status.workloads, "workload"),
+        counted(status.proxies, "sidecar"),
     );
     for finding in findings {
         text.push_str(&finding.told());

@@ -230,7 +230,7 @@ fn row(record: &Value) -> String {
     let direction = text("direction");
     let workload = text("workload");
     format!(
-        "{time:<12}  {workload:<28}  {direction:<9}  {other:<26}  {status:>3}  {duration:>9.3}  \
+        "{time:<12}  {workload:<28}  {direction:<9}  {other:<26}  {status:>6}  {duration:>9.3}  \
          {reason:<18}  {method} {path}"
     )
 }
@@ -276,7 +276,7 @@ const HEADER: [&str; 7] = [
     "WORKLOAD                    ",
     "DIRECTION",
     "OTHER END                 ",
-    "   ",
+    "STATUS",
     "       MS",
     "REASON              REQUEST",
 ];

@@ -111,7 +111,7 @@ impl TopArgs {
                             view.sort(order);
                         }
                         // It may be starting anew: what was seen last stays, and says so.
-                        Err(error) => view.trouble = Some(format!("{error:#}")),
+                        Err(error) => view.trouble = Some(output::failure(&error)),
                     }
                     looking.set(next());
                 }

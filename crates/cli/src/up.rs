@@ -60,7 +60,7 @@ pub(crate) struct UpArgs {
     limits: SidecarLimitArgs,
     /// Give each workload a network namespace of its own and redirect its traffic there, so that
     /// applications need no doors; needs root, iproute2 and nftables
-    #[arg(long)]
+    #[arg(long, help_heading = "Network namespaces")]
     netns: bool,
     #[command(flatten)]
     namespaces: netns::NetnsOptions,
@@ -129,10 +129,11 @@ Examples:
   leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   sudo leno up -f mesh/ --netns
 
-Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the application in its spec.run is
-started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and SIGINT drain the sidecars first, then
-stop the applications; a second one stops everything at once. Admin pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that is
-rejected changes nothing. For sidecars on several machines run `leno control` instead.
+Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
+application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and
+SIGINT drain the sidecars first, then stop the applications; a second one stops everything at once. Admin
+pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that
+is rejected changes nothing. For sidecars on several machines run `leno control` instead.
 
 Exit codes: 0 stopped by SIGTERM or SIGINT; 1 it could not start; 2 wrong usage.
 ";

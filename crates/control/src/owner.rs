@@ -30,7 +30,7 @@ use crate::keys::{KeyNews, KeyReadings, Reading, Wanted};
 use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
-use crate::publish::{Audience, Cause, Contact};
+use crate::publish::{Audience, Cause, Contact, Edit};
 use crate::server::{Gauges, Visitors};
 use crate::status::Status;
 use crate::watch::Remarks;
@@ -349,21 +349,25 @@ impl Owner {
                 Change::Remove(key) => key.clone(),
             };
             tracing::debug!(object = %key, "changed");
-            first.get_or_insert_with(|| key.clone());
+            first.get_or_insert_with(|| (key.clone(), Edit::of(&change)));
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
             touched.merge(self.mesh.apply(change));
         }
         let cause = match first {
-            Some(key) if count > 1 => Cause::Objects(count, key),
-            Some(key) => Cause::Object(key),
+            Some((key, edit)) if count > 1 => Cause::Objects(count, key, edit),
+            Some((key, edit)) => Cause::Object(key, edit),
             None => return,
         };
         self.want_keys();
         self.want_metrics();
         self.audience.notice(&touched, &self.mesh, (cause, noticed), now.clock);
-        tracing::info!(changes = count, id = self.audience.newest().0, "the facts have changed");
+        tracing::info!(
+            changes = count,
+            id = self.audience.newest().0,
+            "the configuration has changed"
+        );
         let any_workload = !workloads.is_empty();
         if touched.everybody {
             // Some of them may be revoked.

@@ -16,7 +16,7 @@ use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 
 pub(crate) use contact::{Contact, Offered};
-pub(crate) use journal::{Cause, Journal, Noted};
+pub(crate) use journal::{Cause, Edit, Journal, Noted};
 pub(crate) use rounds::{Round, Rounds, Sent};
 
 /// Every connected proxy, what it depends on, and who has still to hear of what changed.

@@ -2,7 +2,6 @@
 
 pub mod api;
 pub mod authority;
-mod failure;
 pub mod gateway;
 pub mod guests;
 pub mod inject;

@@ -1,6 +1,8 @@
 //! The access log: one line for each request or byte stream, as JSON or by a template.
 
 use std::fmt::Write;
+
+use crate::terminal::steers;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -229,8 +231,8 @@ impl Line<'_> {
                 '\n' => self.out.push_str("\\n"),
                 '\r' => self.out.push_str("\\r"),
                 '\t' => self.out.push_str("\\t"),
-                // Also the controls from U+0080, which terminals obey and JSON would let pass.
-                control if control.is_control() => {
+                // Also the controls from U+0080 and marks of direction, which JSON would let pass.
+                control if steers(control) => {
                     self.format(format_args!("\\u{:04x}", u32::from(control)));
                 }
                 other => self.out.push(other),

@@ -13,6 +13,7 @@ pub mod rule;
 pub mod series;
 pub mod shard;
 pub mod telemetry;
+pub mod terminal;
 pub mod trace;
 pub mod usage;
 
@@ -36,4 +37,5 @@ pub use rule::{RULES_MAX, RuleLabels, RuleNumber};
 pub use series::{Failure, Outcome, RequestLabels, SERIES_MAX, SeriesId, SeriesSummary};
 pub use shard::Shard;
 pub use telemetry::Telemetry;
+pub use terminal::{Visible, steers, visible, with_causes};
 pub use usage::{Spent, Usage, spent, usage};

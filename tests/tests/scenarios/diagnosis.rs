@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use leno_tests::{Mesh, leno, signal_pid};
+use leno_tests::{ControlPlane, Mesh, Proxy, exchange, leno, signal_pid};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -45,8 +45,8 @@ fn the_step_that_fails_is_named() {
         "✓ identity     spiffe://cluster.local/ns/shop/sa/cart",
         "✓ endpoint     of shop/cart",
         "✗ endpoint     is none of shop/astray at port 81",
-        "✓ service      shop/cart has 1 endpoints",
-        "✓ connectivity 1 of 1 endpoints of shop/cart are reached, with mutual TLS",
+        "✓ service      shop/cart has 1 endpoint",
+        "✓ connectivity shop/cart: reached 1 of 1 endpoint, with mutual TLS",
         "✓ decision     GET http://cart.shop:80/: 200-range: allowed",
     ] {
         assert!(said.contains(line), "{line}:\n{said}");
@@ -102,6 +102,48 @@ spec: {trafficMode: strict}
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
     assert!(said.contains(verdict), "{said}");
     // Who may not use a service is not told where it is.
-    let untold = "· connectivity its sidecar is told of no endpoint of shop/cart";
+    let untold = "· connectivity its sidecar knows no endpoint of shop/cart";
     assert!(said.contains(untold), "{said}");
+}
+
+/// The names that the sidecar of a workload has asked for.
+fn names_of(control: &ControlPlane, workload: &str) -> Vec<String> {
+    let proxies = control.ask("proxies");
+    let of_workload = |proxy: &&Value| proxy["workload"] == workload;
+    let proxy = proxies.as_array().unwrap().iter().find(of_workload);
+    let names = proxy.map(|proxy| proxy["subscriptions"].as_array().cloned().unwrap_or_default());
+    let names = names.unwrap_or_default();
+    names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart() {
+    let control = ControlPlane::start(CALLER, &[]);
+    let mut web = Proxy::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
+    let request =
+        "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
+    let answer = exchange(web.page.http_proxy(), request).unwrap();
+    assert_eq!((answer.status, answer.reason()), (404, Some("unknown-service")));
+    let patience = std::time::Duration::from_secs(20);
+    leno_tests::eventually("the name is known to the control plane", patience, || {
+        names_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
+    });
+    let done = control.leno(&["diagnose", "shop/web-1"]);
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("· names        it called shop/typo: there is no such service"),
+        "{said}"
+    );
+
+    web.kill();
+    web.start_again();
+    leno_tests::eventually("the sidecar is connected again", patience, || {
+        let proxies = control.ask("proxies");
+        (!proxies.as_array()?.is_empty()).then_some(())
+    });
+    assert_eq!(names_of(&control, "shop/web-1"), [""; 0]);
+    let done = control.leno(&["diagnose", "shop/web-1"]);
+    assert_eq!(done.status.code(), Some(0));
+    assert!(!String::from_utf8_lossy(&done.stdout).contains("typo"));
 }

@@ -7,6 +7,7 @@ use anyhow::bail;
 use tokio::time::{Instant, sleep};
 
 use crate::ask;
+use crate::output;
 
 /// Waits until an address answers a path well, for so long, and no longer than `alive` finds
 /// everybody alive who has a part in it.
@@ -26,7 +27,7 @@ pub(super) async fn until_answered(
         };
         alive()?;
         if Instant::now() >= until {
-            bail!("it does not work: {problem:#}");
+            bail!("it does not work: {}", output::failure(&problem));
         }
         sleep(LOOK_EVERY).await;
     }

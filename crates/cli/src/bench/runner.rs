@@ -1,5 +1,6 @@
 //! The runner: every contender does every case, interleaved, in a fresh order each repeat.
 
+use crate::output;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -96,7 +97,7 @@ impl Runner {
                         able.push(index);
                         introduce(&mut results.facts, facts, case.layout);
                     }
-                    Err(error) => skip(results, contender.name(), format!("{error:#}")),
+                    Err(error) => skip(results, contender.name(), output::failure(&error)),
                 }
             }
             plan.push(able);
@@ -173,7 +174,8 @@ impl Runner {
                         configure(&mut results.facts, name, configured);
                     }
                     Err(error) => {
-                        let reason = format!("{}, repeat {repeat}: {error:#}", case.name);
+                        let reason =
+                            format!("{}, repeat {repeat}: {}", case.name, output::failure(&error));
                         progress.say(&format!("{name}: {reason}"));
                         skip(results, name, reason);
                     }

@@ -18,7 +18,7 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
         examined.context("the API server does not answer")
     })?;
     match format {
-        CheckFormat::Text => output::print(&to_text(&examined))?,
+        CheckFormat::Text => output::print_text(&to_text(&examined))?,
         CheckFormat::Json => output::print_json(&to_json(&examined))?,
     }
     let fails = |finding: &Finding| match finding {

@@ -18,6 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::conflist::{self, PLUGIN};
 use super::question::{Answer, LINE_BYTES_MAX, Question};
+use crate::output;
 use crate::stop;
 
 /// Arguments of `leno cni node`.
@@ -109,7 +110,7 @@ impl NodeArgs {
                     tracing::info!(file = %file.display(), "the plugin is in the node's network");
                     None
                 }
-                Err(error) => Some(format!("{error:#}")),
+                Err(error) => Some(output::failure(&error)),
             };
             if let Some(error) = now.as_ref().filter(|_| now != said) {
                 tracing::warn!(%error, "the plugin is not in the node's network");

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::conflist::PLUGIN;
 use super::question::{Answer, LINE_BYTES_MAX, Question};
 use crate::intercept::InterceptArgs;
+use crate::output;
 
 /// Whether a container runtime called us.
 pub(crate) fn is_called() -> bool {
@@ -39,7 +40,8 @@ pub(crate) fn run_as_plugin() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let said = json!({"cniVersion": NEWEST, "code": FAILED, "msg": format!("{error:#}")});
+            let said =
+                json!({"cniVersion": NEWEST, "code": FAILED, "msg": output::failure(&error)});
             print!("{said}");
             ExitCode::FAILURE
         }

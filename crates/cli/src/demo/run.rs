@@ -219,7 +219,7 @@ async fn investigate(
         before,
         after,
         load,
-        denied: denied.map_err(|error| format!("{error:#}")),
+        denied: denied.map_err(|error| output::failure(&error)),
         plaintext_accepted,
     })
 }

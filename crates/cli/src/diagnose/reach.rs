@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::steps::{Step, host};
 use crate::ask;
+use crate::figures::counted;
 
 /// How a sidecar fared with the endpoints of one service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -41,12 +42,12 @@ impl Reached {
         const NAME: &str = "connectivity";
         let service = &self.service;
         if let Some(reason) = &self.reason {
-            let what = format!("its sidecar is not told of {service}: {reason}");
+            let what = format!("its sidecar has no configuration of {service}: {reason}");
             return vec![Step::problem(NAME, what, remedy(reason))];
         }
         if self.endpoints.is_empty() {
-            let what = format!("its sidecar is told of no endpoint of {service}");
-            let remedy = "there is none, or no policy lets it use the service: see its other steps";
+            let what = format!("its sidecar knows no endpoint of {service}");
+            let remedy = "the service has none, or no policy allows this workload to call it: see the other steps";
             return vec![Step::notice(NAME, what, remedy)];
         }
         let unreached = self.endpoints.iter().filter_map(|it| Some((it, it.reason.as_ref()?)));
@@ -69,7 +70,8 @@ impl Reached {
             };
             let all = self.endpoints.len();
             let what = format!(
-                "{reached} of {all} endpoints of {service} are reached, with mutual TLS, within {slowest:.0} ms{rest}"
+                "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{rest}",
+                counted(all, "endpoint")
             );
             steps.insert(0, Step::fine(NAME, what));
         }
@@ -143,7 +145,7 @@ mod tests {
         let steps = reached(&[None, Some("connect-failed"), None]).steps();
         let verdicts: Vec<Verdict> = steps.iter().map(|step| step.verdict).collect();
         assert_eq!(verdicts, [Verdict::Fine, Verdict::Problem]);
-        assert!(steps[0].what.contains("2 of 3 endpoints of shop/stock"), "{steps:?}");
+        assert!(steps[0].what.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
         assert!(steps[0].what.contains("2 more were not tried"), "{steps:?}");
         assert!(steps[1].what.contains("shop/stock-1 of shop/stock is not reached"), "{steps:?}");
         let remedy = steps[1].remedy.as_deref().unwrap_or_default();

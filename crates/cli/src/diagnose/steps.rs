@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::conditions;
 use super::reach::Reached;
 use crate::duration::short;
-use crate::figures::{AILING, FAILING, share};
+use crate::figures::{AILING, FAILING, counted, share};
 use crate::rejections::{self, Objects};
 
 /// All that is examined.
@@ -38,6 +38,8 @@ pub(super) struct Facts {
     pub(super) removed: Vec<RemovedEndpoint>,
     /// How it fared when it connected to endpoints.
     pub(super) reached: Vec<Reached>,
+    /// Names that it called and that no service has.
+    pub(super) unknown: Vec<String>,
     /// What would become of a request to the service that it is about.
     pub(super) decision: Option<Step>,
 }
@@ -143,9 +145,28 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
     match to {
         Some(to) => steps.extend(way_to(facts, proxy, to)),
-        None => steps.extend(facts.reached.iter().flat_map(Reached::steps)),
+        None => {
+            steps.extend(facts.reached.iter().flat_map(Reached::steps));
+            steps.extend(unknown_names(&facts.unknown));
+        }
     }
     steps
+}
+
+/// The names without a service that the workload called: for its owner to know, and no failure of the mesh.
+fn unknown_names(names: &[String]) -> Option<Step> {
+    let shown = names.get(..names.len().min(UNKNOWN_NAMES_MAX)).unwrap_or_default();
+    let rest = match names.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let what = match names {
+        [] => return None,
+        [name] => format!("it called {name}: there is no such service"),
+        _ => format!("it called {}{rest}: there are no such services", shown.join(", ")),
+    };
+    let remedy = "check the host name in the application; leno get services lists those there are";
+    Some(Step::notice("names", what, remedy))
 }
 
 fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
@@ -171,7 +192,8 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
         return Step::problem(name, format!("refuses what it was told: {refusal}"), remedy);
     }
     if let Some(Err(why)) = &facts.ready {
-        let remedy = "it is told ready when it has a certificate, a world and all of its doors";
+        let remedy =
+            "it is ready when it has a certificate, a configuration and all of its listeners";
         return Step::problem(name, format!("is not ready: {why}"), remedy);
     }
     if let Some(behind) = proxy.behind_seconds {
@@ -310,7 +332,7 @@ fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
     let empty: Vec<String> = empty.map(|port| port.port.to_string()).collect();
     let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
     steps.push(match empty.is_empty() {
-        true => Step::fine("service", format!("{to} has {endpoints} endpoints")),
+        true => Step::fine("service", format!("{to} has {}", counted(endpoints, "endpoint"))),
         false if service.workloads.is_empty() => Step::problem(
             "service",
             format!("{to} has no workload"),
@@ -339,8 +361,8 @@ fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
     if proxy.is_some_and(|proxy| !proxy.subscriptions.iter().any(|known| known == to)) {
         steps.push(Step::notice(
             "subscribed",
-            format!("the sidecar has not asked for {to} of late"),
-            "it does with the first request: does the application send any, by that name?",
+            format!("the workload has sent no request to {to} recently"),
+            "check that the application calls the service, by that name",
         ));
     }
     steps.extend(requests(facts, to));
@@ -355,6 +377,9 @@ fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
     steps.push(facts.decision.clone().unwrap_or_else(undecided));
     steps
 }
+
+/// The most unknown names that are listed.
+const UNKNOWN_NAMES_MAX: usize = 5;
 
 fn find<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
     facts.services.iter().find(|service| service.name == name)

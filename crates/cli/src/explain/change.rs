@@ -28,7 +28,7 @@ pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow
     };
     match format.structured() {
         Some(form) => output::print_value(&change, form)?,
-        None => output::print(&changes::story(&change))?,
+        None => output::print_text(&changes::story(&change))?,
     }
     Ok(ExitCode::SUCCESS)
 }

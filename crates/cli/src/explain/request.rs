@@ -25,7 +25,7 @@ pub(super) fn run(
     let decision = Decision::of(&objects(files)?, client, &question)?;
     match format.structured() {
         Some(form) => output::print_value(&text::json(&decision, &question), form)?,
-        None => output::print(&text::render(&decision, &question))?,
+        None => output::print_text(&text::render(&decision, &question))?,
     }
     match decision.outcomes().as_slice() {
         [None] if !decision.is_elsewhere() => Ok(ExitCode::SUCCESS),
@@ -52,7 +52,7 @@ fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     let mut source = FileSource::new(files.to_vec());
     let update = source.reload();
     for rejected in &update.rejected {
-        eprintln!("rejected: {rejected}");
+        eprintln!("rejected: {}", output::shown(&rejected.to_string()));
     }
     if update.objects == 0 {
         bail!("there is no valid document: see `leno check`");

@@ -30,7 +30,7 @@ pub(super) fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Explained { text, decision } = runtime.block_on(explained(&Mesh::at(data), args))?;
     match format.structured() {
-        None => output::print(&text)?,
+        None => output::print_text(&text)?,
         Some(form) => output::print_value(&decision, form)?,
     }
     Ok(match decision["allowed"] == true {

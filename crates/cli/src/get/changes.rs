@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use leno_control::status::ChangeReport;
 
+use crate::figures::counted;
 use crate::output::{Column, Listing};
 
 /// The newest changes.
@@ -43,16 +44,22 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     };
     let others = match change.together {
         0 | 1 => String::new(),
-        all => format!(", together with {} others", all - 1),
+        all => format!(", together with {}", counted(all - 1, "other")),
     };
     line("sent", format!("after {}{others}", ms(Some(sent))));
     line(
         "concerned",
-        format!("{} proxies may be concerned, {} were told", change.concerned, change.told),
+        format!("{}, and {} received it", counted(change.concerned, "proxy"), change.told),
     );
-    line("answered", format!("{} proxies, {} bytes", change.applied, change.bytes));
+    line("answered", format!("{}, {} bytes", counted(change.applied, "proxy"), change.bytes));
     if change.refused > 0 {
-        line("refused", format!("{} times: see `leno get proxies --stale`", change.refused));
+        line(
+            "refused",
+            format!(
+                "{}: see `leno get proxies --stale`",
+                counted(usize::try_from(change.refused).unwrap_or(usize::MAX), "time")
+            ),
+        );
     }
     match change.applied_after_ms {
         Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
@@ -108,7 +115,7 @@ mod tests {
     fn a_change_is_followed_from_its_source_to_the_last_proxy() {
         let story = story(&change());
         for part in
-            ["change 42", "cart-1", "61.0 ms", "2 others", "90 were told", "last ACK", "97.2"]
+            ["change 42", "cart-1", "61.0 ms", "2 others", "90 received it", "last ACK", "97.2"]
         {
             assert!(story.contains(part), "{part} is missing in:\n{story}");
         }

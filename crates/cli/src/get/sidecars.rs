@@ -6,6 +6,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::ask;
+use crate::output;
 
 /// What each sidecar says at `path`, or why it says nothing; many are asked at a time. One that
 /// does not answer costs no more than its own lines.
@@ -42,7 +43,7 @@ async fn ask_one<T: DeserializeOwned>(proxy: &ProxyStatus, path: &str) -> Result
     };
     match timeout(PATIENCE, answer).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(format!("{error:#}")),
+        Ok(Err(error)) => Err(output::failure(&error)),
         Err(_) => Err(format!("its admin page did not answer within {PATIENCE:?}")),
     }
 }

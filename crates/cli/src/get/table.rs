@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::rules;
 use crate::duration::short;
-use crate::figures::{latency, rate, share};
-use crate::output::{Column, Listing};
+use crate::figures::{counted, latency, rate, share};
+use crate::output::{Column, Listing, shown};
 
 /// The mesh as a whole.
 pub(super) fn status(status: &Status) -> String {
@@ -26,15 +26,21 @@ pub(super) fn status(status: &Status) -> String {
         (
             "sidecars",
             format!(
-                "{} connected, {} behind, {} refusing; {} other control planes heard",
-                status.proxies, status.behind, status.refusing, status.peers
+                "{} connected, {} behind, {} refusing; {} heard",
+                status.proxies,
+                status.behind,
+                status.refusing,
+                counted(status.peers, "other control plane")
             ),
         ),
         (
             "certificates",
-            format!("{} sidecars have yet to renew for the authority", status.outdated),
+            match status.outdated {
+                1 => "1 sidecar has yet to renew for the authority".to_owned(),
+                several => format!("{several} sidecars have yet to renew for the authority"),
+            },
         ),
-        ("rejected", format!("{} documents", status.rejected)),
+        ("rejected", counted(status.rejected, "document")),
         (
             "changes",
             format!(
@@ -330,7 +336,8 @@ pub(super) fn rejected(answer: &Value) -> String {
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
         let findings = answer.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
-            writeln!(text, "{kind}: {}", told(finding)).expect("a String takes what is written");
+            writeln!(text, "{kind}: {}", shown(&told(finding)))
+                .expect("a String takes what is written");
         }
     }
     if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {

@@ -51,7 +51,7 @@ impl CheckArgs {
         };
         let report = Report::of(&documents, &rewrite(&documents, &self.namespace)).with(unread);
         match self.output {
-            CheckFormat::Text => output::print(&report.foretold())?,
+            CheckFormat::Text => output::print_text(&report.to_text())?,
             CheckFormat::Json => output::print_json(&report.entries())?,
         }
         Ok(if report.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })

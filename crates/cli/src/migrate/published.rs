@@ -144,7 +144,7 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
         let others = of_scene().filter(|it| it.key != item.key);
         let mut fates = others.map(|it| fate(items, objects, it, namespace));
         return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
-            true => Fate::Dropped("the rules of its scene say the same themselves"),
+            true => Fate::Dropped("its conditions are in the rules of its scene"),
             false => Fate::Lost("no rule of its scene is kept".to_owned()),
         };
     }

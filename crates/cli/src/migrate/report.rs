@@ -35,7 +35,7 @@ enum Outcome {
     /// Other words say nearly the same.
     Changed,
     /// Nothing refers to it any more.
-    Dropped,
+    NotNeeded,
     /// It is read as it stands.
     Left,
     /// Nothing says it any more.
@@ -69,7 +69,7 @@ impl Report {
                     let differences = differences.iter().map(|it| (*it).to_owned()).collect();
                     entry(Outcome::Changed, names(objects), differences)
                 }
-                Fate::Dropped(why) => entry(Outcome::Dropped, Vec::new(), one(why)),
+                Fate::Dropped(why) => entry(Outcome::NotNeeded, Vec::new(), one(why)),
                 Fate::Left(why) => entry(Outcome::Left, Vec::new(), one(why)),
                 Fate::Lost(why) => Entry {
                     widens: document.may_keep_out(),
@@ -103,7 +103,7 @@ impl Report {
 
     /// Whether nothing foreign is left, and nothing is different or lost.
     pub(super) fn is_whole(&self) -> bool {
-        let whole = [Outcome::Native, Outcome::Rewritten, Outcome::Dropped];
+        let whole = [Outcome::Native, Outcome::Rewritten, Outcome::NotNeeded];
         self.0.iter().all(|entry| whole.contains(&entry.outcome))
     }
 
@@ -121,60 +121,44 @@ impl Report {
         self.0.iter().filter(|entry| entry.outcome == outcome).count()
     }
 
-    /// What was done.
-    pub(super) fn told(&self) -> String {
-        let line = |entry: &Entry, becomes: &str, why: &str| match entry.outcome {
-            Outcome::Native => None,
-            Outcome::Rewritten => Some(format!("rewritten: {entry} is {becomes}")),
-            Outcome::Changed => Some(format!("rewritten: {entry} is {becomes}, but: {why}")),
-            Outcome::Dropped => Some(format!("dropped: {entry}: {why}")),
-            Outcome::Left => Some(format!("left as it is: {entry}: {why}")),
-            Outcome::NotKept => Some(format!("not kept: {entry}: {why}")),
-        };
+    /// The report for people: the same before and after the files are written.
+    pub(super) fn to_text(&self) -> String {
         let changed = self.count(Outcome::Changed);
-        let rewritten = self.count(Outcome::Rewritten) + self.count(Outcome::Dropped) + changed;
         let but = match changed {
             0 => String::new(),
+            1 => " (1 decides otherwise in a rare case)".to_owned(),
             several => format!(" ({several} decide otherwise in a rare case)"),
         };
-        let sum = format!(
-            "{} native already, {rewritten} rewritten{but}, {} left as they are, {} not kept",
-            self.count(Outcome::Native),
-            self.count(Outcome::Left),
-            self.count(Outcome::NotKept),
-        );
-        self.lines(line, &sum)
-    }
-
-    /// What would come of it.
-    pub(super) fn foretold(&self) -> String {
-        let line = |entry: &Entry, becomes: &str, why: &str| match entry.outcome {
-            Outcome::Native => None,
-            Outcome::Rewritten => Some(format!("kept: {entry}: as {becomes}")),
-            Outcome::Changed => Some(format!("changed: {entry}: as {becomes}, but: {why}")),
-            Outcome::Dropped => Some(format!("kept: {entry}: {why}")),
-            Outcome::Left => Some(format!("kept: {entry}: read as it stands: {why}")),
-            Outcome::NotKept => Some(format!("not kept: {entry}: {why}")),
-        };
-        let (changed, lost) = (self.count(Outcome::Changed), self.count(Outcome::NotKept));
-        let native = self.count(Outcome::Native);
-        let kept = self.0.len() - changed - lost - native;
-        let sum =
-            format!("{native} native already, {kept} kept, {changed} changed, {lost} not kept");
-        self.lines(line, &sum)
-    }
-
-    /// A line for each entry that has one, told with what it becomes and why, and one for all.
-    fn lines(&self, line: impl Fn(&Entry, &str, &str) -> Option<String>, sum: &str) -> String {
         let mut text = String::new();
         for entry in &self.0 {
-            let (becomes, why) = (entry.becomes.join(" and "), entry.reasons.join("; "));
-            let Some(line) = line(entry, &becomes, &why) else { continue };
+            let Some(line) = entry.line() else { continue };
             let wider = if entry.widens { WIDENS } else { "" };
             text.extend([&*line, wider, "\n"]);
         }
-        text.extend([sum, "\n"]);
+        text.push_str(&format!(
+            "{} native already, {} rewritten{but}, {} not needed, {} left as they are, {} not kept\n",
+            self.count(Outcome::Native),
+            self.count(Outcome::Rewritten) + changed,
+            self.count(Outcome::NotNeeded),
+            self.count(Outcome::Left),
+            self.count(Outcome::NotKept),
+        ));
         text
+    }
+}
+
+impl Entry {
+    /// The line of a document that is not native already.
+    fn line(&self) -> Option<String> {
+        let (becomes, why) = (self.becomes.join(" and "), self.reasons.join("; "));
+        Some(match self.outcome {
+            Outcome::Native => return None,
+            Outcome::Rewritten => format!("rewritten: {self} is {becomes}"),
+            Outcome::Changed => format!("rewritten: {self} is {becomes}, but: {why}"),
+            Outcome::NotNeeded => format!("not needed: {self}: {why}"),
+            Outcome::Left => format!("left as it is: {self}: {why}"),
+            Outcome::NotKept => format!("not kept: {self}: {why}"),
+        })
     }
 }
 

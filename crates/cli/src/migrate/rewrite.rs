@@ -74,7 +74,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         // Their words went into what used them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
             // Corrected below, where something else may have used them.
-            return Fate::Dropped("what used it says the same itself, or nothing did");
+            return Fate::Dropped("its rules are in the policies that used it, or nothing used it");
         }
         Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
             Some(outcome) => outcome,

@@ -3,7 +3,7 @@
 mod conditions;
 mod endpoints;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leno_control::status::{
@@ -15,7 +15,8 @@ use serde_json::Value;
 
 use super::rejections::{explain_failures, rejections};
 use crate::duration::short;
-use crate::figures::{AILING, FAILING, RECENT_STEPS, rate, share};
+use crate::figures::{AILING, FAILING, RECENT_STEPS, counted, rate, share};
+use crate::output;
 use crate::output::shown;
 
 /// All that is judged, as it is at one moment.
@@ -68,7 +69,7 @@ impl Finding {
     /// Nobody can be asked.
     pub(super) fn unreachable(error: &anyhow::Error) -> Self {
         Self::problem(
-            format!("{error:#}"),
+            output::failure(error),
             "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
              or `leno control`, with the same data directory",
         )
@@ -172,14 +173,13 @@ fn certificates(facts: &Facts) -> Vec<Finding> {
 fn documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
-    let rejected = list("rejected").map_or(0, Vec::len);
-    if rejected > 0 {
+    if facts.status.rejected > 0 {
         let files = list("rejected").into_iter().flatten();
         let files = files.filter_map(|document| document.get("file")?.as_str());
-        let mut files: Vec<&str> = files.collect();
-        files.dedup();
+        let files: BTreeSet<&str> = files.collect();
+        let files: Vec<&str> = files.into_iter().collect();
         findings.push(Finding::problem(
-            format!("{} refused: {}", counted(rejected, "document"), some(&files)),
+            format!("{} rejected: {}", counted(facts.status.rejected, "document"), some(&files)),
             "leno get rejected says where and what to do; the last good version is in force",
         ));
     }
@@ -277,13 +277,6 @@ fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
         findings.push(Finding { weight, what, remedy: command.to_owned() });
     }
     findings
-}
-
-fn counted(count: usize, thing: &str) -> String {
-    match count {
-        1 => format!("1 {thing}"),
-        count => format!("{count} {thing}s"),
-    }
 }
 
 /// A few names.

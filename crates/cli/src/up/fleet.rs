@@ -16,6 +16,7 @@ use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
 use super::sidecar;
+use crate::output;
 use crate::proxy::Report;
 
 /// The workloads of this machine, each with its processes.
@@ -298,7 +299,7 @@ impl Posts {
                 Err(error) => error,
             };
             let delay = restarts.after(Duration::ZERO);
-            tracing::error!(%name, ?delay, "there is no place for it, tried again: {error:#}");
+            tracing::error!(%name, ?delay, "there is no place for it, tried again: {}", output::failure(&error));
             tokio::select! {
                 () = sleep(delay) => {}
                 _ = self.stages.wait_for(|stage| *stage >= Stage::Leaving) => return None,

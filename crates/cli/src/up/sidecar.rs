@@ -19,6 +19,7 @@ use super::console::Speaker;
 use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
+use crate::output;
 use crate::proxy::{Order, Report};
 
 /// Keeps the sidecar of a workload running until told to stop. `reports` holds what it reported
@@ -41,7 +42,7 @@ pub(super) async fn keep(
                 return tracing::warn!(%name, "the sidecar did not drain in time and was killed");
             }
             Ok(Ended::Exited(status)) => status.to_string(),
-            Err(error) => format!("{error:#}"),
+            Err(error) => output::failure(&error),
         };
         let delay = restarts.after(began.elapsed());
         tracing::warn!(%name, %reason, ?delay, "the sidecar ended; it is started again");

@@ -6,6 +6,7 @@ use leno_control::status::Status;
 use leno_model::Door;
 
 use super::fleet::Standing;
+use crate::figures::counted;
 use crate::output::{Column, Format, Listing};
 
 /// A workload that is introduced.
@@ -149,13 +150,6 @@ fn call_any_service(member: &Introduced<'_>) -> Option<(String, String)> {
     }
     let proxy = member.standing.report.as_ref()?.http_proxy()?;
     Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), meaning))
-}
-
-fn counted(count: usize, thing: &str) -> String {
-    match count {
-        1 => format!("1 {thing}"),
-        count => format!("{count} {thing}s"),
-    }
 }
 
 const DOOR_COLUMNS: &[Column] = &[

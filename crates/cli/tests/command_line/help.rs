@@ -56,3 +56,20 @@ fn shells_get_completions() {
     let bash = place.leno(&["completions", "bash"]).out;
     assert!(bash.contains("denied-outbound"), "reasons are completed");
 }
+
+#[test]
+fn the_table_of_commands_in_the_readme_is_that_of_the_program() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = std::fs::read_to_string(path).expect("the README");
+    let place = Place::with(&[]);
+    let topics = place.leno(&["get", "--help"]).out;
+    let row = readme.lines().find(|line| line.starts_with("| `leno get TOPIC`")).expect("a row");
+    let (_, listed) = topics.split_once("Possible values:").expect("the topics");
+    let listed = listed.split("\n\n").next().unwrap_or_default();
+    let names = listed.lines().filter_map(|line| line.trim().strip_prefix("- "));
+    let names: Vec<&str> = names.filter_map(|line| line.split(':').next()).collect();
+    assert!(names.len() > 10, "{topics}");
+    for name in names {
+        assert!(row.contains(&format!("`{name}`")), "{name} is not in: {row}");
+    }
+}

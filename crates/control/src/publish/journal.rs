@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use leno_discovery::ChangeId;
-use leno_model::{KeySource, ObjectKey, WorkloadName};
+use leno_model::{Change, KeySource, ObjectKey, WorkloadName};
 use tokio::time::Instant;
 
 /// Where a change came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// One object of the files changed.
-    Object(ObjectKey),
-    /// So many objects of the files changed at once; the first of them.
-    Objects(usize, ObjectKey),
+    /// One object of the files was written or removed.
+    Object(ObjectKey, Edit),
+    /// Several objects of the files at once: their number, and the first of them.
+    Objects(usize, ObjectKey, Edit),
     /// The sidecar of this workload listens, or listens elsewhere.
     Listens(WorkloadName),
     /// The keys of an issuer, read there, are others.
@@ -26,14 +26,44 @@ pub(crate) enum Cause {
     Gone(WorkloadName),
 }
 
+/// The edit of an object in the files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Edit {
+    /// It is new, or says something else.
+    Written,
+    /// It is gone.
+    Removed,
+}
+
+impl Edit {
+    pub(crate) fn of(change: &Change) -> Self {
+        match change {
+            Change::Upsert(_) => Self::Written,
+            Change::Remove(_) => Self::Removed,
+        }
+    }
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Written => "is new or changed",
+            Self::Removed => "was removed",
+        })
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Object(key) => write!(f, "{key} changed in the files"),
-            Self::Objects(count, first) => {
-                let others = count.saturating_sub(1);
-                write!(f, "{first} and {others} other objects changed in the files")
-            }
+            Self::Object(key, edit) => write!(f, "{key} {edit} in the files"),
+            Self::Objects(count, first, edit) => match count.saturating_sub(1) {
+                0 => write!(f, "{first} {edit} in the files"),
+                1 => write!(f, "{first} {edit} in the files, and 1 other object with it"),
+                others => {
+                    write!(f, "{first} {edit} in the files, and {others} other objects with it")
+                }
+            },
             Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
             Self::Keys(source) => write!(f, "the keys of an issuer changed at {source}"),
             Self::Authority => f.write_str("the authority, or whom it says to trust, changed"),
@@ -112,6 +142,17 @@ mod tests {
         assert_eq!(journal.find(ChangeId(27)), None, "forgotten");
         assert_eq!(journal.find(ChangeId(31)), None, "never was");
         let found = journal.find(ChangeId(30)).unwrap();
+        let key = || ObjectKey::MeshConfig;
+        for (cause, text) in [
+            (Cause::Object(key(), Edit::Removed), "MeshConfig was removed in the files"),
+            (Cause::Object(key(), Edit::Written), "MeshConfig is new or changed in the files"),
+            (
+                Cause::Objects(2, key(), Edit::Removed),
+                "MeshConfig was removed in the files, and 1 other object with it",
+            ),
+        ] {
+            assert_eq!(cause.to_string(), text);
+        }
         assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 says where it listens");
         assert_eq!(journal.newest().count(), NOTED_MAX);
         assert_eq!(journal.together(ChangeId(30), ChangeId(60)), 10);

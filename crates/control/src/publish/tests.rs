@@ -68,13 +68,13 @@ impl Theatre {
 
     fn change(&mut self, change: Change) {
         let touched = self.mesh.apply(change);
-        let cause = Cause::Objects(1, ObjectKey::MeshConfig);
+        let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
         self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 
     fn listen(&mut self, name: &str, listeners: Option<Listeners>) {
         let touched = self.mesh.listen(&workload(name), listeners);
-        let cause = Cause::Objects(1, ObjectKey::MeshConfig);
+        let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
         self.audience.notice(&touched, &self.mesh, (cause, self.now), self.now);
     }
 

@@ -11,9 +11,9 @@ use kube::client::AuthError;
 use kube::core::Status;
 use kube::core::response::StatusSummary;
 use kube::runtime::watcher;
+use leno_telemetry::with_causes;
 
 use super::name::InvalidPathName;
-use crate::failure::with_causes;
 
 /// A request that the API server has not fulfilled.
 ///
@@ -130,18 +130,12 @@ impl From<watcher::Error> for ApiError {
 
 /// A text from outside in one short line.
 pub(crate) fn escaped(text: &str) -> String {
-    let mut shown: String = text.chars().take(TEXT_CHARACTERS_MAX).flat_map(escape).collect();
+    let mut shown: String =
+        text.chars().take(TEXT_CHARACTERS_MAX).flat_map(leno_telemetry::terminal::escape).collect();
     if text.chars().nth(TEXT_CHARACTERS_MAX).is_some() {
         shown.push('…');
     }
     shown
-}
-
-/// Control characters would start new lines in a log, or steer a terminal.
-fn escape(character: char) -> impl Iterator<Item = char> {
-    let escaped = character.is_control().then(|| character.escape_default());
-    let plain = (!character.is_control()).then_some(character);
-    escaped.into_iter().flatten().chain(plain)
 }
 
 /// The reason of a Status that the client made of a body that it could not decode.

@@ -9,13 +9,13 @@ use kube::Client;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use leno_identity::Authority;
 use leno_model::SecretName;
+use leno_telemetry::with_causes;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::secret::{Finding, Terms, filled, is_of, judge};
 use super::wish::{GuestWish, GuestWishes, Outcomes};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::failure::with_causes;
 
 /// Makes a Secret with a key and a certificate for each guest that is wished for, while this control plane leads;
 /// makes it anew well before its end, and at once when the authority is another one; and takes it away when nobody

@@ -9,6 +9,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::PostParams;
+use leno_telemetry::with_causes;
 use rustls::ServerConfig;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -18,7 +19,6 @@ use super::bundle;
 use super::clients::ClientAuthorities;
 use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::failure::with_causes;
 use crate::words::CONTROL;
 
 /// Looks now and again, for ever. What cannot be had is asked for again soon.

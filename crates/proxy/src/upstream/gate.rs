@@ -115,18 +115,21 @@ impl Gate {
 
     fn tell(&self, turn: Option<Turn>, endpoint: &EndpointId) {
         let policy = &self.breaker.breaker.policy;
+        let EndpointId { service, port, .. } = endpoint;
         match turn {
             None => {}
             Some(Turn::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
-                let pause = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
                 self.report(trigger, endpoint);
-                tracing::warn!(%policy, trigger = trigger.as_str(), ?pause, "circuit opened");
+                let open_for = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
+                let open_for = tracing::field::debug(open_for.unwrap_or_default());
+                let trigger = trigger.as_str();
+                tracing::warn!(%service, port, %policy, trigger, open_for, "circuit opened");
             }
             Some(Turn::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);
                 self.world.conditions.close(self.number);
-                tracing::info!(%policy, "circuit closed");
+                tracing::info!(%service, port, %policy, "circuit closed");
             }
         }
     }

@@ -82,6 +82,7 @@ fn texts_are_escaped_and_cut() {
         (r#"a"b\c"#, r#""a\"b\\c""#.to_owned()),
         ("a\nb\r\tc", r#""a\nb\r\tc""#.to_owned()),
         ("\u{0}\u{1b}\u{7f}\u{9b}", r#""\u0000\u001b\u007f\u009b""#.to_owned()),
+        ("\u{202e}\u{2066}\u{2028}", r#""\u202e\u2066\u2028""#.to_owned()),
         ("é😀", r#""é😀""#.to_owned()),
         (&"x".repeat(2_000), format!("\"{}\"", "x".repeat(TEXT_BYTES_MAX))),
         (&"é".repeat(2_000), format!("\"{}\"", "é".repeat(TEXT_BYTES_MAX / 2))),

@@ -8,6 +8,7 @@ use anyhow::bail;
 use super::{Configured, Place};
 use crate::bench::awaited::until_answered;
 use crate::bench::child::{Child, Launch};
+use crate::output;
 
 /// A contender that runs.
 #[derive(Debug, Default)]
@@ -89,7 +90,8 @@ impl Running {
     ) -> anyhow::Result<()> {
         let answered = until_answered((address, path), START_PATIENCE, || self.check_alive());
         let answered = answered.await;
-        answered.map_err(|error| anyhow::anyhow!("{error:#}{}", self.last_words()))
+        answered
+            .map_err(|error| anyhow::anyhow!("{}{}", output::failure(&error), self.last_words()))
     }
 
     /// Fails when one of its processes has ended.

@@ -10,6 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Stage;
 use crate::ask;
+use crate::output;
 
 /// Requests one after the other, through each real sidecar in turn.
 pub(super) struct Traffic {
@@ -61,7 +62,7 @@ async fn send(doors: Vec<SocketAddr>, shared: Arc<Shared>) {
         let answered = ask::admin(*door, "/").await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = answered {
-            tracing::debug!(%door, error = %format!("{error:#}"), "a request failed");
+            tracing::debug!(%door, error = output::failure(&error), "a request failed");
             shared.failed.fetch_add(1, Ordering::Relaxed);
         }
     }

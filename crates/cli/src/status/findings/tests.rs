@@ -103,8 +103,12 @@ fn each_fault_is_a_problem_with_what_to_do() {
             (|f| f.certificates = vec![certificate(0)], "has expired", "leno token shop/cart-1"),
             (|f| f.certificates = vec![certificate(3_600)], "expires in 1h", "renewed"),
             (
-                |f| f.rejected = json!({"rejected": [{"file": "a.yaml"}], "warnings": []}),
-                "1 document refused: a.yaml",
+                |f| {
+                    // Two problems of one document.
+                    f.status.rejected = 1;
+                    f.rejected = json!({"rejected": [{"file": "a.yaml"}, {"file": "a.yaml"}]});
+                },
+                "1 document rejected: a.yaml",
                 "leno get rejected",
             ),
             (

@@ -1,0 +1,124 @@
+//! Texts from outside on terminals and in logs: characters that steer a terminal or begin a line are made visible.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// True for characters that a terminal obeys instead of showing them: controls (C0, DEL and C1), line
+/// separators, and the marks that change the direction of writing.
+#[must_use]
+pub fn steers(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// The text with escapes such as `\n` and `\u{1b}` in place of the characters that steer.
+#[must_use]
+pub fn visible(text: &str) -> Cow<'_, str> {
+    match text.contains(steers) {
+        false => Cow::Borrowed(text),
+        true => Cow::Owned(text.chars().flat_map(escape).collect()),
+    }
+}
+
+/// One character, or its escape.
+pub fn escape(character: char) -> impl Iterator<Item = char> {
+    let escaped = steers(character).then(|| character.escape_default());
+    let plain = (!steers(character)).then_some(character);
+    escaped.into_iter().flatten().chain(plain)
+}
+
+/// A writer that passes texts on as [`visible`] makes them.
+#[derive(Debug)]
+pub struct Visible<W>(pub W);
+
+impl<W: fmt::Write> fmt::Write for Visible<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write_str(&visible(text))
+    }
+}
+
+/// An error with its causes in one line. A cause that the text before it contains already is left out.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let reason = next.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::io;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Chain(Vec<String>, Option<Box<Chain>>);
+
+    impl Chain {
+        fn of(texts: &[String]) -> Option<Box<Self>> {
+            let (_, rest) = texts.split_first()?;
+            Some(Box::new(Self(texts.to_vec(), Self::of(rest))))
+        }
+    }
+
+    impl fmt::Display for Chain {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&self.0[0])
+        }
+    }
+
+    impl std::error::Error for Chain {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            let next = self.1.as_deref()?;
+            Some(next)
+        }
+    }
+
+    #[test]
+    fn a_cause_that_was_named_is_not_named_again() {
+        let full = io::Error::from_raw_os_error(28);
+        let text = format!("cannot write: {full}");
+        let chain = Chain::of(&[text.clone(), full.to_string(), "disk".to_owned()]).unwrap();
+        assert_eq!(with_causes(&*chain), format!("{text}: disk"));
+        let chain = Chain::of(&["a".to_owned(), "b".to_owned()]).unwrap();
+        assert_eq!(with_causes(&*chain), "a: b");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_steers_a_terminal_and_all_of_it_can_be_read_back(text in any::<String>()) {
+            let shown = visible(&text);
+            prop_assert!(!shown.contains(steers), "{shown:?}");
+            let mut written = String::new();
+            Visible(&mut written).write_str(&text).unwrap();
+            prop_assert_eq!(&written, &shown);
+            prop_assert_eq!(text.contains(steers), matches!(shown, Cow::Owned(_)));
+        }
+
+        #[test]
+        fn every_part_of_a_chain_is_named_once(
+            texts in proptest::collection::vec("[a-c]{1,3}( [a-c]{1,3})?", 1..6)
+        ) {
+            let chain = Chain::of(&texts).unwrap();
+            let shown = with_causes(&*chain);
+            for text in &texts {
+                prop_assert!(shown.contains(text.as_str()));
+            }
+            let (before, last) = shown.rsplit_once(": ").unwrap_or(("", &shown));
+            prop_assert!(!before.contains(last), "{shown}");
+        }
+    }
+}
