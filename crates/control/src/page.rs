@@ -21,6 +21,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use leno_discovery::Taps;
 use leno_identity::OwnNames;
 use leno_listen::Source;
+use leno_model::Reason;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -180,6 +182,9 @@ impl Desk {
         if let Some((_, kind, content)) = FILES.iter().find(|(name, ..)| *name == path) {
             return typed(StatusCode::OK, kind, *content);
         }
+        if path == "/api/reasons" {
+            return typed(StatusCode::OK, "application/json", reasons());
+        }
         if path == "/api/explain" {
             return self.explain(query.unwrap_or_default()).await;
         }
@@ -234,6 +239,19 @@ impl Desk {
             Err((status, reason)) => text(status, reason),
         }
     }
+}
+
+/// Every reason of failures with its meaning and its remedy.
+fn reasons() -> String {
+    let reason = |reason: &Reason| {
+        json!({
+            "label": reason.label(),
+            "status": reason.status(),
+            "caption": reason.caption(),
+            "remedy": reason.remedy(),
+        })
+    };
+    format!("{:#}\n", Value::from_iter(Reason::ALL.iter().map(reason)))
 }
 
 /// What becomes of a request before it is looked at.
@@ -334,7 +352,8 @@ const ASKING_PAUSE: u32 = 3;
 /// The same after an explanation, which is made on a thread of its own.
 const EXPLAINED_PAUSE: u32 = 1;
 
-const NO_LIVE: &str = "live requests are for who may tap: open what `leno tap --page` prints\n";
+const NO_LIVE: &str =
+    "live requests need a token: open the address that `leno tap --page` prints\n";
 
 const NO_TOKEN: &str = "this page needs its token: `leno status` beside the control plane says \
                         what to open\n";

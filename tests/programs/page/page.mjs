@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { join } from "node:path";
-import { accessible, browse, press, redPoints, PATIENCE_MS } from "./browser.mjs";
+import { accessible, browse, press, redPoints, silenced, PATIENCE_MS } from "./browser.mjs";
 
 const [scene, url, folder] = process.argv.slice(2);
 const home = new URL("/", url).href;
@@ -221,6 +221,78 @@ async function busy(page) {
 const CROWD_LOOKS = 5;
 const CROWD_MS_MAX = 1000;
 
-const scenes = { tour, live, calm, failing, crowd };
+// Texts, dots, chips and lines that are drawn in a green colour.
+const greenParts = () => [...document.querySelectorAll("body *")].filter((element) => {
+  const box = element.getBoundingClientRect();
+  const style = getComputedStyle(element);
+  if (box.width === 0 || style.display === "none" || style.visibility === "hidden") return false;
+  const isText = [...element.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
+  const colors = [style.backgroundColor, style.borderLeftColor, ...(isText ? [style.color] : []), ...(element instanceof SVGElement ? [style.fill, style.stroke] : [])];
+  return colors.some((color) => {
+    const [red, green, blue, alpha = 1] = (color.match(/[\d.]+/g) ?? [0, 0, 0]).map(Number);
+    return alpha > 0 && green > 1.25 * red && green > 1.25 * blue;
+  });
+}).map((element) => element.outerHTML.slice(0, 120));
+
+// Before there is an answer, and while there is none any more, nothing looks healthy.
+async function silent(page) {
+  const api = "**/api/**";
+  // Nothing is there yet: neither an empty mesh nor a healthy one.
+  const held = [];
+  await page.route(api, (route) => { held.push(route); });
+  for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/documents", "#/service/bookinfo/ratings"]) {
+    await page.goto("about:blank");
+    await page.goto(`${home}${hash}`);
+    await page.locator("main .loading").waitFor();
+    const text = await page.locator("main").innerText();
+    assert.doesNotMatch(text, /No service has been called|Nothing here yet|No document is rejected|No calls yet|100 %|healthy|ago/, hash);
+    assert.deepEqual(await page.evaluate(greenParts), [], `${hash} before an answer`);
+  }
+  for (const route of held) await route.abort().catch(() => {});
+  silenced.add(page);
+  await page.unroute(api);
+  await page.goto("about:blank");
+  await page.goto(home);
+  await page.locator(`${node("ratings")}.good`).waitFor();
+  assert.notDeepEqual(await page.evaluate(greenParts), [], "it is healthy now");
+  // A control plane that is gone, and one that is stopped and accepts connections all the same.
+  for (const fall of [(route) => route.abort(), () => {}]) {
+    for (const hash of ["#/", "#/services", "#/sidecars", "#/policies", "#/service/bookinfo/ratings"]) {
+      await open(page, hash);
+      await page.locator("main .loading").waitFor({ state: "detached" });
+      await page.route(api, fall);
+      await page.locator("#stale:visible").waitFor();
+      assert.deepEqual(await page.evaluate(greenParts), [], `${hash} without a control plane`);
+      assert.deepEqual(await page.locator(".flow").evaluateAll((all) => all.filter((flow) => getComputedStyle(flow).display !== "none").length), 0);
+      assert.equal(await page.locator("#verdict").textContent(), "the control plane does not answer");
+      assert.match(await page.locator("#health").innerText(), /^The control plane does not answer/);
+      assert.match(await page.locator("#stale").innerText(), /last answers, of \d\d:\d\d:\d\d/);
+      await page.unroute(api);
+      await page.locator("#stale").waitFor({ state: "hidden" });
+    }
+  }
+  await accessible(page, "after an outage");
+  await missing(page);
+}
+
+// A service that does not exist, a reason, rules in words, and the hint of the view of live requests.
+async function missing(page) {
+  await open(page, "#/service/bookinfo/nosuch");
+  await page.locator("main .empty", { hasText: "There is no such service." }).waitFor();
+  const text = await page.locator("main").innerText();
+  assert.doesNotMatch(text, /-\d|ago|no requests|–/, text);
+  await open(page, "#/reason/connect-failed");
+  await page.locator("main", { hasText: "leno explain connect-failed" }).waitFor();
+  assert.match(await page.locator("main").innerText(), /Remedy\n+.{10,}/);
+  await open(page, "#/rules");
+  await page.locator(row("bookinfo/reviews", "weight")).first().waitFor();
+  const cells = await page.locator(".list .body .cell").evaluateAll((all) => all.filter((cell) => cell.scrollWidth > cell.clientWidth && !cell.title && !cell.querySelector("[title]")).map((cell) => cell.textContent));
+  assert.deepEqual(cells, [], "a text that is cut off has a tooltip");
+  await page.evaluate(() => sessionStorage.clear());
+  await open(page, "#/live");
+  await page.locator("p.note[role=status]", { hasText: "leno tap --page" }).waitFor();
+}
+
+const scenes = { tour, live, calm, failing, crowd, silent };
 setTimeout(() => { console.error(`${scene} takes too long`); process.exit(1); }, 3 * PATIENCE_MS).unref();
 await browse(home, scenes[scene]);

@@ -79,6 +79,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
     });
     let home = format!("http://{}/", demo.page);
     browse("tour", &home);
+    browse("silent", &home);
     let (code, link) = demo.leno(&["tap", "--page"]);
     assert!(code == Some(0) && link.starts_with(&format!("{home}#/live/")), "{link}");
     browse("live", link.trim());

@@ -68,7 +68,12 @@ export function list({ label, columns, verdict, sort, hint }) {
     const made = [];
     for (let index = first; index < last; index += 1) {
       const row = shown[index];
-      const cells = columns.map((column) => h("div", { role: "cell", class: `cell${column.number ? " number" : ""}` }, column.show(row)));
+      const cells = columns.map((column) => {
+        const content = column.show(row);
+        // A cell that is too narrow cuts its text off.
+        const title = typeof content === "string" ? content : content.querySelector?.("svg, [title]") || content.title || content.tagName === "svg" ? null : content.textContent;
+        return h("div", { role: "cell", class: `cell${column.number ? " number" : ""}`, title }, content);
+      });
       const line = h("div", { class: `row ${verdict?.(row) ?? ""}`, role: "row", "aria-rowindex": index + 2 }, cells);
       line.style.gridTemplateColumns = template;
       line.style.top = `${index * ROW}px`;

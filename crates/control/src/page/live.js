@@ -1,13 +1,15 @@
 // Live requests of one service, as sidecars tell of them, for as long as somebody looks.
 
 import { h, say, latency } from "./dom.js";
-import { watch } from "./mesh.js";
+import { report, watch } from "./mesh.js";
 
 const ROWS_MAX = 200;
 const PER_SECOND = 20;
 const LINE_MAX = 256 << 10;
 const AGAIN_MS = 500;
 const KEY = "leno-live";
+const READY = "Choose a service. Bodies and query strings are never shown. Press Esc to stop.";
+const NO_TOKEN = "Live requests need a token: open the address that `leno tap --page` prints. Add --data DIRECTORY if the mesh was started with a data directory of its own.";
 
 // The token comes behind the #, which no server is sent, and stays with this page alone.
 export function admit(token) {
@@ -15,20 +17,20 @@ export function admit(token) {
   history.replaceState(null, "", "#/live");
 }
 
-export function live(fail) {
+export function live() {
   const field = (label, attributes) => {
     const input = h("input", { type: "text", spellcheck: "false", autocomplete: "off", ...attributes });
     return { input, element: h("label", {}, h("span", {}, label), input) };
   };
-  const service = field("Requests for", { list: "live-services", placeholder: "bookinfo/ratings", required: true });
-  const path = field("path begins with", { placeholder: "/ratings" });
-  const status = field("status", { placeholder: "5xx" });
-  const from = field("from the account", { placeholder: "bookinfo/reviews" });
+  const service = field("Service", { list: "live-services", placeholder: "bookinfo/ratings", required: true });
+  const path = field("Path prefix", { placeholder: "/ratings" });
+  const status = field("Status", { placeholder: "5xx" });
+  const from = field("Caller account", { placeholder: "bookinfo/reviews" });
   const names = h("datalist", { id: "live-services" });
   const button = h("button", { class: "primary" }, "Start");
-  const note = h("p", { class: "note", role: "status" }, "Choose a service. Neither bodies nor queries are told; Escape stops.");
+  const note = h("p", { class: "note", role: "status" }, sessionStorage.getItem(KEY) ? READY : NO_TOKEN);
   const body = h("tbody");
-  const columns = ["time", "sidecar", "direction", "method", "path", "status", "reason", "took", "peer"];
+  const columns = ["time", "sidecar", "direction", "method", "path", "status", "reason", "took", "other end"];
   const head = h("tr", {}, ...columns.map((text) => h("th", { scope: "col" }, text)));
   const table = h("div", { class: "live", tabindex: 0, role: "region", "aria-label": "Live requests" }, h("table", { class: "plain" }, h("thead", {}, head), body));
   const form = h("form", { class: "card ask live-ask", submit: turn }, service.element, path.element, status.element, from.element, names, button);
@@ -36,6 +38,8 @@ export function live(fail) {
     h("div", { class: "head" }, h("h1", {}, "Live"), h("span", { class: "note" }, "requests as they end")), form, note, h("section", { class: "card" }, table));
   let tap = null;
   let waiting = [];
+  // The rows on the page with the times of their requests, the newest first.
+  let rows = [];
   let seen = 0;
   let missed = 0;
 
@@ -52,7 +56,7 @@ export function live(fail) {
       if (value) query.append(name, value);
     }
     tap = new AbortController();
-    [seen, missed, waiting] = [0, 0, []];
+    [seen, missed, waiting, rows] = [0, 0, [], []];
     body.replaceChildren();
     say(button, "Stop");
     say(note, "Waiting for requests.");
@@ -67,7 +71,7 @@ export function live(fail) {
     say(note, seen > 0 ? `${why} ${told()}` : why);
   }
 
-  const told = () => `${seen} requests${missed ? `, and ${missed} more that were too many` : ""}.`;
+  const told = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more that were too many` : ""}.`;
 
   // The control plane ends an answer after two minutes: it is asked for again until somebody stops.
   async function follow(address, mine) {
@@ -76,7 +80,7 @@ export function live(fail) {
       try {
         refused = await read(address, mine);
       } catch (error) {
-        if (tap === mine) fail(error);
+        if (tap === mine) report(error);
       }
       if (tap !== mine) return;
       if (refused) return stop(refused);
@@ -113,28 +117,35 @@ export function live(fail) {
     if (waiting.length > ROWS_MAX) waiting.shift();
   }
 
-  // The newest is the first; what is beyond the last row is forgotten.
+  // Requests arrive as they end, from several sidecars: rows are ordered by their start. Rows beyond the last are
+  // forgotten.
   function draw() {
-    const rows = waiting.map(row).reverse();
+    const fresh = waiting.map((record) => ({ time: instant(record.start_time), row: row(record) })).reverse();
     waiting = [];
-    body.prepend(...rows);
-    while (body.childElementCount > ROWS_MAX) body.lastElementChild.remove();
+    rows = [...fresh, ...rows].sort((one, other) => other.time - one.time).slice(0, ROWS_MAX);
+    body.replaceChildren(...rows.map((one) => one.row));
     // What was on its way when somebody stopped is not to take the place of that.
     if (tap) say(note, told());
   }
 
+  // Microseconds since 1970: a date alone has milliseconds.
+  const instant = (time) => {
+    const fraction = /\.(\d+)/.exec(`${time}`)?.[1] ?? "";
+    return Math.floor(Date.parse(time) / 1000) * 1e6 + Number(`0.${fraction || 0}`) * 1e6;
+  };
   const text = (value) => (value === null || value === undefined ? "" : `${value}`);
   function row(record) {
     const bad = record.response_code_details || record.response_code >= 500;
     const cells = [
       text(record.start_time).slice(11, 23), record.workload, record.direction, record.method, record.path,
-      record.response_code, record.response_code_details, latency(record.duration), record.peer,
+      record.response_code, record.response_code_details, latency(record.duration),
+      record.direction === "inbound" ? record.peer : record.upstream_host,
     ];
-    return h("tr", { class: bad ? "bad-ink" : "" }, ...cells.map((value) => h("td", { class: "mono" }, text(value))));
+    return h("tr", { class: bad ? "bad-ink" : "" }, ...cells.map((value) => h("td", { class: "mono", title: text(value) }, text(value))));
   }
 
   const unwatch = watch(["/services"], (services) => {
     if (names.childElementCount !== services.length) names.replaceChildren(...services.map((one) => h("option", { value: one.name })));
-  }, fail);
+  });
   return { element, end: () => { unwatch(); stop(""); } };
 }

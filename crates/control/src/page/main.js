@@ -1,7 +1,7 @@
 // The frame around the views: which one is open, and how the mesh is as a whole.
 
 import { h, say, rate, share, verdict } from "./dom.js";
-import { watch } from "./mesh.js";
+import { onTrouble, watch } from "./mesh.js";
 import { admit, live } from "./live.js";
 import * as views from "./views.js";
 
@@ -29,10 +29,6 @@ const tabs = TABS.map(([path, title]) => {
 document.getElementById("tabs").append(...tabs);
 
 const trouble = h("span", { class: "chip bad", hidden: true }, h("i", { class: "dot" }), "");
-function fail(error) {
-  trouble.hidden = false;
-  trouble.lastChild.textContent = `The control plane does not answer: ${error.message}`;
-}
 
 function path() {
   const hash = location.hash.replace(/^#\/?/, "");
@@ -49,24 +45,24 @@ function route() {
   const wanted = path();
   open?.end();
   const service = wanted.match(/^service\/([^/]+\/[^/]+)$/);
+  const reason = wanted.match(/^reason\/([a-z0-9-]+)$/);
   const [tab, title, make] = TABS.find(([known]) => known === wanted) ?? TABS[0];
-  const current = service ? "services" : tab;
+  const current = service ? "services" : reason ? null : tab;
   for (const link of tabs) {
     if (link.dataset.path === current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  open = service ? views.service(fail, service[1]) : make(fail);
-  document.title = `${service ? service[1] : title} · Leno`;
+  open = service ? views.service(service[1]) : reason ? views.reason(reason[1]) : make();
+  document.title = `${service?.[1] ?? reason?.[1] ?? title} · Leno`;
   main.replaceChildren(open.element);
   scrollTo(0, 0);
 }
 addEventListener("hashchange", () => { route(); main.focus({ preventScroll: true }); });
-route();
 
 const name = h("span", { class: "chip" });
 const mode = h("span", { class: "chip accent" });
 document.getElementById("mesh").append(name, mode);
-const chip = () => h("span", { class: "chip" }, h("i", { class: "dot" }), h("b"));
+const chip = () => h("span", { class: "chip", hidden: true }, h("i", { class: "dot" }), h("b"));
 const [sidecars, requests, success] = [chip(), chip(), chip()];
 document.getElementById("health").append(requests, success, sidecars, trouble);
 
@@ -74,13 +70,30 @@ document.getElementById("health").append(requests, success, sidecars, trouble);
 const aloud = document.getElementById("verdict");
 const words = { good: "requests succeed", warn: "some requests fail", bad: "requests fail", idle: "no requests" };
 
+// Nothing that looks like health stays on the page while the control plane does not answer.
+const banner = document.getElementById("stale");
+let answered = null;
+onTrouble((error) => {
+  const silent = error?.silent === true;
+  document.body.classList.toggle("stale", silent);
+  trouble.hidden = error === null;
+  for (const part of [requests, success, sidecars]) part.hidden = silent || answered === null;
+  banner.hidden = !silent;
+  if (error === null) return;
+  say(trouble.lastChild, silent ? `The control plane does not answer: ${error.message}` : `The control plane reports: ${error.message}`);
+  if (!silent) return;
+  say(aloud, "the control plane does not answer");
+  say(banner, answered ? `The control plane does not answer. The page shows its last answers, of ${answered.toLocaleTimeString("en-GB")}.` : "The control plane does not answer. Nothing is known about the mesh yet.");
+});
+
 const put = (element, state, text) => {
   element.setAttribute("class", `chip ${state}`);
   say(element.lastChild, text);
 };
 
 watch(["/status", "/traffic"], (status, traffic) => {
-  trouble.hidden = true;
+  answered = new Date();
+  for (const part of [requests, success, sidecars]) part.hidden = false;
   say(name, status.trust_domain);
   say(mode, `${status.traffic_mode} mode`);
   const healthy = status.proxies >= status.workloads && status.behind === 0 && status.refusing === 0;
@@ -99,4 +112,6 @@ watch(["/status", "/traffic"], (status, traffic) => {
   const documents = counts.get("documents");
   documents.setAttribute("class", status.rejected > 0 ? "count bad" : "count");
   say(documents, status.rejected > 0 ? `${status.rejected}` : "");
-}, fail);
+});
+
+route();

@@ -16,15 +16,52 @@ function ask(path) {
   return asked;
 }
 
-async function fetched(path) {
-  const answer = await fetch(`/api${path}`, { credentials: "same-origin" });
-  if (!answer.ok) throw new Error((await answer.text()).trim() || `${answer.status}`);
-  return answer.json();
+// A control plane that is stopped accepts connections and sends nothing.
+const PATIENCE_MS = 5000;
+
+// An error of a request. The control plane is silent when no answer came, or it is stopping.
+class Trouble extends Error {
+  constructor(message, silent) {
+    super(message);
+    this.silent = silent;
+  }
 }
 
-// Asks for all paths every two seconds, and hands over the answers in the same order. Answers an
-// end for it.
-export function watch(paths, show, fail) {
+async function fetched(path) {
+  let answer;
+  try {
+    answer = await fetch(`/api${path}`, { credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (answer.ok) return await answer.json();
+  } catch (error) {
+    throw new Trouble(error.name === "TimeoutError" ? `no answer within ${PATIENCE_MS / 1000} s` : error.message, true);
+  }
+  throw new Trouble((await answer.text().catch(() => "")).trim() || `${answer.status}`, answer.status >= 500);
+}
+
+// The watches that fail at present, each with its error.
+const troubles = new Map();
+let hear = () => {};
+
+// Calls back with the first error, or with null when every watch succeeds.
+export function onTrouble(listener) {
+  hear = listener;
+}
+
+function tell() {
+  const all = [...troubles.values()];
+  hear(all.find((error) => error.silent) ?? all[0] ?? null);
+}
+
+// An error of something that is not repeated: until the next answer.
+export function report(error) {
+  troubles.set("once", error);
+  tell();
+}
+
+// Requests all paths every two seconds, and hands over the answers in the same order. Returns the function that
+// ends it.
+export function watch(paths, show) {
+  const own = Symbol(paths.join(" "));
   let ended = false;
   let timer = 0;
   let looking = false;
@@ -34,9 +71,17 @@ export function watch(paths, show, fail) {
     if (!document.hidden) {
       try {
         const answers = await Promise.all(paths.map(ask));
-        if (!ended) show(...answers);
+        if (!ended) {
+          troubles.delete(own);
+          troubles.delete("once");
+          tell();
+          show(...answers);
+        }
       } catch (error) {
-        if (!ended) fail(error);
+        if (!ended) {
+          troubles.set(own, error);
+          tell();
+        }
       }
     }
     looking = false;
@@ -52,6 +97,7 @@ export function watch(paths, show, fail) {
   look();
   return () => {
     ended = true;
+    if (troubles.delete(own)) tell();
     clearTimeout(timer);
     document.removeEventListener("visibilitychange", again);
   };

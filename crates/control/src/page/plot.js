@@ -41,8 +41,9 @@ export function plot({ title, curves: kinds, format, least }) {
       parts.push(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: level, y2: level }));
       parts.push(s("text", { x: LEFT - 8, y: level + 4, "text-anchor": "end" }, format(mark * limit)));
     }
-    const total = (count() - 1) * step;
-    for (const part of [0, 0.5, 1]) {
+    const total = Math.max(0, count() - 1) * step;
+    // Without a past there is no axis of time.
+    for (const part of total > 0 ? [0, 0.5, 1] : [1]) {
       const seconds = total * (1 - part);
       const told = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
       const place = LEFT + part * (width - LEFT - RIGHT);
@@ -67,7 +68,7 @@ export function plot({ title, curves: kinds, format, least }) {
       const value = curves[index]?.[last];
       key.value.textContent = value === null || value === undefined ? "–" : format(value);
     });
-    const ago = (count() - 1 - last) * step;
+    const ago = Math.max(0, count() - 1 - last) * step;
     when.textContent = at === null ? "" : ago === 0 ? "now" : ago >= 120 ? `${Math.round(ago / 60)} min ago` : `${ago} s ago`;
   }
 
@@ -84,6 +85,7 @@ export function plot({ title, curves: kinds, format, least }) {
   }
 
   const point = (event) => {
+    if (count() === 0) return;
     const box = svg.getBoundingClientRect();
     const part = (((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - RIGHT);
     at = Math.max(0, Math.min(count() - 1, Math.round(part * (count() - 1))));
@@ -95,7 +97,7 @@ export function plot({ title, curves: kinds, format, least }) {
   svg.addEventListener("blur", leave);
   svg.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by) return;
+    if (!by || count() === 0) return;
     event.preventDefault();
     at = Math.max(0, Math.min(count() - 1, (at ?? count() - 1) + by));
     draw();

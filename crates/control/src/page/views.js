@@ -4,7 +4,7 @@ import { h, say, rate, share, latency, cpu, memory, span, verdict, spark } from 
 import { graph } from "./graph.js";
 import { list } from "./list.js";
 import { plot } from "./plot.js";
-import { watch } from "./mesh.js";
+import { report, watch } from "./mesh.js";
 
 const NODES_MAX = 80;
 
@@ -12,20 +12,28 @@ const link = (service, text = service) => h("a", { href: `#/service/${service}` 
 const words = (items) => items.join(", ") || "–";
 const ink = (state, text) => h("span", { class: `${state}-ink` }, text);
 
-// An open view: what to put on the page, and how to end it.
-function view(element, paths, show, fail, end) {
-  const stop = watch(paths, show, fail);
+// An open view: the element for the page, and the function that ends it. It shows that it is loading until the first
+// answers are there: an empty view would seem to be an empty mesh.
+function view(element, paths, show, end) {
+  const loading = h("p", { class: "card empty loading" }, "Loading…");
+  element.classList.add("is-loading");
+  element.append(loading);
+  const stop = watch(paths, (...answers) => {
+    element.classList.remove("is-loading");
+    loading.remove();
+    show(...answers);
+  });
   return { element, end: () => { stop(); end?.(); } };
 }
 
 const idle = { per_second: 0, success: null, p50_ms: null, p99_ms: null, requests: 0, failed: 0, recent: [] };
 
-export function topology(fail) {
+export function topology() {
   const picture = graph({ open: (node) => { location.hash = node.kind === "service" ? `#/service/${node.id}` : "#/sidecars"; } });
   const more = h("span", { class: "note" });
   const empty = h("p", { class: "empty" }, "No service has been called yet. Requests appear here within a few seconds.");
   const swatch = (state, text) => h("span", {}, h("i", { class: `swatch ${state}` }), text);
-  const legend = h("div", { class: "legend" }, swatch("good", "99 % and more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "less: it fails"), swatch("", "idle"), swatch("route", "led there by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
+  const legend = h("div", { class: "legend" }, swatch("good", "99 % and more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "sent on by a route"), h("span", {}, "The lock: mutual TLS, both ends verified"));
   const card = h("section", { class: "card" }, picture.element, empty, legend);
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
   return view(element, ["/traffic", "/services"], (traffic, services) => {
@@ -34,7 +42,7 @@ export function topology(fail) {
     picture.element.hidden = nodes.length === 0;
     say(more, left > 0 ? `the ${NODES_MAX} busiest; ${left} more under Services` : "");
     if (nodes.length > 0) picture.update(nodes, edges);
-  }, fail);
+  });
 }
 
 // Services and callers that have to do with each other; those that fail and the busiest first.
@@ -74,7 +82,7 @@ const rated = [
   { name: "Last minutes", width: "120px", show: (row) => spark(row.rates.recent) },
 ];
 
-export function services(fail) {
+export function services() {
   const table = list({
     label: "Services",
     columns: [
@@ -94,7 +102,7 @@ export function services(fail) {
       endpoints: Math.max(0, ...service.ports.map((port) => port.endpoints.length)),
       routes: service.routes,
     })));
-  }, fail, table.end);
+  }, table.end);
 }
 
 // How often the rules of a route or policy decided within the last hour.
@@ -108,30 +116,41 @@ const hits = {
   show: (row) => h("span", { title: row.hits.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.hour}`).join("\n") }, `${sumOf(row.hits)}`),
 };
 
-export function rules(fail) {
-  const table = list({
-    label: "Rules",
-    hint: "that decided something within the last hour",
-    columns: [
-      { name: "Kind", width: "170px", value: (row) => row.kind, show: (row) => row.kind },
-      { name: "Object", width: "minmax(180px, 1fr)", value: (row) => row.name, show: (row) => row.name },
-      { name: "Rule", width: "minmax(120px, 1fr)", value: (row) => row.rule, show: (row) => row.rule },
-      { name: "Hits, 1 h", width: "110px", number: true, value: (row) => row.hour, show: (row) => `${row.hour}` },
-      { name: "Hits so far", width: "110px", number: true, value: (row) => row.hits, show: (row) => `${row.hits}` },
-    ],
-    sort: { column: 3, down: true },
-  });
-  return view(table.element, ["/traffic"], (traffic) => table.update(traffic.rules ?? []), fail, table.end);
+// The rule in words, where the object says more than its place.
+function meaningOf(rule, routes, policies) {
+  const object = [...routes, ...policies].find((one) => one.kind === rule.kind && one.name === rule.name);
+  const texts = object?.rule_texts ?? (Array.isArray(object?.rules) ? object.rules : []);
+  return texts[Number(rule.rule || 0)] ?? "";
 }
 
-export function routes(fail) {
+export function rules() {
+  const place = (row) => (/^\d+$/.test(row.rule) ? `rules[${row.rule}]` : row.rule);
+  const table = list({
+    label: "Rules",
+    hint: "that decided a request within the last hour",
+    columns: [
+      { name: "Kind", width: "150px", value: (row) => row.kind, show: (row) => row.kind },
+      { name: "Object", width: "minmax(160px, 1fr)", value: (row) => row.name, show: (row) => row.name },
+      { name: "Rule", width: "minmax(90px, 0.6fr)", value: place, show: place },
+      { name: "Meaning", width: "minmax(200px, 2fr)", value: (row) => row.meaning, show: (row) => row.meaning || "–" },
+      { name: "Hits, 1 h", width: "100px", number: true, value: (row) => row.hour, show: (row) => `${row.hour}` },
+      { name: "Hits so far", width: "100px", number: true, value: (row) => row.hits, show: (row) => `${row.hits}` },
+    ],
+    sort: { column: 4, down: true },
+  });
+  return view(table.element, ["/traffic", "/routes", "/policies"], (traffic, routes, policies) => {
+    table.update((traffic.rules ?? []).map((rule) => ({ ...rule, meaning: meaningOf(rule, routes, policies) })));
+  }, table.end);
+}
+
+export function routes() {
   const table = list({
     label: "Routes",
     columns: [
       { name: "Route", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "Kind", width: "110px", value: (row) => row.kind, show: (row) => row.kind },
       { name: "Attached to", width: "minmax(160px, 1fr)", value: (row) => words(row.parents), show: (row) => words(row.parents) },
-      { name: "Leads to", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
+      { name: "Backends", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
       ...rated.slice(0, 2),
       { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
       hits,
@@ -142,12 +161,12 @@ export function routes(fail) {
   return view(table.element, ["/routes", "/traffic"], (all, traffic) => {
     const rates = new Map(traffic.routes.map((route) => [route.name, route]));
     table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, hits: hitsOf(traffic, route) })));
-  }, fail, table.end);
+  }, table.end);
 }
 
 const state = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : ink("good", "in force"));
 
-export function policies(fail) {
+export function policies() {
   const table = list({
     label: "Policies",
     columns: [
@@ -161,7 +180,7 @@ export function policies(fail) {
     ],
     verdict: (row) => (row.problems.length ? "bad" : ""),
   });
-  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, hits: hitsOf(traffic, policy) }))), fail, table.end);
+  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, hits: hitsOf(traffic, policy) }))), table.end);
 }
 
 const expiry = (certificate) => {
@@ -169,7 +188,7 @@ const expiry = (certificate) => {
   return certificate.valid_for_seconds === 0 ? ink("bad", "expired") : `in ${span(certificate.valid_for_seconds)}`;
 };
 
-export function sidecars(fail) {
+export function sidecars() {
   const table = list({
     label: "Sidecars",
     columns: [
@@ -198,12 +217,12 @@ export function sidecars(fail) {
           : behind ? ["warn", `behind for ${span(found.behind_seconds)}`] : ["good", "current"];
       return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), certificate: certificate.get(workload.name) };
     }));
-  }, fail, table.end);
+  }, table.end);
 }
 
-export function rejected(fail) {
+export function rejected() {
   const findings = h("div");
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Documents"), h("span", { class: "note" }, "what is refused, and what is odd")), findings);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Documents"), h("span", { class: "note" }, "rejected documents and warnings")), findings);
   const finding = (kind, item) => {
     const place = [item.file, item.line, item.column].filter(Boolean).join(":");
     const object = [item.kind, [item.namespace, item.name].filter(Boolean).join("/")].filter(Boolean).join(" ");
@@ -212,11 +231,11 @@ export function rejected(fail) {
   return view(element, ["/rejected"], (told) => {
     const made = [...told.rejected.map((item) => finding("", item)), ...told.warnings.map((item) => finding("warn", item))];
     if (told.trust_domain) made.unshift(finding("", { kind: "MeshConfig", problem: told.trust_domain }));
-    findings.replaceChildren(...(made.length ? made : [h("p", { class: "card empty" }, "Nothing is refused, and nothing is odd.")]));
-  }, fail);
+    findings.replaceChildren(...(made.length ? made : [h("p", { class: "card empty" }, "No document is rejected, and there are no warnings.")]));
+  });
 }
 
-export function service(fail, name) {
+export function service(name) {
   let hour = false;
   const figure = (what) => {
     const value = h("div", { class: "value" }, "–");
@@ -237,18 +256,27 @@ export function service(fail, name) {
   const rejections = h("tbody");
   const endpoints = h("tbody");
   const card = (title, names, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ...names.map((text, index) => h("th", { class: index > 0 ? "number" : "", scope: "col" }, text)))), body));
+  const routed = h("tbody");
+  const sentOn = card("Its routes send requests to", ["service", "rate", "success", "p99"], routed);
+  const missing = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
   const element = h("div", {},
     h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "How far back" }, ...buttons)),
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
-    h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees)),
+    h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), sentOn),
     h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)),
-    h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)));
+    h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)),
+    missing);
   let last = null;
   const none = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...rest) => h("tr", {}, h("td", {}, first), ...rest.map((text) => h("td", { class: "number" }, text)));
-  function show(history, traffic, services) {
-    last = [history, traffic, services];
+  function show(history, traffic, services, explanations) {
+    last = [history, traffic, services, explanations];
+    const found = services.find((one) => one.name === name);
+    const isKnown = Boolean(found || history);
+    for (const part of element.children) part.hidden = isKnown ? part === missing : !(part === missing || part.classList.contains("head"));
+    chip.hidden = !isKnown;
+    if (!isKnown) return;
     const rates = history?.rates ?? idle;
     const state = verdict(rates);
     chip.setAttribute("class", `chip ${state === "idle" ? "" : state}`);
@@ -271,44 +299,68 @@ export function service(fail, name) {
     }
     const line = (edge, other, isService) => cells(isService ? link(other) : other, rate(edge.per_second), ink(verdict(edge), share(edge.success)), latency(edge.p99_ms));
     const into = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
-    const out = traffic.edges.filter((edge) => edge.from === name && edge.kind !== "workload").map((edge) => line(edge, edge.to, true));
-    callers.replaceChildren(...(into.length ? into : [none("Nobody has called it.", 4)]));
-    callees.replaceChildren(...(out.length ? out : [none("It has called nobody.", 4)]));
-    const found = services.find((one) => one.name === name);
+    const from = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => line(edge, edge.to, true));
+    const out = from("service");
+    const led = from("route");
+    routed.replaceChildren(...led);
+    sentOn.hidden = led.length === 0;
+    callers.replaceChildren(...(into.length ? into : [none("No calls yet.", 4)]));
+    callees.replaceChildren(...(out.length ? out : [none("No calls yet.", 4)]));
     const places = (found?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
-    endpoints.replaceChildren(...(places.length ? places : [none(found ? "It has no endpoint." : "There is no such service.", 2)]));
-    const rejected = (traffic.rejections ?? []).filter((one) => one.service === name).map((one) => cells(h("span", { class: "mono" }, one.reason), share(one.share), `${one.requests}`, one.sidecars.join(", "), one.policies.join(", ")));
+    endpoints.replaceChildren(...(places.length ? places : [none(found ? "No endpoints." : "The service was removed.", 2)]));
+    const rejected = (traffic.rejections ?? []).filter((one) => one.service === name).map((one) => cells(reasonOf(explanations, one.reason), share(one.share), `${one.requests}`, one.sidecars.join(", "), one.policies.join(", ")));
     rejections.replaceChildren(...(rejected.length ? rejected : [none("The mesh rejected no request.", 5)]));
-    const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(h("span", { class: "mono" }, reason), `${count}`));
+    const why = Object.entries(history?.reasons ?? {}).sort((one, other) => other[1] - one[1]).map(([reason, count]) => cells(reasonOf(explanations, reason), `${count}`));
     reasons.replaceChildren(...(why.length ? why : [none(rates.failed > 0 ? "The application itself answered with errors." : "No request has failed with a reason.", 2)]));
   }
-  return view(element, [`/history?service=${name}`, "/traffic", "/services"], show, fail);
+  return view(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
 }
 
-export function playground(fail) {
-  const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Which rules, policies and endpoints would decide a request? Nothing is sent: it is decided here, by the code of the sidecars, on the mesh as it is.");
+// A reason with a link to its explanation, and the remedy below it.
+function reasonOf(explanations, label) {
+  const known = explanations.find((one) => one.label === label);
+  if (!known) return h("span", { class: "mono" }, label);
+  return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: known.caption }, label), h("p", { class: "note remedy" }, known.remedy));
+}
+
+export function reason(label) {
+  const caption = h("p");
+  const remedy = h("p");
+  const more = h("p", { class: "note" });
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", { class: "mono" }, label), h("span", { class: "note" }, "reason of a failure")), h("section", { class: "card finding warn" }, h("h2", {}, "Meaning"), caption, h("h2", {}, "Remedy"), remedy, more));
+  return view(element, ["/reasons"], (explanations) => {
+    const known = explanations.find((one) => one.label === label);
+    say(caption, known?.caption ?? "There is no such reason.");
+    say(remedy, known?.remedy ?? "–");
+    say(more, known ? `Status ${known.status || "none"}. In a terminal: leno explain ${label}` : "");
+  });
+}
+
+export function playground() {
+  const output = h("pre", { class: "mono answer", "aria-live": "polite", tabindex: 0 }, "Shows the rules, policies and endpoints that would decide a request. No request is sent: the code of the sidecars decides here, with the current configuration.");
   const input = (label, attributes) => {
     const field = h("input", { type: "text", spellcheck: "false", ...attributes });
     return { field, element: h("label", {}, h("span", {}, label), field) };
   };
-  const from = input("From the workload", { list: "workloads", placeholder: "bookinfo/productpage-1", required: true });
-  const url = input("it asks for", { placeholder: "http://ratings.bookinfo:9080/ratings/1", required: true });
-  const method = input("by", { value: "GET" });
-  const header = input("with the header", { placeholder: "end-user: jason" });
+  const from = input("Workload", { list: "workloads", placeholder: "bookinfo/productpage-1", required: true });
+  const url = input("URL", { placeholder: "http://ratings.bookinfo:9080/ratings/1", required: true });
+  const method = input("Method", { value: "GET" });
+  const header = input("Header", { placeholder: "end-user: jason" });
   const names = h("datalist", { id: "workloads" });
   const decide = async (event) => {
     event.preventDefault();
     const query = new URLSearchParams({ from: from.field.value.trim(), url: url.field.value.trim(), method: method.field.value.trim() });
     if (header.field.value.trim()) query.append("header", header.field.value.trim());
     // A blank is written as %20 here, since a plus is a plus.
-    const answer = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(fail);
+    const answer = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(report);
     if (!answer) return;
     output.textContent = await answer.text();
     output.classList.toggle("bad-ink", !answer.ok);
   };
   const form = h("form", { class: "card ask", submit: decide }, from.element, url.element, method.element, header.element, names, h("button", { class: "primary" }, "Explain"));
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Playground"), h("span", { class: "note" }, "what would decide a request")), form, h("section", { class: "card" }, output));
-  return view(element, ["/workloads"], (workloads) => {
+  const end = watch(["/workloads"], (workloads) => {
     if (names.childElementCount !== workloads.length) names.replaceChildren(...workloads.map((workload) => h("option", { value: workload.name })));
-  }, fail);
+  });
+  return { element, end };
 }
