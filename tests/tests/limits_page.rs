@@ -1,0 +1,86 @@
+//! The figures of `docs/limits.md` are those of the constants that it names.
+
+use std::path::Path;
+use std::time::Duration;
+
+#[test]
+fn every_figure_of_the_page_is_that_of_its_constant() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = std::fs::read_to_string(root.join("docs/limits.md")).unwrap();
+    let mut compared = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ") && line.contains("::")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let constant = cells.last().unwrap().trim_matches('`');
+        let value = value_of(&root, constant);
+        assert_eq!(figure(cells[1]), value, "{row}");
+        compared += 1;
+    }
+    assert!(compared > 40, "{compared}");
+}
+
+#[test]
+fn figures_and_expressions_are_read() {
+    for (text, value) in [("64 KiB", 65_536), ("256", 256), ("500 ms", 500), ("10 min", 600_000)] {
+        assert_eq!(figure(text), value, "{text}");
+    }
+    for (text, value) in [
+        ("64 * 1024", 65_536),
+        ("16 << 10", 16_384),
+        ("10_000", 10_000),
+        ("Duration::from_secs(3)", 3_000),
+    ] {
+        assert_eq!(expression(text), value, "{text}");
+    }
+}
+
+/// The value of `crate::module::NAME`, or of a field of the default limits, in bytes, milliseconds or pieces.
+fn value_of(root: &Path, constant: &str) -> u128 {
+    let mut parts: Vec<&str> = constant.split("::").collect();
+    let name = parts.pop().unwrap();
+    let (own, module) = parts.split_first().unwrap();
+    let file = root.join(format!("crates/{own}/src/{}.rs", module.join("/")));
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{constant}: {error}"));
+    if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
+        let default = text.split_once("impl Default for Limits").expect("the defaults").1;
+        let (_, rest) = default.split_once(&format!("{name}: ")).expect(constant);
+        return expression(rest.split(",\n").next().unwrap());
+    }
+    let (_, rest) = text.split_once(&format!("const {name}: ")).expect(constant);
+    let (_, rest) = rest.split_once("= ").expect(constant);
+    expression(rest.split(';').next().unwrap())
+}
+
+fn expression(text: &str) -> u128 {
+    let number = |text: &str| text.trim().replace('_', "").parse::<u128>().expect(text);
+    if let Some((factor, rest)) = text.split_once(" * ") {
+        return number(factor) * expression(rest);
+    }
+    if let Some((value, bits)) = text.split_once(" << ") {
+        return number(value) << number(bits);
+    }
+    if let Some(inner) = text.strip_prefix("Duration::from_").and_then(|it| it.strip_suffix(')')) {
+        let (unit, value) = inner.split_once('(').expect(text);
+        let value = u64::try_from(number(value)).unwrap();
+        return match unit {
+            "secs" => Duration::from_secs(value),
+            "millis" => Duration::from_millis(value),
+            other => panic!("{other} in {text}"),
+        }
+        .as_millis();
+    }
+    number(text)
+}
+
+fn figure(text: &str) -> u128 {
+    let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let factor = match unit {
+        "" | "ms" => 1,
+        "s" => 1_000,
+        "min" => 60_000,
+        "h" => 3_600_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        other => panic!("{other} in {text}"),
+    };
+    number.parse::<u128>().expect(text) * factor
+}
