@@ -51,6 +51,7 @@ use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 use self::gateway_route::GatewayRoute;
 use crate::document::{Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
+use crate::foreign::replacement;
 use crate::hint;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::suggest::{closest, one_of};
@@ -452,9 +453,10 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let version = version_field.text()?;
     let Some(kind) = Kind::find(word) else {
         let problem = format!("{} is not a kind that is read here", kind_field.shown());
-        match Kind::meant(word) {
-            Some(meant) => kind_field.propose_word(problem, meant.word()),
-            None => {
+        match (replacement(word), Kind::meant(word)) {
+            (Some(remedy), _) => kind_field.refuse(problem, remedy),
+            (None, Some(meant)) => kind_field.propose_word(problem, meant.word()),
+            (None, None) => {
                 let remedy = format!("remove the document, or use {}", one_of(&Kind::words()));
                 kind_field.refuse(problem, remedy);
             }

@@ -9,6 +9,7 @@
 mod document;
 mod field;
 mod file;
+mod foreign;
 mod hint;
 mod json;
 mod kinds;

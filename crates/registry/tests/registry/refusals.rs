@@ -87,7 +87,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:1: kind: is missing; add `kind`
         f.yaml:1:1: apiVersion: is missing; add `apiVersion`
         f.yaml:1:1: Service: apiVersion: is missing; add `apiVersion`
-        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document, or use `Workload`, `MeshConfig`, `Service`, `HTTPRoute`, `TLSRoute`, `TrafficTarget`, `HTTPRouteGroup`, `TCPRoute`, `GRPCRoute`, `OutlierRemoval`, `SermantRemoval`, `CircuitBreaker`, `UpstreamTrafficSetting`, `RateLimit`, `FaultInjection`, `LoadBalancing`, `TrafficWarmup`, `Hedging`, `ExternalAuthorization`, `JwtValidation`, `TagRoute`, `SermantRouteRule`, `Lane`, `ReferenceGrant`, `AccessPolicy`, `TrafficSplit`, `IngressBackend`, `AccessControl`, `Egress`, `Retry` or `AccessCert`
+        f.yaml:1:24: Pod default/x: kind: "Pod" is not a kind that is read here; remove the document: on this machine a `Workload` describes an application; in a cluster `leno inject` adds a sidecar to it
         f.yaml:1:24: Servce y/x: kind: "Servce" is not a kind that is read here; did you mean `Service`?
         f.yaml:1:24: kind: is a list; use a text
         f.yaml:1:14: Service default/x: apiVersion: "serving.knative.dev/v1" is not read for Service; use `v1`

@@ -1,0 +1,54 @@
+//! Kinds of Kubernetes and of other meshes that are not read, with the kind or command that takes their place.
+
+/// The remedy for a document of a kind that is known and not read.
+pub(crate) fn replacement(kind: &str) -> Option<&'static str> {
+    let (_, remedy) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
+    Some(remedy)
+}
+
+/// Kinds, and the remedy for each of them.
+const FOREIGN_KINDS: &[(&[&str], &str)] = &[
+    (
+        &["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"],
+        "remove the document: on this machine a `Workload` describes an application; in a cluster \
+         `leno inject` adds a sidecar to it",
+    ),
+    (&["VirtualService"], "write an `HTTPRoute` or a `GRPCRoute` instead"),
+    (
+        &["DestinationRule"],
+        "write `LoadBalancing`, `CircuitBreaker` or `OutlierRemoval` instead, and a Service for each subset",
+    ),
+    (&["PeerAuthentication"], "set `trafficMode` in a `MeshConfig` instead"),
+    (
+        &["AuthorizationPolicy", "ServerAuthorization", "MeshTLSAuthentication"],
+        "write an `AccessPolicy` instead",
+    ),
+    (&["RequestAuthentication"], "write a `JwtValidation` instead"),
+    (&["ServiceEntry", "EgressNetwork"], "write an `Egress` instead"),
+    (&["ServiceProfile"], "write an `HTTPRoute` and a `Retry` instead"),
+    (&["Ingress"], "write an `IngressBackend`, or a `Gateway` in a cluster, instead"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::served_kinds;
+
+    #[test]
+    fn every_kind_that_takes_the_place_of_another_is_read() {
+        let mut read: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
+        read.push("Workload");
+        for (kinds, remedy) in FOREIGN_KINDS {
+            for kind in *kinds {
+                assert!(!read.contains(kind), "{kind} is read");
+                assert_eq!(replacement(kind), Some(*remedy));
+            }
+            let named = remedy.split('`').skip(1).step_by(2);
+            let named =
+                named.filter(|word| word.starts_with(char::is_uppercase) && *word != "Gateway");
+            for word in named {
+                assert!(read.contains(&word), "{word} in: {remedy}");
+            }
+        }
+    }
+}
