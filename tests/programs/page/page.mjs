@@ -237,6 +237,7 @@ const greenParts = () => [...document.querySelectorAll("body *")].filter((elemen
 // Before there is an answer, and while there is none any more, nothing looks healthy.
 async function silent(page) {
   const api = "**/api/**";
+  silenced.add(page);
   // Nothing is there yet: neither an empty mesh nor a healthy one.
   const held = [];
   await page.route(api, (route) => { held.push(route); });
@@ -249,7 +250,6 @@ async function silent(page) {
     assert.deepEqual(await page.evaluate(greenParts), [], `${hash} before an answer`);
   }
   for (const route of held) await route.abort().catch(() => {});
-  silenced.add(page);
   await page.unroute(api);
   await page.goto("about:blank");
   await page.goto(home);
