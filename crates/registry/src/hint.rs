@@ -1,4 +1,4 @@
-//! Literal replacements that hints propose: each is tried before it is shown.
+//! Literal replacements in hints, each tried before the user sees it.
 
 use crate::document::{Node, Value};
 use crate::field::Note;
@@ -16,8 +16,8 @@ pub(crate) enum Replacement {
     Key(String),
 }
 
-/// The problems of a document, with each literal hint followed once: a hint whose replacement is rejected as
-/// well gives way to the problem of that replacement. `read` returns the problems of a document.
+/// The problems of a document, with each literal hint followed once: a hint with a replacement that is
+/// rejected as well gives way to the problem of that replacement. `read` returns the problems of a document.
 pub(crate) fn followed(
     node: &Node,
     problems: Vec<Note>,

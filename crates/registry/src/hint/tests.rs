@@ -18,7 +18,7 @@ fn corpus() -> Vec<Node> {
     nodes
 }
 
-/// How many values and keys a document has.
+/// The number of values and keys of a document.
 fn count(node: &Node) -> usize {
     match &node.value {
         Value::List(list) => 1 + list.iter().map(count).sum::<usize>(),
@@ -134,7 +134,7 @@ fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     }
     let path = path_after(&note.field, replacement);
     for other in kinds::problems(None, &followed).iter().filter(|other| other.field == path) {
-        // The value of a misspelled key may be wrong as well, which is said at the same time.
+        // The value of a misspelled key may be wrong as well: that problem is reported at the same time.
         let is_said = all.iter().any(|note| note.field == path && note.problem == other.problem);
         assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.remedy, other.problem);
     }
