@@ -233,8 +233,8 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
                 let name = "redirected-outbound-v6".to_owned();
                 wanted.insert(name, (Gate::OutboundV6, *outbound));
             }
-            let by_address = config.interception.is_by_address();
-            for port in plan.ports.iter().filter(|_| by_address) {
+            // The kernel does not redirect connections of the sidecar to its own address.
+            for port in &plan.ports {
                 let gate = Gate::Fixed(Entrance::Inbound { port: port.port });
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
                 wanted.insert(format!("{OWN}{}", port.port), (gate, address));
