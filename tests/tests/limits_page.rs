@@ -1,4 +1,5 @@
 //! The figures of `docs/limits.md` are those of the constants that it names.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of a test fail by panicking")]
 
 use std::path::Path;
 use std::time::Duration;

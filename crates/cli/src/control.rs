@@ -143,7 +143,7 @@ impl FactsArgs {
             return Ok(());
         }
         for rejected in &update.rejected {
-            eprintln!("rejected: {}", output::shown(&rejected.to_string()));
+            crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
         }
         let paths: Vec<String> = self.file.iter().map(|path| path.display().to_string()).collect();
         bail!(
@@ -194,7 +194,7 @@ pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
 fn told(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
-            eprintln!("rejected: {}", output::shown(&rejected.to_string()));
+            crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
         }
     }
     Ok(started?)
@@ -214,6 +214,7 @@ impl ControlArgs {
 
     async fn serve(self) -> anyhow::Result<()> {
         let stop = stop::signals()?;
+        let mut hangups = stop::Hangups::new()?;
         let health = match self.health {
             Some(address) => Some(Health::open(address).await.with_context(|| {
                 format!("health cannot be told at {address}; use --health with a free address")
@@ -251,8 +252,16 @@ impl ControlArgs {
             data = %data.path().display(),
             "the control plane is up"
         );
+        let reloading = async {
+            loop {
+                hangups.reload().await;
+                tracing::info!("SIGHUP: the files are read again");
+                control.reload();
+            }
+        };
         let ended = tokio::select! {
             () = stop => Ok(()),
+            () = reloading => Ok(()),
             ended = control.ended() => Err(anyhow::Error::from(ended)),
             ended = kubernetes::ended(&mut cluster) => Err(ended),
         };
@@ -300,6 +309,8 @@ Examples:
         --peer 192.0.2.1:15010,192.0.2.2:15010,192.0.2.3:15010
   In a cluster, with all that it tells of pods, services and rules:
     leno control --kubernetes --listen [::]:15010 --health [::]:15020 --data /var/lib/leno
+
+SIGTERM, SIGINT and SIGQUIT stop it; SIGHUP reads the files again. SIGUSR1, SIGUSR2 and SIGALRM are ignored.
 ";
 
 #[cfg(test)]

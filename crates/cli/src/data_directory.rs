@@ -4,6 +4,8 @@ use std::fs::{DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -98,17 +100,15 @@ impl DataDirectory {
         let lock_path = path.join(LOCK_FILE);
         let mut lock = open_lock(&lock_path)
             .with_context(|| format!("cannot open {}", lock_path.display()))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!(
+        let locked = lock_within(&lock, LOCK_PATIENCE)
+            .with_context(|| format!("cannot lock {}", lock_path.display()))?;
+        if !locked {
+            bail!(
                 "the data directory {} is used by another mesh{}: stop that one, or choose \
                  another with --data",
                 path.display(),
                 holder(&mut lock)
-            ),
-            Err(TryLockError::Error(error)) => {
-                return Err(error).with_context(|| format!("cannot lock {}", lock_path.display()));
-            }
+            );
         }
         lock.set_len(0)
             .and_then(|()| write!(lock, "{}", std::process::id()))
@@ -119,6 +119,29 @@ impl DataDirectory {
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Locks a file, and waits so long for a process that is ending: one that was killed keeps its locks
+/// until the system has taken its memory back.
+///
+/// # Errors
+/// When the file cannot be locked at all.
+pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => return Ok(true),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let waiting = file.try_clone()?;
+    let (locked, outcome) = mpsc::channel();
+    // A wait in vain ends with the process: its caller reports the lock and exits.
+    std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
+        drop(locked.send(waiting.lock()));
+    })?;
+    match outcome.recv_timeout(patience) {
+        Ok(outcome) => outcome.map(|()| true),
+        Err(_) => Ok(false),
     }
 }
 
@@ -209,6 +232,9 @@ impl Intruder {
         (mode & 0o022 != 0).then_some(Self::Writer)
     }
 }
+
+/// Longer than the end of a killed process takes.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Who holds the lock, as far as it said.
 fn holder(lock: &mut File) -> String {

@@ -138,15 +138,17 @@ pub fn run() -> ExitCode {
     }
     let Cli { log_level, command } = Cli::parse();
     log::start(log_level.as_ref(), command.log_style());
-    match command.run(log_level) {
+    let code = match command.run(log_level) {
         Ok(code) => code,
         // Whoever read our output has seen enough: `leno get workloads | head -1`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", output::failure(&error));
+            log::say(&format!("error: {}", output::failure(&error)));
             ExitCode::FAILURE
         }
-    }
+    };
+    log::flush();
+    code
 }
 
 impl Command {
@@ -187,6 +189,7 @@ impl Command {
             Self::Control(_) | Self::Gateway(_) | Self::Intercept(_) | Self::Cni(_) => {
                 log::Style::Service
             }
+            Self::Demo(_) => log::Style::Show,
             Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
             Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
             _ => log::Style::Tool,

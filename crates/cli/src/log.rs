@@ -1,10 +1,12 @@
 //! Logs: to standard error, with times only where nobody else adds them.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
 use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
 
-use leno_telemetry::Visible;
+use leno_telemetry::{LineQueue, Visible};
 use tracing::Subscriber;
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
@@ -45,6 +47,8 @@ impl LogLevel {
 pub(crate) enum Style {
     /// It runs once and answers: warnings only, without times.
     Tool,
+    /// It keeps running and prints reports: warnings only, without times.
+    Show,
     /// It keeps running, under somebody else's eyes: with times.
     Service,
     /// It keeps running as a part of `leno up`, which is read live: without times.
@@ -54,12 +58,79 @@ pub(crate) enum Style {
 /// Starts logging. To be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
     let default = match style {
-        Style::Tool => "warn",
+        Style::Tool | Style::Show => "warn",
         Style::Service | Style::Supervised => "info",
     };
     let directives = level.map_or(default, LogLevel::as_str);
-    lines(directives, style, io::stderr).init();
+    let queue = match style {
+        // A command that answers once may wait for a pager.
+        Style::Tool => None,
+        Style::Show | Style::Service | Style::Supervised => error_output().ok(),
+    };
+    match queue {
+        Some(queue) => lines(directives, style, move || queue.clone()).init(),
+        None => lines(directives, style, io::stderr).init(),
+    }
 }
+
+/// Standard error behind a queue: a blocked reader holds up neither traffic nor the end.
+///
+/// # Errors
+/// When there can be no more threads.
+pub(crate) fn error_output() -> io::Result<LineQueue> {
+    output(&ERROR, "log", io::stderr())
+}
+
+/// Standard output behind a queue, as [`error_output`].
+///
+/// # Errors
+/// As [`error_output`].
+pub(crate) fn standard_output() -> io::Result<LineQueue> {
+    output(&STANDARD, "output", io::stdout())
+}
+
+fn output(
+    queue: &OnceLock<LineQueue>,
+    name: &str,
+    to: impl io::Write + Send + 'static,
+) -> io::Result<LineQueue> {
+    if let Some(queue) = queue.get() {
+        return Ok(queue.clone());
+    }
+    let started = LineQueue::start(name, to)?;
+    Ok(queue.get_or_init(|| started).clone())
+}
+
+/// Prints a line to standard error: by the queue of a command that serves, else at once.
+pub(crate) fn say(line: &str) {
+    match ERROR.get() {
+        Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
+        // A closed output has no reader.
+        None => drop(writeln!(io::stderr(), "{line}")),
+    }
+}
+
+/// Prints text to standard output, by a queue.
+///
+/// # Errors
+/// When there can be no more threads.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    standard_output().map(|queue| queue.push_or_drop([text, end].concat().as_bytes()))
+}
+
+/// Waits until the outputs are written, but not for a reader that is blocked.
+pub(crate) fn flush() {
+    for queue in [STANDARD.get(), ERROR.get()].into_iter().flatten() {
+        queue.flush(WRITE_PATIENCE);
+    }
+}
+
+static ERROR: OnceLock<LineQueue> = OnceLock::new();
+static STANDARD: OnceLock<LineQueue> = OnceLock::new();
+
+/// Longer than a working terminal needs.
+const WRITE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Lines of the events that the directives select, of Leno's crates alone.
 ///
@@ -83,7 +154,9 @@ where
         .log_internal_errors(false);
     match style {
         Style::Service => Box::new(selected.with(lines)),
-        Style::Tool | Style::Supervised => Box::new(selected.with(lines.without_time())),
+        Style::Tool | Style::Show | Style::Supervised => {
+            Box::new(selected.with(lines.without_time()))
+        }
     }
 }
 

@@ -93,6 +93,8 @@ pub(crate) async fn serve(
     supervised: bool,
     linger: Duration,
 ) -> anyhow::Result<()> {
+    let stop = stop::signals_and_then(linger)?;
+    let quit = stop::quit()?;
     let workload = config.workload.clone();
     let access = describe(&config.interception);
     let application = ApplicationPorts::new(match supervised {
@@ -107,11 +109,14 @@ pub(crate) async fn serve(
     let (listeners, in_flight) = (proxy.doors(), proxy.requests_in_flight());
     let reported = Reported { listeners, admin, in_flight, application };
     let reports = report::reports(reported, supervised)?;
-    let stop = stop::signals_and_then(linger)?;
     // Reports end with the proxy: nobody is told about doors that are closed.
     tokio::select! {
         ended = proxy.run(stop) => ended?,
         never = reports => match never {},
+        () = quit => {
+            tracing::warn!(%workload, "SIGQUIT: the sidecar stops without draining");
+            return Ok(());
+        }
     }
     tracing::info!(%workload, "the sidecar has drained");
     Ok(())
@@ -138,4 +143,5 @@ Examples:
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
 SIGTERM and SIGINT drain, after --linger: requests under way finish, within --drain-timeout.
+SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM are ignored.
 ";

@@ -1,22 +1,43 @@
-//! The signals that ask us to stop.
+//! Signals: those that stop a command, those that reload its files, and those that must not end it.
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Resolves at SIGTERM or SIGINT; both are caught from now on.
+/// Resolves at SIGTERM, SIGINT or SIGQUIT, or when the terminal of this process is closed. All
+/// of them are caught from now on, and [`IGNORED`] are ignored.
 ///
 /// # Errors
 /// When the signals cannot be caught.
 pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    for kind in IGNORED {
+        // The default action of a signal is replaced for good, also after the stream is dropped.
+        drop(caught(SignalKind::from_raw(*kind))?);
+    }
+    let mut terminate = caught(SignalKind::terminate())?;
+    let mut interrupt = caught(SignalKind::interrupt())?;
+    let mut quit = caught(SignalKind::quit())?;
+    let mut hangups = Hangups::new()?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+            () = hangups.next(Terminal::Closed) => {}
         }
+    })
+}
+
+/// Resolves at SIGQUIT: stop without draining.
+///
+/// # Errors
+/// As [`signals`].
+pub(crate) fn quit() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut quit = caught(SignalKind::quit())?;
+    Ok(async move {
+        quit.recv().await;
     })
 }
 
@@ -35,3 +56,60 @@ pub(crate) fn signals_and_then(linger: Duration) -> anyhow::Result<impl Future<O
         }
     })
 }
+
+/// SIGHUP has two senders: an operator or a log rotation, and the kernel when a terminal closes.
+#[derive(Debug)]
+pub(crate) struct Hangups {
+    signal: Signal,
+    had_terminal: bool,
+}
+
+/// The terminal of this process at a SIGHUP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Terminal {
+    OpenOrAbsent,
+    Closed,
+}
+
+impl Hangups {
+    /// Catches SIGHUP from now on.
+    ///
+    /// # Errors
+    /// As [`signals`].
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self { signal: caught(SignalKind::hangup())?, had_terminal: has_terminal() })
+    }
+
+    /// Waits for a request to reload.
+    pub(crate) async fn reload(&mut self) {
+        self.next(Terminal::OpenOrAbsent).await;
+    }
+
+    async fn next(&mut self, expected: Terminal) {
+        while self.signal.recv().await.is_some() {
+            let terminal = match self.had_terminal && !has_terminal() {
+                true => Terminal::Closed,
+                false => Terminal::OpenOrAbsent,
+            };
+            if terminal == expected {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+fn caught(kind: SignalKind) -> anyhow::Result<Signal> {
+    signal(kind).with_context(|| format!("cannot wait for signal {}", kind.as_raw_value()))
+}
+
+/// A terminal that was closed is none any more.
+fn has_terminal() -> bool {
+    std::io::stdin().is_terminal()
+        || std::io::stdout().is_terminal()
+        || std::io::stderr().is_terminal()
+}
+
+/// SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO as Linux numbers them: their default action ends
+/// a process. A write beyond the limit of a file's size fails instead.
+const IGNORED: &[i32] = &[10, 12, 14, 25, 26, 27, 29];

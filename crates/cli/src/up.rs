@@ -28,7 +28,7 @@ use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
-use crate::{limits, stop};
+use crate::{limits, output, stop};
 
 pub(crate) use console::Output;
 pub(crate) use fleet::Standing;
@@ -37,6 +37,7 @@ pub(crate) use local_mesh::{LocalMesh, Options};
 /// Arguments of `leno up`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
+#[command(mut_arg("file", |file| file.required(false).required_unless_present("clean")))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     facts: FactsArgs,
@@ -62,6 +63,9 @@ pub(crate) struct UpArgs {
     /// applications need no doors; needs root, iproute2 and nftables
     #[arg(long, help_heading = "Network namespaces")]
     netns: bool,
+    /// Remove the network namespaces, links and files that killed meshes have left, and end
+    #[arg(long, help_heading = "Network namespaces", conflicts_with_all = ["file", "netns"])]
+    clean: bool,
     #[command(flatten)]
     namespaces: netns::NetnsOptions,
 }
@@ -69,6 +73,15 @@ pub(crate) struct UpArgs {
 impl UpArgs {
     /// Runs until SIGTERM or SIGINT; a second signal ends it without waiting.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
+        if self.clean {
+            let removed = netns::clean()?;
+            let line = |name: String| format!("removed {name}\n");
+            output::print(&match removed.is_empty() {
+                true => "there are no leftovers".to_owned(),
+                false => removed.into_iter().map(line).collect(),
+            })?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let open_files = limits::raise_open_files();
         let options = Options {
             access_log: self.access_log.clone(),
@@ -88,7 +101,8 @@ impl UpArgs {
     }
 
     async fn serve(self, options: Options) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
+        let (stop, quit) = (stop::signals()?, stop::quit()?);
+        let mut hangups = stop::Hangups::new()?;
         tokio::pin!(stop);
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
         self.facts.check()?;
@@ -100,10 +114,13 @@ impl UpArgs {
         let served = async {
             mesh.wait_until_up(SUMMARY_PATIENCE).await;
             mesh.introduce(&hint).await;
-            mesh.tend(std::future::pending::<()>()).await;
+            loop {
+                mesh.tend(hangups.reload()).await;
+                mesh.reload();
+            }
         };
         let ended = tokio::select! {
-            () = served => Ok(()),
+            never = served => match never {},
             () = &mut stop => Ok(()),
             ended = control_ended => Err(ended),
         };
@@ -114,6 +131,7 @@ impl UpArgs {
         tokio::select! {
             () = mesh.stop() => {}
             () = again => tracing::warn!("stopped without waiting"),
+            () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
         Ok(ended?)
     }
@@ -128,6 +146,7 @@ Examples:
   leno up -f mesh.yaml --access-log json --head-timeout 5s
   leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   sudo leno up -f mesh/ --netns
+  sudo leno up --clean
 
 Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
 application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and
@@ -135,5 +154,8 @@ SIGINT drain the sidecars first, then stop the applications; a second one stops 
 pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that
 is rejected changes nothing. For sidecars on several machines run `leno control` instead.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT; 1 it could not start; 2 wrong usage.
+SIGTERM, SIGINT and a closed terminal stop applications, then sidecars; SIGQUIT does so without waiting. SIGHUP
+reads the files again. SIGUSR1, SIGUSR2 and SIGALRM are ignored.
+
+Exit codes: 0 stopped by a signal; 1 it could not start; 2 wrong usage.
 ";

@@ -5,11 +5,11 @@ use std::time::Duration;
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
     ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES, METRIC_POINTS, OFFERED,
-    PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS, SENT, SERIES_FOLDED,
-    SERVICES, TOUCHED, WORKLOADS,
+    CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES, LOG_LINES_DROPPED,
+    METRIC_POINTS, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS,
+    SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
-use leno_telemetry::{Durations, Form, Names, Number, Page, Reader};
+use leno_telemetry::{Durations, Form, Names, Number, Page, Reader, lines_dropped};
 
 use crate::report::Report;
 use crate::server::Gauges;
@@ -57,6 +57,7 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     one(reader, &DELTA_BYTES, tally.delta_bytes);
     one(reader, &REPORTS, report.history.reports);
     one(reader, &SERIES_FOLDED, report.history.folded);
+    one(reader, &LOG_LINES_DROPPED, lines_dropped());
     keys(reader, report);
     queues(reader, report);
     let (exported, refused) = gauges.points();

@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leno_model::{AccessLog, LogForm, LogPart, Reason};
-use leno_telemetry::{Entry, GrpcStatus, Part, write_fields, write_json};
+use leno_telemetry::{Entry, GrpcStatus, LineQueue, Part, write_fields, write_json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
@@ -16,8 +17,7 @@ use crate::seen::Seen;
 /// Writes lines to standard output, or sends them to a collector, until all data threads are gone. A
 /// reader that is too slow costs lines, which are counted, and never time on the data path.
 pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Courier>) {
-    use tokio::io::AsyncWriteExt;
-    let mut out = tokio::io::stdout();
+    let mut out = None;
     let mut batch = Vec::new();
     let mut text = String::new();
     let mut fate = courier.fate_of_lines();
@@ -38,13 +38,23 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
         for seen in batch.drain(..) {
             line(&seen, &log.form, &mut text);
         }
-        let written = async {
-            out.write_all(text.as_bytes()).await?;
-            out.flush().await
+        let queue = match &mut out {
+            Some(queue) => queue,
+            None => match LineQueue::start("access-log", std::io::stdout()) {
+                Ok(queue) => out.insert(queue),
+                Err(error) => return tracing::error!(%error, "the access log cannot be written"),
+            },
         };
-        if let Err(error) = written.await {
-            return tracing::error!(%error, "the access log cannot be written any more");
+        while queue.push(text.as_bytes()).is_err() {
+            tokio::time::sleep(FULL_EVERY).await;
         }
+        if queue.is_closed() {
+            return tracing::error!("the access log cannot be written: its reader has left");
+        }
+    }
+    // The caller bounds the wait for a blocked reader.
+    while out.as_ref().is_some_and(|queue| !queue.is_empty()) {
+        tokio::time::sleep(FULL_EVERY).await;
     }
 }
 
@@ -102,5 +112,7 @@ pub(crate) fn with_entry<T>(seen: &Seen, told: impl FnOnce(&Entry<'_>) -> T) -> 
     })
 }
 
+/// The time between two attempts to add lines to a full queue.
+const FULL_EVERY: Duration = Duration::from_millis(5);
 /// Lines written at once.
 const BATCH_MAX: usize = 256;

@@ -54,7 +54,7 @@ pub fn metrics() -> impl Iterator<Item = &'static Metric> {
         .chain(Count::METRICS)
         .chain(Gauge::METRICS)
         .chain(Level::METRICS)
-        .chain([&BUILD, &PROCESS_CPU, &PROCESS_MEMORY])
+        .chain([&BUILD, &LOG_LINES_DROPPED, &PROCESS_CPU, &PROCESS_MEMORY])
 }
 
 macro_rules! closed_list {
@@ -459,6 +459,13 @@ pub(crate) const BUILD: Metric = Metric {
     kind: Kind::Gauge,
     labels: &["version"],
     help: "Always 1; the label tells which version runs.",
+};
+
+pub(crate) const LOG_LINES_DROPPED: Metric = Metric {
+    name: "leno_log_lines_dropped_total",
+    kind: Kind::Counter,
+    labels: &[],
+    help: "Lines of the process's log that were dropped because its output was blocked.",
 };
 
 pub(crate) const PROCESS_CPU: Metric = Metric {

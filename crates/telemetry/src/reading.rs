@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use crate::exemplar::Exemplar;
 use crate::histogram::Histogram;
+use crate::line_queue::lines_dropped;
 use crate::names::{
-    AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, Level, Metric, PROCESS_CPU, PROCESS_MEMORY,
-    REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES, RULE_HITS,
+    AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, LOG_LINES_DROPPED, Level, Metric,
+    PROCESS_CPU, PROCESS_MEMORY, REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
+    RULE_HITS,
 };
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
@@ -120,6 +122,8 @@ impl Telemetry {
         }
         reader.metric(&BUILD);
         labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+        reader.metric(&LOG_LINES_DROPPED);
+        reader.number(&[], Number::Whole(lines_dropped()));
         if let Some(usage) = usage {
             reader.metric(&PROCESS_CPU);
             reader.number(&[], Number::Seconds(usage.cpu.as_secs_f64()));

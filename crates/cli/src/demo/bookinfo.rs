@@ -21,12 +21,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
 use reviews::ReviewsVersion;
 use server::Application;
 use upstream::{HttpProxy, Upstream};
+
+use crate::stop;
 
 /// Which of the services a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,14 +91,7 @@ pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow:
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
+    let stop = stop::signals()?;
     tracing::debug!(%address, ?kind, "demo service listens");
     server::serve(listener, application, stop).await;
     Ok(())

@@ -22,7 +22,7 @@ use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
 use crate::up::{LocalMesh, Options, Output, Standing};
-use crate::{install, limits, output, stop};
+use crate::{install, limits, log, output, stop};
 
 /// Arguments of `leno demo`.
 #[derive(Debug, Args)]
@@ -94,7 +94,7 @@ impl DemoArgs {
     }
 
     async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
-        let stop = stop::signals()?;
+        let (stop, quit) = (stop::signals()?, stop::quit()?);
         let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
         let scratch = scratch.context("there is no place for temporary files")?;
         let ports = Ports::free()?;
@@ -125,6 +125,7 @@ impl DemoArgs {
         tokio::select! {
             () = mesh.stop() => {}
             () = again => tracing::warn!("stopped without waiting"),
+            () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
         Ok(match outcome?.held() {
             true => ExitCode::SUCCESS,
@@ -175,8 +176,8 @@ impl DemoArgs {
         let findings = investigate(mesh, ports, self.duration).await?;
         let report = findings.report();
         match self.output {
-            ReportFormat::Json => output::print(&report.to_json()?)?,
-            ReportFormat::Table => output::print(&report.to_text())?,
+            ReportFormat::Json => log::print(&report.to_json()?)?,
+            ReportFormat::Table => log::print(&report.to_text())?,
         }
         if self.serve {
             self.say(&format!(
@@ -192,7 +193,7 @@ impl DemoArgs {
 
     /// Tells people how far it is; programs read standard output only.
     fn say(&self, text: &str) {
-        eprintln!("{text}");
+        log::say(text);
     }
 }
 

@@ -176,7 +176,7 @@ mod tests {
         let (ours, theirs) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(theirs));
-        let (console, _) = Console::start(Output::Error).unwrap();
+        let console = Console::start(Output::Error).unwrap();
         let speaker = Speaker::new("child".to_owned(), "child");
         let child = Child::spawn(command, Reach::Group, &console, &speaker).unwrap();
         ours.set_nonblocking(true).unwrap();

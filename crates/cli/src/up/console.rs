@@ -5,23 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use leno_telemetry::LineQueue;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::sync::{mpsc, oneshot};
 
-/// Where lines go. A thread writes them, so that a terminal that is paused pauses nobody but
-/// those who write to it.
+use crate::log;
+
+/// The outputs of all processes. Threads write the lines; a blocked reader costs lines, which are
+/// counted, and holds up neither processes nor the end.
 #[derive(Debug, Clone)]
 pub(super) struct Console {
-    lines: mpsc::Sender<Line>,
+    out: LineQueue,
+    error: LineQueue,
     /// The longest name so far, so that lines begin below each other.
     width: Arc<AtomicUsize>,
     /// Where what processes write to their standard output goes.
     standard: Output,
 }
-
-/// Resolves when everything is written.
-#[derive(Debug)]
-pub(super) struct Written(oneshot::Receiver<()>);
 
 /// Which of our outputs a line goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,25 +31,14 @@ pub(crate) enum Output {
     Error,
 }
 
-struct Line {
-    output: Output,
-    text: Vec<u8>,
-}
-
 impl Console {
-    /// Starts the thread that writes. It ends when the last console is dropped.
+    /// A console on the outputs of this process.
     ///
     /// # Errors
     /// When there can be no more threads.
-    pub(super) fn start(standard: Output) -> io::Result<(Self, Written)> {
-        let (lines, inbox) = mpsc::channel(LINES_MAX);
-        let (done, written) = oneshot::channel();
-        std::thread::Builder::new().name("console".to_owned()).spawn(move || {
-            write_all(inbox);
-            drop(done);
-        })?;
-        let console = Self { lines, width: Arc::new(AtomicUsize::new(0)), standard };
-        Ok((console, Written(written)))
+    pub(super) fn start(standard: Output) -> io::Result<Self> {
+        let (out, error) = (log::standard_output()?, log::error_output()?);
+        Ok(Self { out, error, width: Arc::new(AtomicUsize::new(0)), standard })
     }
 
     /// Where what processes write to their standard output goes.
@@ -80,10 +68,7 @@ impl Console {
                 shown = prefix(self.width.load(Ordering::Relaxed));
             }
             for line in lines {
-                let text = [shown.as_bytes(), &line, b"\n"].concat();
-                if self.lines.send(Line { output, text }).await.is_err() {
-                    return;
-                }
+                self.write(output, &[shown.as_bytes(), &line, b"\n"].concat()).await;
             }
             if count == 0 {
                 return;
@@ -93,16 +78,21 @@ impl Console {
 
     /// Says something in our own name.
     pub(super) async fn say(&self, output: Output, text: String) {
-        let text = text.into_bytes();
-        // Nobody listens only when we are about to end.
-        drop(self.lines.send(Line { output, text }).await);
+        self.write(output, text.as_bytes()).await;
     }
-}
 
-impl Written {
-    /// Waits until everything is written, but not for a terminal that is paused.
-    pub(super) async fn wait(self) {
-        drop(tokio::time::timeout(WRITE_PATIENCE, self.0).await);
+    /// Adds lines. A slow reader slows down processes that write much; a blocked one costs lines.
+    async fn write(&self, output: Output, text: &[u8]) {
+        let queue = match output {
+            Output::Out => &self.out,
+            Output::Error => &self.error,
+        };
+        while queue.push(text).is_err() {
+            if queue.is_blocked(BLOCKED_AFTER) {
+                return queue.drop_line();
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 }
 
@@ -172,29 +162,14 @@ impl LineCutter {
     }
 }
 
-fn write_all(mut inbox: mpsc::Receiver<Line>) {
-    while let Some(Line { output, text }) = inbox.blocking_recv() {
-        // Whoever closed our output does not want to read; the mesh goes on.
-        drop(match output {
-            Output::Out => write(io::stdout().lock(), &text),
-            Output::Error => write(io::stderr().lock(), &text),
-        });
-    }
-}
-
-fn write(mut to: impl io::Write, text: &[u8]) -> io::Result<()> {
-    to.write_all(text)?;
-    to.flush()
-}
-
-/// Lines that may wait to be written; then whoever writes more waits.
-const LINES_MAX: usize = 1024;
 /// A longer line is shown in pieces.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 /// What is read at once.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// Longer than a working terminal needs.
-const WRITE_PATIENCE: Duration = Duration::from_secs(1);
+/// An output that has taken nothing for so long is blocked.
+const BLOCKED_AFTER: Duration = Duration::from_secs(1);
+/// The time between two attempts to add a line to a full queue.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Foreground colours that can be read on black and on white.
 const COLORS: [u8; 6] = [31, 32, 33, 34, 35, 36];
 

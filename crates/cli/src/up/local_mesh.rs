@@ -11,7 +11,7 @@ use leno_model::Workload;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::console::{Console, Output, Written};
+use super::console::{Console, Output};
 use super::fleet::{Fleet, Standing};
 use super::launcher::{Launcher, Settings};
 use super::netns::{Namespaces, NetnsOptions};
@@ -48,7 +48,6 @@ pub(crate) struct LocalMesh {
     fleet: Fleet,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     status: watch::Receiver<Arc<Status>>,
-    written: Written,
     /// Held until everything has ended.
     _data: DataDirectory,
 }
@@ -68,13 +67,12 @@ impl LocalMesh {
         let (config, placements) = place(config, options.netns.clone())?;
         let settings = settings(&config, &options, placements)?;
         let control = start(config).await?;
-        let (console, written) =
-            Console::start(options.output).context("the console cannot be started")?;
+        let console = Console::start(options.output).context("the console cannot be started")?;
         let (mut workloads, status) = (control.workloads(), control.status());
         let launcher = Rc::new(Launcher::new(control, settings, console));
         let mut fleet = Fleet::new(Rc::clone(&launcher));
         fleet.want(&workloads.borrow_and_update());
-        Ok(Self { launcher, fleet, workloads, status, written, _data: data })
+        Ok(Self { launcher, fleet, workloads, status, _data: data })
     }
 
     /// Keeps the processes those of the registry until `until` is done.
@@ -119,6 +117,12 @@ impl LocalMesh {
         }
     }
 
+    /// Reads the files again.
+    pub(crate) fn reload(&self) {
+        tracing::info!("SIGHUP: the files are read again");
+        self.launcher.control().reload();
+    }
+
     /// What to open in a browser, if the control plane has a page.
     pub(crate) fn page(&self) -> Option<String> {
         self.status.borrow().page.clone()
@@ -143,7 +147,6 @@ impl LocalMesh {
         if let Some(launcher) = Rc::into_inner(self.launcher) {
             launcher.into_control().shutdown().await;
         }
-        self.written.wait().await;
     }
 
     /// Takes in one piece of news.

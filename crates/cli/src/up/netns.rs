@@ -1,5 +1,7 @@
 //! `leno up --netns`: a network namespace for each workload, its traffic redirected by nftables.
 
+mod leftovers;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -10,6 +12,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_model::WorkloadName;
 use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
+
+pub(super) use leftovers::clean;
 
 use super::placement::Placement;
 use crate::range::Range;
@@ -37,6 +41,8 @@ pub(crate) struct NetnsOptions {
 pub(super) struct Namespaces {
     options: NetnsOptions,
     bridge: String,
+    /// Shows to others that the bridge is in use; last, so that it is released after the removal.
+    _claim: leftovers::Claim,
     placed: BTreeMap<WorkloadName, Namespace>,
 }
 
@@ -63,10 +69,13 @@ impl Namespaces {
         if !rustix::process::geteuid().is_root() {
             bail!("--netns needs root: run it with sudo, or without --netns to use doors");
         }
-        remove_leftovers();
-        options.netns_subnet.refuse_if_in_use()?;
         let bridge = format!("leno{}", std::process::id());
-        let namespaces = Self { options, bridge, placed: BTreeMap::new() };
+        let claim = leftovers::Claim::new(&bridge)?;
+        for removed in leftovers::remove(Some(&bridge)) {
+            tracing::info!(%removed, "a leftover of a mesh that has ended is removed");
+        }
+        options.netns_subnet.refuse_if_in_use()?;
+        let namespaces = Self { options, bridge, placed: BTreeMap::new(), _claim: claim };
         let bridge = namespaces.bridge.as_str();
         ip(&["link", "add", bridge, "type", "bridge"])?;
         ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
@@ -110,7 +119,7 @@ impl Namespaces {
         let Namespace { name, host } = &self.placed[workload];
         let address = format!("{}/16", self.options.netns_subnet.host(*host));
         let gateway = self.gateway().to_string();
-        let outer = format!("ln{}-{host}", std::process::id());
+        let outer = outer(name);
         ip(&["netns", "add", name])?;
         ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
         ip(&["link", "set", &outer, "master", &self.bridge, "up"])?;
@@ -170,7 +179,13 @@ impl Subnet {
         let Some(Route { dst, dev }) = self.routes_within()?.into_iter().next() else {
             return Ok(());
         };
-        let by = dev.map(|device| format!(", by {device}")).unwrap_or_default();
+        let by = dev.map(|device| match leftovers::maker(&device) {
+            Some(maker) => {
+                format!(", by {device}, the bridge of another `leno up --netns` (process {maker})")
+            }
+            None => format!(", by {device}"),
+        });
+        let by = by.unwrap_or_default();
         bail!(
             "{self}: this machine reaches {dst} elsewhere{by}; choose another /16 by --netns-subnet"
         );
@@ -302,6 +317,8 @@ fn best_effort(arguments: &[&str]) {
 }
 
 fn remove_namespace(name: &str) {
+    // A closing socket keeps a namespace for a minute after its name is gone, and its link with it.
+    best_effort(&["link", "del", &outer(name)]);
     best_effort(&["netns", "del", name]);
     let etc = etc(name);
     if let Err(error) = std::fs::remove_dir_all(&etc) {
@@ -309,33 +326,9 @@ fn remove_namespace(name: &str) {
     }
 }
 
-/// Namespaces and bridges are named after the process that made them; those whose maker is gone
-/// go too.
-fn remove_leftovers() {
-    let names = |folder: &str| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
-    };
-    let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
-    let ours = std::process::id();
-    for name in names("/run/netns") {
-        if is_leftover(&name, ours, lives) {
-            remove_namespace(&name);
-        }
-    }
-    for name in names("/sys/class/net") {
-        if is_leftover(&name, ours, lives) {
-            best_effort(&["link", "del", &name]);
-        }
-    }
-}
-
-/// Whether the maker of what has this name is gone. We have not made anything yet: what bears
-/// our number is of a predecessor that had the same one, as a first process in a container has.
-fn is_leftover(name: &str, ours: u32, lives: impl Fn(u32) -> bool) -> bool {
-    let rest = name.strip_prefix("leno").and_then(|rest| rest.split('-').next());
-    let maker: Option<u32> = rest.and_then(|number| number.parse().ok());
-    maker.is_some_and(|maker| maker == ours || !lives(maker))
+/// The end of a namespace's link that is on the host; 15 bytes at most.
+fn outer(namespace: &str) -> String {
+    namespace.replacen("leno", "ln", 1)
 }
 
 /// Where `ip netns exec` finds the files that it puts over those of `/etc`.
@@ -369,21 +362,6 @@ mod tests {
         assert!(at("tcp dport { 25, 53 } return") < at("redirect to :15001"));
         assert!(at("ip daddr { 10.9.0.0/16 } return") < at("redirect to :15001"));
         assert!(at("tcp dport { 8080 } return") < at("redirect to :15003"));
-    }
-
-    #[test]
-    fn what_is_left_of_the_dead_and_of_a_namesake_is_removed() {
-        for (name, leftover) in [
-            ("leno7", true),
-            ("leno7-2", true),
-            ("leno8", true),
-            ("leno9-12", false),
-            ("lenovo", false),
-            ("leno", false),
-            ("eth0", false),
-        ] {
-            assert_eq!(is_leftover(name, 7, |pid| pid == 7 || pid == 9), leftover, "{name}");
-        }
     }
 
     #[test]

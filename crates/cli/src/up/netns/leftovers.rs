@@ -1,0 +1,180 @@
+//! Leftovers of meshes that were killed: bridges, links, namespaces and their files.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+
+use super::{best_effort, ip, remove_namespace};
+use crate::data_directory::{LOCK_PATIENCE, lock_within};
+
+/// A lock that lasts as long as the process that has made a bridge. A process number would not do:
+/// it stays in use as a zombie, and other processes get it later.
+#[derive(Debug)]
+pub(super) struct Claim {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Claim {
+    /// Claims the name of a bridge for this process.
+    ///
+    /// # Errors
+    /// When another process has it, or the lock cannot be written.
+    pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
+        fs::create_dir_all(LOCKS).with_context(|| format!("{LOCKS} cannot be created"))?;
+        let path = lock_of(bridge);
+        let file = File::create(&path);
+        let file = file.with_context(|| format!("{} cannot be written", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { path, _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                bail!("{bridge} belongs to another `leno up --netns`; start again")
+            }
+            Err(TryLockError::Error(error)) => {
+                Err(error).with_context(|| format!("{} cannot be locked", path.display()))
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+/// Removes the leftovers of all meshes that have ended; their names.
+///
+/// # Errors
+/// When this process has no right to do so.
+pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("network namespaces belong to root: run it with sudo");
+    }
+    Ok(remove(None))
+}
+
+/// As [`clean`]; `ours` is the bridge that this process has claimed. Before it has made anything,
+/// all under that name is of a process that had the same number before.
+pub(super) fn remove(ours: Option<&str>) -> Vec<String> {
+    let mut removed = Vec::new();
+    let mut bridges = BTreeSet::new();
+    let is_leftover = |bridge: &str| ours == Some(bridge) || !is_in_use(bridge);
+    let namespaces = [names("/run/netns"), names("/etc/netns")].concat();
+    for name in namespaces.into_iter().collect::<BTreeSet<_>>() {
+        let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
+        remove_namespace(&name);
+        bridges.insert(bridge);
+        removed.push(name);
+    }
+    for name in links() {
+        let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
+        best_effort(&["link", "del", &name]);
+        bridges.insert(bridge);
+        removed.push(name);
+    }
+    for bridge in bridges.iter().filter(|bridge| ours != Some(bridge.as_str())) {
+        drop(fs::remove_file(lock_of(bridge)));
+    }
+    removed
+}
+
+/// The process that made a device or a namespace of this name, if it is one of ours.
+pub(super) fn maker(name: &str) -> Option<u32> {
+    let link = || name.strip_prefix("ln").filter(|rest| rest.contains('-'));
+    let rest = name.strip_prefix("leno").or_else(link)?;
+    rest.split('-').next()?.parse().ok()
+}
+
+/// The bridge of a mesh to which a device or a namespace of this name belongs: `leno7`,
+/// `leno7-2` and `ln7-2` are of `leno7`.
+fn bridge_of(name: &str) -> Option<String> {
+    maker(name).map(|maker| format!("leno{maker}"))
+}
+
+/// True when the process that made a bridge runs. One that was killed just now may be about to end.
+fn is_in_use(bridge: &str) -> bool {
+    match File::open(lock_of(bridge)) {
+        Ok(lock) => match maker(bridge).is_some_and(runs_leno) {
+            true => !matches!(lock.try_lock(), Ok(())),
+            false => !lock_within(&lock, LOCK_PATIENCE).unwrap_or(false),
+        },
+        // A release before this one has made no lock.
+        Err(_) => maker(bridge).is_some_and(runs_leno),
+    }
+}
+
+/// True when a process of Leno has this number and is no zombie.
+fn runs_leno(pid: u32) -> bool {
+    let process = Path::new("/proc").join(pid.to_string());
+    // A zombie has no program any more.
+    let program = fs::read_link(process.join("exe"));
+    program.is_ok_and(|program| {
+        program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("leno"))
+    })
+}
+
+/// The network devices of this namespace. `/sys/class/net` may show those of another one.
+fn links() -> Vec<String> {
+    let listed = ip(&["-json", "link", "show"]).ok();
+    let links = listed.and_then(|listed| serde_json::from_slice::<Vec<Link>>(&listed).ok());
+    links.unwrap_or_default().into_iter().map(|link| link.ifname).collect()
+}
+
+/// A network device, as iproute2 describes it.
+#[derive(Debug, serde::Deserialize)]
+struct Link {
+    ifname: String,
+}
+
+fn names(directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+fn lock_of(bridge: &str) -> PathBuf {
+    Path::new(LOCKS).join(format!("{bridge}.lock"))
+}
+
+/// The directory of the locks. Like namespaces, they do not outlive the system.
+const LOCKS: &str = "/run/leno/netns";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_namespaces_belong_to_the_bridge_of_their_maker() {
+        for (name, bridge) in [
+            ("leno7", Some("leno7")),
+            ("leno7-2", Some("leno7")),
+            ("ln7-2", Some("leno7")),
+            ("ln7", None),
+            ("lenovo", None),
+            ("leno", None),
+            ("ln-1", None),
+            ("eth0", None),
+        ] {
+            assert_eq!(bridge_of(name).as_deref(), bridge, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_a_zombie_or_another_program_is_no_mesh() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        // It exits and stays a zombie until it is waited for.
+        let ended = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+        };
+        while !ended() {
+            std::thread::yield_now();
+        }
+        assert!(!runs_leno(pid));
+        child.wait().unwrap();
+        assert!(!runs_leno(1) || pid == 1, "the first process of a test machine is no mesh");
+    }
+}

@@ -1,0 +1,255 @@
+//! Lines for a pipe, a terminal or a file, written by a thread of their own: a blocked reader costs lines only.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A bounded queue of lines in front of an output that may block.
+///
+/// Nothing that is added waits for the output. Lines that do not fit are dropped and counted, and
+/// a note with their number follows when the output takes lines again.
+#[derive(Debug, Clone)]
+pub struct LineQueue(Arc<Shared>);
+
+/// A line that did not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueFull;
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    counter: &'static AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    waiting: Vec<u8>,
+    is_writing: bool,
+    /// The reader has closed the output: lines are discarded from then on.
+    is_closed: bool,
+    /// Lines that were dropped since the last note.
+    dropped: u64,
+    /// The time of the last completed write.
+    progress: Instant,
+}
+
+impl LineQueue {
+    /// Starts the thread that writes to `output`. It lives as long as the process.
+    ///
+    /// # Errors
+    /// When there can be no more threads.
+    pub fn start(name: &str, output: impl Write + Send + 'static) -> io::Result<Self> {
+        Self::start_counting(name, output, &LINES_DROPPED)
+    }
+
+    fn start_counting(
+        name: &str,
+        output: impl Write + Send + 'static,
+        counter: &'static AtomicU64,
+    ) -> io::Result<Self> {
+        let state = State {
+            waiting: Vec::new(),
+            is_writing: false,
+            is_closed: false,
+            dropped: 0,
+            progress: Instant::now(),
+        };
+        let shared =
+            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), counter });
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let writing = Arc::clone(&shared);
+        thread.stack_size(STACK_BYTES).spawn(move || write_all(&writing, output))?;
+        Ok(Self(shared))
+    }
+
+    /// Adds whole lines without waiting.
+    ///
+    /// # Errors
+    /// [`QueueFull`] when they do not fit; see [`LineQueue::drop_line`].
+    pub fn push(&self, lines: &[u8]) -> Result<(), QueueFull> {
+        let mut state = self.0.lock();
+        if state.is_closed {
+            return Ok(());
+        }
+        let is_full = state.waiting.len().saturating_add(lines.len()) > WAITING_BYTES_MAX;
+        // Lines beyond the bound are taken when nothing else waits: they would never fit.
+        if is_full && !state.waiting.is_empty() {
+            return Err(QueueFull);
+        }
+        state.waiting.extend_from_slice(lines);
+        drop(state);
+        self.0.changed.notify_all();
+        Ok(())
+    }
+
+    /// Adds whole lines, or drops and counts them.
+    pub fn push_or_drop(&self, lines: &[u8]) {
+        if self.push(lines).is_err() {
+            self.drop_line();
+        }
+    }
+
+    /// Counts a line that was dropped.
+    pub fn drop_line(&self) {
+        self.0.counter.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.0.lock();
+        state.dropped = state.dropped.saturating_add(1);
+    }
+
+    /// True when lines wait and the output has not taken any for so long.
+    #[must_use]
+    pub fn is_blocked(&self, patience: Duration) -> bool {
+        let state = self.0.lock();
+        state.is_writing && state.progress.elapsed() >= patience
+    }
+
+    /// True when everything is written, or cannot be written any more.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// True when the reader has closed the output.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.lock().is_closed
+    }
+
+    /// Waits until everything is written, at most for so long.
+    pub fn flush(&self, patience: Duration) {
+        let state = self.0.lock();
+        let waiting = |state: &mut State| !state.is_empty();
+        drop(self.0.changed.wait_timeout_while(state, patience, waiting));
+    }
+}
+
+impl Write for LineQueue {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        self.push_or_drop(lines);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The lines that all queues of this process have dropped.
+#[must_use]
+pub fn lines_dropped() -> u64 {
+    LINES_DROPPED.load(Ordering::Relaxed)
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.is_closed || (self.waiting.is_empty() && !self.is_writing)
+    }
+}
+
+fn write_all(shared: &Shared, mut output: impl Write) {
+    let mut lines = Vec::new();
+    loop {
+        let mut state = shared.lock();
+        while state.waiting.is_empty() {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::swap(&mut lines, &mut state.waiting);
+        state.is_writing = true;
+        state.progress = Instant::now();
+        drop(state);
+        let written = output.write_all(&lines).and_then(|()| output.flush());
+        lines.clear();
+        lines.shrink_to(KEPT_BYTES_MAX);
+        let mut state = shared.lock();
+        state.is_writing = false;
+        state.is_closed |= is_closed(&written);
+        let dropped = std::mem::take(&mut state.dropped);
+        if dropped > 0 && !state.is_closed {
+            let note = format!("({dropped} lines were dropped: the output was blocked)\n");
+            state.waiting.extend_from_slice(note.as_bytes());
+        }
+        if state.is_closed {
+            state.waiting = Vec::new();
+        }
+        drop(state);
+        shared.changed.notify_all();
+    }
+}
+
+/// A full disk may have room later; a pipe without a reader never has one again.
+fn is_closed(written: &io::Result<()>) -> bool {
+    matches!(written, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// The most bytes that wait: some thousand lines. As many may be in the hands of the thread.
+const WAITING_BYTES_MAX: usize = 256 << 10;
+/// The room that the thread keeps while no line waits.
+const KEPT_BYTES_MAX: usize = 4 << 10;
+/// The thread writes and does nothing else.
+const STACK_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, pipe};
+
+    use super::*;
+
+    /// Longer than any machine stalls, and only there for a test to fail instead of hanging.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn lines_are_written_in_order() {
+        let (reader, writer) = pipe().unwrap();
+        let queue = LineQueue::start("lines", writer).unwrap();
+        for number in 0..100 {
+            queue.push(format!("{number}\n").as_bytes()).unwrap();
+        }
+        let mut lines = BufReader::new(reader).lines();
+        for number in 0..100 {
+            assert_eq!(lines.next().unwrap().unwrap(), number.to_string());
+        }
+        queue.flush(PATIENCE);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_blocked_reader_costs_lines_and_no_time_and_is_sent_their_number() {
+        let (reader, writer) = pipe().unwrap();
+        static DROPPED: AtomicU64 = AtomicU64::new(0);
+        let mut queue = LineQueue::start_counting("lines", writer, &DROPPED).unwrap();
+        let line = [b"x".repeat(1023), b"\n".to_vec()].concat();
+        // The pipe, the thread and the queue together hold less than these.
+        for _ in 0..2048 {
+            queue.write_all(&line).unwrap();
+        }
+        let dropped = DROPPED.load(Ordering::Relaxed);
+        assert!(dropped >= 1024, "{dropped}");
+        assert!(!queue.is_empty());
+        queue.flush(Duration::ZERO);
+        let mut lines = BufReader::new(reader).lines();
+        let note = lines.find(|line| line.as_ref().unwrap().starts_with('(')).unwrap().unwrap();
+        assert!(note.ends_with("lines were dropped: the output was blocked)"), "{note}");
+    }
+
+    #[test]
+    fn a_reader_that_has_left_costs_nothing() {
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let queue = LineQueue::start("lines", writer).unwrap();
+        queue.push(b"nowhere\n").unwrap();
+        queue.flush(PATIENCE);
+        assert!(queue.is_closed());
+        queue.push(b"nowhere\n").unwrap();
+        assert!(queue.is_empty());
+    }
+}
