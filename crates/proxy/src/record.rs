@@ -20,7 +20,7 @@ pub(crate) struct Record<'a> {
     pub(crate) started: Instant,
     /// What the exchange is counted under.
     pub(crate) subject: Subject,
-    /// What the head of the response told.
+    /// The final head of the response.
     pub(crate) head: FinalHead,
     pub(crate) reason: Option<Reason>,
     /// What a gRPC call was answered.

@@ -212,7 +212,7 @@ impl Shop {
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// How many requests a sidecar counted for a service, in one direction, with a reason.
+    /// The requests that a sidecar counted in all series with these labels.
     fn counted(&self, workload: &str, labels: &[String]) -> f64 {
         let page = AdminPage::of(&self.mesh.ask("proxies"), workload).expect("a sidecar");
         let text = get_page(page.address, "/metrics").expect("the admin page answers").body;
@@ -330,7 +330,7 @@ fn views(shop: &Shop, case: &Case, door: u16) {
         let rates = services.iter().find(|it| it["name"] == *name)?;
         rates["success"].as_f64().filter(|success| *success < 0.5).map(drop)
     };
-    // What the views show is of the last half minute: requests go on meanwhile.
+    // The views show the last half minute: requests go on meanwhile.
     let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
         eventually(&format!("{view} shows {reason} of {name}"), PATIENCE, || {
             (0..REQUESTS).for_each(|_| send(door, protocol, "/"));

@@ -16,7 +16,7 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
     outbound: BTreeMap<Key, Rejected>,
-    /// Counted by the sidecars of servers. The number is that of clients without a sidecar: nobody else counts those.
+    /// Counted by the sidecars of servers. The number is that of clients without a sidecar, which no other sidecar counts.
     inbound: BTreeMap<Key, Rejected>,
     /// All requests of clients without a sidecar, by service.
     unmeshed: BTreeMap<ServiceName, Recent>,

@@ -85,7 +85,7 @@ impl Track {
         }
     }
 
-    /// How many requests [`Track::rates`] is about.
+    /// The number of requests behind [`Track::rates`].
     pub(super) fn recent_requests(&self, at: Duration) -> u64 {
         self.fine.recent(at).requests
     }

@@ -37,7 +37,7 @@ pub struct RejectionStatus {
     pub service: String,
     /// From the closed list.
     pub reason: String,
-    /// How many their clients got within the last half minute.
+    /// Rejections that clients received within the last half minute.
     pub requests: u64,
     /// The share of the service's requests, from 0 to 1.
     pub share: f64,
@@ -45,7 +45,7 @@ pub struct RejectionStatus {
     pub by: String,
     /// The workloads of these sidecars; the latest where there are many.
     pub sidecars: Vec<String>,
-    /// The workloads of the clients whose sidecars counted them; the latest where there are many.
+    /// The workloads of their clients, as far as those have a sidecar; the latest where there are many.
     pub clients: Vec<String>,
     /// The policies that decided, kind and name, as far as sidecars report it.
     pub policies: Vec<String>,

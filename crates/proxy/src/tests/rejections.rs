@@ -178,7 +178,7 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
 }
 
 #[test]
-fn a_rejection_that_is_retried_elsewhere_is_no_failure() {
+fn a_rejection_that_another_endpoint_makes_good_is_no_failure() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() });

@@ -382,7 +382,7 @@ fn open(opener: &mut Link, acceptor: &mut Link) -> StreamId {
 }
 
 #[test]
-fn a_rejection_is_told_apart_from_an_answer_and_names_its_reason() {
+fn a_rejection_differs_from_an_answer_and_names_its_reason() {
     let (mut opener, mut acceptor) = greeted();
     let [first, second] = [(); 2].map(|()| open(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();

@@ -25,7 +25,7 @@ fn series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> Tra
     }
 }
 
-fn told(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
+fn report(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
     Traffic { series, rules, ..Traffic::default() }
 }
 
@@ -57,14 +57,14 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
     let mesh = mesh(&format!("{BOOKINFO}---{LIMIT}"));
     let mut history = History::default();
     let limited = [(Reason::RateLimited, 30)];
-    let client = told(vec![series(Direction::Outbound, 40, &limited)], Vec::new());
+    let client = report(vec![series(Direction::Outbound, 40, &limited)], Vec::new());
     history.take(&mesh, &workload("productpage-1"), &client, at(5));
     let found = history.status(&mesh, at(5), None).rejections;
     assert_eq!(
         (&*found[0].by, &found[0].sidecars[..]),
         ("client", &["bookinfo/productpage-1".to_owned()][..])
     );
-    let server = told(vec![series(Direction::Inbound, 40, &limited)], vec![hits()]);
+    let server = report(vec![series(Direction::Inbound, 40, &limited)], vec![hits()]);
     history.take(&mesh, &workload("details-1"), &server, at(6));
     let expected = RejectionStatus {
         service: "bookinfo/details".to_owned(),
@@ -86,10 +86,10 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
 fn a_rejection_that_was_retried_with_success_is_none() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
-    let client = told(vec![series(Direction::Outbound, 40, &[])], Vec::new());
+    let client = report(vec![series(Direction::Outbound, 40, &[])], Vec::new());
     history.take(&mesh, &workload("productpage-1"), &client, at(5));
     let limited = [(Reason::RateLimited, 30)];
-    let server = told(vec![series(Direction::Inbound, 70, &limited)], Vec::new());
+    let server = report(vec![series(Direction::Inbound, 70, &limited)], Vec::new());
     history.take(&mesh, &workload("details-1"), &server, at(5));
     assert_eq!(history.status(&mesh, at(5), None).rejections, []);
 }
@@ -100,9 +100,9 @@ fn rejections_of_clients_without_a_sidecar_count_where_they_happened() {
     let mut history = History::default();
     let denied = [(Reason::NoPolicyRoute, 10)];
     let unmeshed = TrafficSeries { peer: None, ..series(Direction::Inbound, 20, &denied) };
-    let client = told(vec![series(Direction::Outbound, 20, &[])], Vec::new());
+    let client = report(vec![series(Direction::Outbound, 20, &[])], Vec::new());
     history.take(&mesh, &workload("productpage-1"), &client, at(5));
-    let server = told(vec![unmeshed, series(Direction::Inbound, 20, &[])], Vec::new());
+    let server = report(vec![unmeshed, series(Direction::Inbound, 20, &[])], Vec::new());
     history.take(&mesh, &workload("details-1"), &server, at(5));
     let found = history.status(&mesh, at(5), None).rejections;
     assert_eq!((found[0].requests, found[0].share, &*found[0].by), (10, 0.25, "server"));
@@ -116,7 +116,7 @@ fn failures_of_peers_and_applications_are_no_rejections() {
     let mut client = series(Direction::Outbound, 40, &failures);
     client.failed = 40;
     client.reasons.push((None, 30));
-    history.take(&mesh, &workload("productpage-1"), &told(vec![client], Vec::new()), at(5));
+    history.take(&mesh, &workload("productpage-1"), &report(vec![client], Vec::new()), at(5));
     assert_eq!(history.status(&mesh, at(5), None).rejections, []);
 }
 
@@ -129,12 +129,12 @@ fn invented_names_take_no_room() {
         service: Some(service("invented")),
         ..series(Direction::Inbound, 1, &denied)
     };
-    let report = told(vec![invented], vec![hits()]);
-    history.take(&mesh, &workload("details-1"), &report, at(5));
+    let sent = report(vec![invented], vec![hits()]);
+    history.take(&mesh, &workload("details-1"), &sent, at(5));
     assert!(history.rejections.inbound.is_empty());
     let limited = [(Reason::RateLimited, 1)];
-    let report = told(vec![series(Direction::Outbound, 1, &limited)], vec![hits()]);
-    history.take(&mesh, &workload("details-1"), &report, at(5));
+    let sent = report(vec![series(Direction::Outbound, 1, &limited)], vec![hits()]);
+    history.take(&mesh, &workload("details-1"), &sent, at(5));
     let found = history.status(&mesh, at(5), None).rejections;
     assert!(found[0].policies.is_empty(), "there is no such RateLimit");
 }
