@@ -216,6 +216,8 @@ fn told(path: &Path, files: usize, missing: &[String]) -> String {
 const CONTROL: &[(&str, &str)] = &[
     ("status", "/status"),
     ("rejected", "/rejected"),
+    ("rejected-joins", "/rejected-joins"),
+    ("state", "/state"),
     ("workloads", "/workloads"),
     ("services", "/services"),
     ("routes", "/routes"),
@@ -230,6 +232,7 @@ const SIDECAR: &[(&str, &str)] = &[
     ("world.json", "/world"),
     ("connections.json", "/connections"),
     ("removed.json", "/removed"),
+    ("circuits.json", "/circuits"),
     ("metrics.txt", "/metrics"),
 ];
 /// The most sidecars that are asked.

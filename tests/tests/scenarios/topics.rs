@@ -17,6 +17,7 @@ fn every_topic_is_told_in_yaml_as_in_json() {
         "certificates",
         "connections",
         "removed",
+        "circuits",
         "proxies",
         "changes",
         "routes",

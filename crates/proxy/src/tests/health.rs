@@ -131,9 +131,16 @@ fn the_admin_page_is_for_no_page_of_another_site() {
         let admin = proxy.admin_address().unwrap();
         let (done, stop) = tokio::sync::oneshot::channel();
         let asked = async {
-            for path in
-                ["/world", "/connections", "/requests", "/removed", "/metrics", "/ready", "/absent"]
-            {
+            for path in [
+                "/world",
+                "/connections",
+                "/requests",
+                "/removed",
+                "/circuits",
+                "/metrics",
+                "/ready",
+                "/absent",
+            ] {
                 for (host, fields, expected) in [
                     ("127.0.0.1", "", None),
                     ("localhost:1", "sec-fetch-site: same-origin\r\n", None),

@@ -114,6 +114,7 @@ const READS: &[&str] = &[
     "/stats",
     "/connections",
     "/removed",
+    "/circuits",
     "/api/v1/repo",
     "/api/v1/program",
     "/repo/fsm-sidecar/web.shop/config.json",
