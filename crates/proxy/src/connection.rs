@@ -12,7 +12,7 @@ use leno_model::{EndpointId, Occupant, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{Carrier, Origin};
 use leno_wire::link::{Role, StreamKind};
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::Sniffed;
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
@@ -23,6 +23,7 @@ use crate::first_bytes::{detect, preface};
 use crate::gateway;
 use crate::handshake;
 use crate::http::message::{Reader, Writer};
+use crate::http::outside::Named;
 use crate::http::route;
 use crate::http::server::{Served, refuse, serve};
 use crate::http2;
@@ -209,14 +210,7 @@ async fn plain_inbound(
         return;
     };
     let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
-    let is_hidden = spoken == Spoken::Opaque && sniff(&early) == Sniffed::Http2;
-    let spoken = match is_hidden && tcp::may_see_http2(&session, port) {
-        true => {
-            session.found_http2 = true;
-            Spoken::Http2
-        }
-        false => spoken,
-    };
+    session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match spoken {
         Spoken::Http1 => {
@@ -367,8 +361,8 @@ async fn from_proxy_client(session: &Session, io: Io) {
     let Served::Tunnel { authority, early } = serve(session, &io, BytesMut::new()).await else {
         return;
     };
-    let entrance = match route::tunnel(session, &authority).await {
-        Ok((service, port)) => Entrance::Service { service, port },
+    let named = match route::tunnel(session, &authority).await {
+        Ok(named) => named,
         Err(reason) => {
             refuse(session, &io, reason).await;
             return;
@@ -376,8 +370,20 @@ async fn from_proxy_client(session: &Session, io: Io) {
     };
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     writer.room().extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
-    if writer.flush().await.is_ok() {
-        Box::pin(to_service(&session.worker, entrance, io, early, session.peer)).await;
+    if writer.flush().await.is_err() {
+        return;
+    }
+    match named {
+        Named::Service(service, port) => {
+            let entrance = Entrance::Service { service, port };
+            Box::pin(to_service(&session.worker, entrance, io, early, session.peer)).await;
+        }
+        Named::Outside(at) => {
+            let inner =
+                Session::new(session.worker.clone(), Entrance::Address(at), None, session.peer);
+            let _listed = list(&inner, "tcp", format!("{at}, outside"));
+            Box::pin(outside::carry(&inner, at, io, early)).await;
+        }
     }
 }
 
@@ -409,7 +415,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
     }
     let session = Session::new(worker.clone(), Entrance::Address(at), None, peer);
     let _listed = list(&session, "tcp", format!("{at}, outside"));
-    outside::carry(&session, at, io).await;
+    outside::carry(&session, at, io, BytesMut::new()).await;
 }
 
 /// From the application to one service, or one workload, in whatever protocol the service speaks.
@@ -436,7 +442,8 @@ async fn to_service(
     let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
         return;
     };
-    let session = Session::new(worker.clone(), entrance, None, peer);
+    let mut session = Session::new(worker.clone(), entrance, None, peer);
+    session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
     match spoken {
         Spoken::Http1 => {
@@ -468,6 +475,7 @@ pub(crate) async fn spoken(
         // Silence means a protocol in which the server speaks first.
         Protocol::Detect => match timeout(limits.detect_timeout, detect(io, early)).await {
             Ok(Sniffed::Http1) => Some(Spoken::Http1),
+            Ok(Sniffed::Http2) => Some(Spoken::Http2),
             // What the application understands is not known: it gets what its client says.
             Ok(_) | Err(_) => Some(Spoken::Opaque),
         },
@@ -494,13 +502,19 @@ pub(crate) async fn spoken(
             Some(match (declared, sniffed) {
                 // The application's own: its bytes mean nothing to anybody in between.
                 (_, Sniffed::Tls) => Spoken::Opaque,
-                // Both versions are understood where the newer is declared. What is neither is
-                // refused by whoever reads it.
+                // Both versions are understood, whichever is declared: the sidecar of the application translates. The
+                // reader of the head rejects anything else.
+                (_, Sniffed::Http2) => Spoken::Http2,
                 (Protocol::Http, _) | (_, Sniffed::Http1) => Spoken::Http1,
                 _ => Spoken::Http2,
             })
         }
     }
+}
+
+/// True where the client speaks HTTP/2 to a port without a declared protocol: the application is spoken to in the same.
+fn found_http2(declared: Protocol, spoken: Spoken) -> bool {
+    declared == Protocol::Detect && spoken == Spoken::Http2
 }
 
 /// What a connection to a service is carried as.

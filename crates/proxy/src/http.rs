@@ -12,7 +12,7 @@ pub(crate) mod forward;
 pub(crate) mod grpc;
 pub(crate) mod message;
 pub(crate) mod mirror;
-mod outside;
+pub(crate) mod outside;
 pub(crate) mod replay;
 pub(crate) mod request;
 pub(crate) mod rescue;

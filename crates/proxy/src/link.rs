@@ -109,6 +109,11 @@ impl LinkHandle {
         !state.broken && !state.retired && state.link.vacancies() > 0
     }
 
+    /// True when the peer reads the mark of requests of HTTP/2 clients.
+    pub(crate) fn reads_http2_mark(&self) -> bool {
+        self.0.state.borrow().link.peer_reads_http2_mark()
+    }
+
     /// Whether the connection is gone.
     pub(crate) fn is_broken(&self) -> bool {
         self.0.state.borrow().broken

@@ -23,9 +23,8 @@ use crate::splice::splice;
 use crate::world::{Scene, World};
 
 /// Carries the application's connection to where it wanted to go. Where its address decides nothing of
-/// it is waited for: there are protocols in which the server speaks first.
-pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io) {
-    let mut early = BytesMut::new();
+/// it is waited for: there are protocols in which the server speaks first. `early`: bytes that were read already.
+pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: BytesMut) {
     let told = match told(session, at, (&io, &mut early)).await {
         Ok(Told::Requests) => {
             // Each of its requests is let out, or answered, for itself.

@@ -1,6 +1,6 @@
 //! A connection's standing: by which entrance it came, and who is at its other end.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -59,8 +59,8 @@ pub(crate) struct Session {
     pub(crate) host: Option<Rc<str>>,
     /// What is known of it where strangers come in.
     pub(crate) edge: Option<Box<Edge>>,
-    /// Where its requests go, once one of them went outside.
-    pub(crate) outside: OnceCell<Rc<Application>>,
+    /// The server outside that its last request went to.
+    pub(crate) outside: RefCell<Option<Rc<Application>>>,
     /// What its exchanges were counted under, so that they are not looked up each time.
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
@@ -90,7 +90,7 @@ impl Session {
         let (series, permit) = (RefCell::default(), RefCell::default());
         let told = RefCell::default();
         let (expires, edge, carrier) = (None, None, Carrier::Clear);
-        let outside = OnceCell::new();
+        let outside = RefCell::default();
         Self {
             outside,
             worker,

@@ -28,8 +28,9 @@ use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
 use crate::http::edge;
 use crate::http::message::{Reader, Writer};
 use crate::http::route;
-use crate::io::Io;
-use crate::link::LinkStream;
+use crate::http2::client::{Http2Lease, Http2Pool, greet};
+use crate::io::{Io, Stream};
+use crate::link::{LinkHandle, LinkStream};
 use crate::patience::silence;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
@@ -40,7 +41,7 @@ use crate::upstream::{Destined, Http1Upstream, InFlight, Lease, Upstream, pick::
 use crate::worker::Worker;
 use crate::world::Scene;
 
-pub(crate) use inbound::{may_see_http2, plainly, to_application};
+pub(crate) use inbound::{plainly, to_application};
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
 pub(crate) async fn to_service(
@@ -140,6 +141,9 @@ enum Passage {
 
 /// The payload of OPEN for a client that begins in HTTP/2. A sidecar that needs to see requests serves them.
 const FACT_HTTP2: &[u8] = b"h2";
+
+/// Bytes between a stream and the codec that reads them.
+const MEMORY_BYTES: usize = 16 * 1024;
 
 /// The kind of routes of sessions that applications encrypt.
 const TLS_ROUTE: &str = "TLSRoute";
@@ -404,6 +408,15 @@ async fn open_stream(
         // A foreign peer has no framing for opaque streams.
         Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported.into()),
     };
+    opened_stream(&link, worker, begins).await
+}
+
+/// A stream of opaque bytes that the application behind the peer has taken.
+async fn opened_stream(
+    link: &LinkHandle,
+    worker: &Rc<Worker>,
+    begins: Sniffed,
+) -> Result<LinkStream, Reason> {
     let facts = |out: &mut BytesMut| {
         if begins == Sniffed::Http2 {
             out.extend_from_slice(FACT_HTTP2);
@@ -415,6 +428,29 @@ async fn open_stream(
     answered
         .map_err(|lost| Unopened { reason: lost_reason(lost), rejection: stream.rejection() })?;
     Ok(stream)
+}
+
+/// HTTP/2 through a link as opaque bytes: to a sidecar that does not read the mark of requests, of a release before this one.
+/// It passes the bytes on to its application, or serves the requests in them.
+pub(crate) async fn http2_tunnel(
+    link: &LinkHandle,
+    worker: &Rc<Worker>,
+) -> Result<Http2Lease, Reason> {
+    let stream = opened_stream(link, worker, Sniffed::Http2).await?;
+    let (near, far) = tokio::io::duplex(MEMORY_BYTES);
+    let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
+    let patience = worker.config.limits.idle_connection;
+    tokio::task::spawn_local(async move {
+        let mut plain = (Reader::new(near.clone()), Writer::new(near, patience));
+        let (sent, received) = (Cell::new(0), Cell::new(0));
+        let carried = relay(&mut plain, &stream, Towards::Link, patience, (&sent, &received)).await;
+        if let Err(reason) = carried {
+            tracing::debug!(reason = reason.label(), "a tunnel of HTTP/2 broke");
+        }
+    });
+    let greeted = timeout(worker.config.limits.connect_timeout, greet(far, ())).await;
+    let send = greeted.map_err(|_| Reason::ConnectTimeout)??;
+    Ok(Http2Pool::default().add(send, None))
 }
 
 /// Which way the client's bytes go.

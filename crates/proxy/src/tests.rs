@@ -44,6 +44,7 @@ mod opaque;
 mod openings;
 mod outlets;
 mod policy;
+mod prior_knowledge;
 mod reasons;
 mod rejections;
 mod removal;

@@ -253,6 +253,11 @@ impl Application {
         Self { address, speaks, pool: Pool::default(), http2: Http2Pool::default() }
     }
 
+    /// True when the application is at this address.
+    pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
+        self.address == address
+    }
+
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {

@@ -48,6 +48,8 @@ pub(crate) struct Worker {
     pub(crate) half_open: Arc<Admission>,
     /// Room for connections to the application: a link's streams are many to one connection.
     pub(crate) places: Arc<Semaphore>,
+    /// Queries for names outside the mesh that wait for the resolver of the machine.
+    pub(crate) name_queries: Semaphore,
     /// The log lines that each peer may cause: by its identity, or its address.
     pub(crate) logs: LogLimits<String>,
     /// This thread's counters.
@@ -113,6 +115,7 @@ impl Worker {
             jwt_keys: RefCell::default(),
             deciders: Deciders::new(config.collector_roots.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
+            name_queries: Semaphore::new(NAME_QUERIES_MAX),
             config,
             world,
             connections,
@@ -366,3 +369,6 @@ const JWT_KEYS_MAX: usize = 32;
 fn warms_up(treatment: &PortTreatment) -> bool {
     treatment.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
 }
+
+/// Queries that wait for the resolver of the machine at once; each takes a thread.
+const NAME_QUERIES_MAX: usize = 16;

@@ -68,7 +68,13 @@ impl Outlets {
         Ok(Self(ports))
     }
 
-    /// What is let out to an address.
+    /// True when a policy lets something out to this port.
+    #[must_use]
+    pub fn may_lead_to(&self, port: u16) -> bool {
+        self.0.contains_key(&port)
+    }
+
+    /// The policies that let a connection to this address out.
     #[must_use]
     pub fn way(&self, at: SocketAddr) -> Way {
         let Some(port) = self.0.get(&at.port()) else { return Way::Closed };

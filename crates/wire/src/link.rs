@@ -259,6 +259,12 @@ impl Link {
         self.said_last.is_some() || self.heard_last.is_some() || self.broken.is_some()
     }
 
+    /// True when the peer reads the mark of requests of HTTP/2 clients.
+    #[must_use]
+    pub fn peer_reads_http2_mark(&self) -> bool {
+        self.theirs.reads_http2_mark
+    }
+
     /// How many bytes [`Link::send_data`] would accept now; none for a stream that is gone.
     #[must_use]
     pub fn credit(&self, stream: StreamId) -> u32 {

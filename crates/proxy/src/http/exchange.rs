@@ -326,13 +326,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The headers that are added to the request, `context` among them.
     pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
-        if self.marks.is_empty() && context.is_none() {
+        if self.marks.is_empty() && context.is_none() && !self.session.found_http2 {
             return Added::new();
         }
         let marks = self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         let mut added: Added<'b> = marks.collect();
         for field in context.into_iter().flat_map(Written::fields) {
             added.push(field);
+        }
+        if self.session.found_http2 && !self.session.is_inbound() && !self.request.upgrade {
+            added.extend(HTTP2_MARK);
         }
         added
     }
@@ -570,6 +573,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 }
+
+/// Tells the sidecar of an application without a declared protocol that the client speaks HTTP/2. Both fields are for one hop,
+/// and mean the same there as from a client that offers to go on in HTTP/2 (RFC 7540 §3.2).
+const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
 /// An attempt, in the time that the rule gives it. `started`: the client has a part of the answer.
 async fn in_limit(

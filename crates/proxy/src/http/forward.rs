@@ -34,6 +34,7 @@ use crate::http2::stream::{Asked, Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream, Lost};
 use crate::record::FinalHead;
 use crate::session::Session;
+use crate::tcp::http2_tunnel;
 use crate::upstream::ward::{Trial, refusal};
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
@@ -68,6 +69,11 @@ pub(crate) async fn forward(
         lease => lease,
     };
     match lease {
+        // Boxed, so that the others need no room for it.
+        Lease::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
+            let lease = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
+            over_http2(exchange, aim, destined, lease).await
+        }
         Lease::Link(link) => over_link(exchange, aim, &link).await,
         Lease::Http2(lease) => over_http2(exchange, aim, destined, lease).await,
         Lease::Http1(mut connection) => {

@@ -1,14 +1,14 @@
-//! Where requests go that are sent to an address outside the mesh.
+//! Requests to servers outside the mesh: by the address of their connection, or the host that a client of the HTTP proxy names.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use leno_model::{Egress, Reason};
+use leno_model::{Egress, Reason, ServiceName};
 use leno_traffic::Way;
 
 use super::request::{Aim, Request};
-use super::route::{Bound, Destination};
+use super::route::{self, Bound, Destination};
 use crate::session::Session;
 use crate::upstream::{Application, Speaks};
 
@@ -27,6 +27,97 @@ pub(crate) fn route(
     {
         return Err(Reason::EgressDenied);
     }
-    let there = session.outside.get_or_init(|| Rc::new(Application::new(at, Speaks::Http1)));
-    Ok(Bound::to(Arc::clone(&scene), Destination::Application(Rc::clone(there))))
+    let mut known = session.outside.borrow_mut();
+    let there = match known.take().filter(|it| it.is_at(at)) {
+        Some(there) => there,
+        None => Rc::new(Application::new(at, Speaks::Http1)),
+    };
+    *known = Some(there.clone());
+    Ok(Bound::to(Arc::clone(&scene), Destination::Application(there)))
 }
+
+/// The destination that a client of the HTTP proxy names.
+pub(crate) enum Named {
+    Service(ServiceName, u16),
+    /// Nothing of the mesh.
+    Outside(SocketAddr),
+}
+
+/// Finds out the destination of a client of the HTTP proxy: a service, or a host outside where `egress` may allow that.
+///
+/// # Errors
+/// `unknown-service` for a service that there is not, and for a host without an address; `egress-denied` where nothing lets
+/// requests to the host out.
+pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, Reason> {
+    let worker = &session.worker;
+    let (host, port) = host_and_port(authority)?;
+    let service = match host.eq_ignore_ascii_case("localhost") {
+        // RFC 6761 §6.3: a name of this machine, whatever its resolver says.
+        true => Err(Reason::UnknownService),
+        false => route::named(session, authority),
+    };
+    match &service {
+        Ok((service, port)) => {
+            let patience = worker.config.limits.discovery_timeout;
+            match worker.world.with_service(service, patience).await {
+                Err(Reason::UnknownService) => {}
+                // Other failures are those of the request to the service.
+                Ok(_) | Err(_) => return Ok(Named::Service(service.clone(), *port)),
+            }
+        }
+        Err(Reason::UnknownService) => {}
+        Err(reason) => return Err(*reason),
+    }
+    let may_leave = {
+        let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+        let plans = &scene.plans;
+        plans.snapshot.plan.egress == Egress::Allow || plans.outlets.may_lead_to(port)
+    };
+    match (service, may_leave) {
+        // A service of this name would be in the mesh, or it is a mistake that no resolver can mend.
+        (Ok(_), false) => Err(Reason::UnknownService),
+        (Ok(_), true) if is_of_cluster(host) => Err(Reason::UnknownService),
+        (Err(_), false) => Err(Reason::EgressDenied),
+        (Ok(_) | Err(_), true) => {
+            Box::pin(address_of(session, host, port)).await.map(Named::Outside)
+        }
+    }
+}
+
+/// True for names of services in full, which no resolver knows otherwise.
+fn is_of_cluster(host: &str) -> bool {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.split('.').nth(2).is_some_and(|word| word.eq_ignore_ascii_case("svc"))
+}
+
+fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => {
+            (host, port.parse().map_err(|_| Reason::BadRequest)?)
+        }
+        _ => (authority, HTTP_PORT),
+    };
+    Ok((host, port))
+}
+
+/// The address of a host, by the resolver of the machine; the first of IPv4 if there is one.
+async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAddr, Reason> {
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if let Ok(address) = host.parse() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let worker = &session.worker;
+    let query = async {
+        // Each query takes a thread of its own while it waits.
+        let _place = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
+        let found = tokio::net::lookup_host((host, port)).await;
+        let found: Vec<_> = found.map_err(|_| Reason::UnknownService)?.collect();
+        let first = found.iter().find(|it| it.is_ipv4()).or(found.first());
+        first.copied().ok_or(Reason::UnknownService)
+    };
+    let limit = worker.config.limits.connect_timeout;
+    tokio::time::timeout(limit, query).await.map_err(|_| Reason::ConnectTimeout)?
+}
+
+/// RFC 9110 §4.2.1: the default port of `http` URIs.
+const HTTP_PORT: u16 = 80;

@@ -16,7 +16,7 @@ use leno_traffic::{
 
 use super::date;
 use super::edge;
-use super::outside;
+use super::outside::{self, Named};
 use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::hits;
@@ -80,7 +80,10 @@ pub(crate) async fn route(
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     match &session.entrance {
-        Entrance::Inbound { port } => application(session, *port, record),
+        Entrance::Inbound { port } => {
+            let found_http2 = session.found_http2 || request.head.http2;
+            application(session, (*port, found_http2), record)
+        }
         Entrance::Door { service, port } | Entrance::Service { service, port } => {
             // A door's service comes from the plan; that of a proxy's client must be known first.
             record.subject.service = Some(service.clone());
@@ -94,8 +97,17 @@ pub(crate) async fn route(
         },
         Entrance::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
         Entrance::HttpProxy => {
-            let (service, port) = named(session, aim.authority)?;
-            to_service(session, (&service, port), request, aim, record).await
+            // Only a request with a whole URI is for a proxy (RFC 9112 §3.2.2): one that left here and came back has none.
+            let named = match aim.origin {
+                None => named(session, aim.authority).map(|(it, port)| Named::Service(it, port))?,
+                Some(_) => outside::named(session, aim.authority).await?,
+            };
+            match named {
+                Named::Service(service, port) => {
+                    to_service(session, (&service, port), request, aim, record).await
+                }
+                Named::Outside(at) => Ok(outside::route(session, at, (request, aim))?),
+            }
         }
     }
 }
@@ -115,10 +127,11 @@ async fn pinned(
     Ok(Bound::to(scene, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
 }
 
-/// The application's own port, as the snapshot describes it.
+/// The application's own port, as the snapshot describes it. `found_http2`: the client speaks HTTP/2, and so does the
+/// application where it declares no protocol.
 pub(crate) fn application(
     session: &Session,
-    port: u16,
+    (port, found_http2): (u16, bool),
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
@@ -127,7 +140,7 @@ pub(crate) fn application(
     // The connection may be older than the plan.
     let known = plan.ports.iter().find(|known| known.port == port);
     let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
-        Protocol::Detect if session.found_http2 => Protocol::Http2,
+        Protocol::Detect if found_http2 => Protocol::Http2,
         // Nobody but whoever opened the port says it.
         Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
             scene.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
@@ -154,17 +167,17 @@ pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, 
 }
 
 /// Where a tunnel leads that the client of the HTTP proxy asks for, once it is known to exist.
-pub(crate) async fn tunnel(
-    session: &Session,
-    authority: &str,
-) -> Result<(ServiceName, u16), Reason> {
-    let (service, port) = named(session, authority)?;
+pub(crate) async fn tunnel(session: &Session, authority: &str) -> Result<Named, Reason> {
+    let (service, port) = match outside::named(session, authority).await? {
+        Named::Service(service, port) => (service, port),
+        outside => return Ok(outside),
+    };
     let patience = session.worker.config.limits.discovery_timeout;
     let (_, plan) = session.worker.world.with_service(&service, patience).await?;
     match (plan.view.reach, plan.ports.contains_key(&port)) {
         (Reach::Denied, _) => Err(Reason::DeniedOutbound),
         (Reach::Allowed, false) => Err(Reason::UnknownService),
-        (Reach::Allowed, true) => Ok((service, port)),
+        (Reach::Allowed, true) => Ok(Named::Service(service, port)),
     }
 }
 

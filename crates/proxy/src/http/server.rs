@@ -85,10 +85,12 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
             None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
-        if head.http2
-            && let Some(first) = offer::taken(session, io, (&head, &bytes))
-        {
-            return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
+        if head.http2 {
+            if let Some(first) = offer::taken(session, io, (&head, &bytes)) {
+                return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
+            }
+            // Only on a link it says what the client speaks.
+            head.http2 = false;
         }
         if session.edge.is_some() {
             claims::disown(&mut head, &bytes);

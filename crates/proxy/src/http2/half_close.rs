@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::io::Io;
 
 /// The streams of one connection, and the end of its client's direction. To the codec this end breaks all streams, so it
-/// is held back until they are over and what they sent is written.
+/// is held back until they are over and their output is written.
 #[derive(Default)]
 pub(super) struct HalfClose {
     streams: Cell<usize>,

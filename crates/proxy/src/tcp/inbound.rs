@@ -12,7 +12,7 @@ use leno_wire::link::ResetCode;
 use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
-use super::{FACT_HTTP2, Towards, carry, relay};
+use super::{FACT_HTTP2, MEMORY_BYTES, Towards, carry, relay};
 use crate::connection::list;
 use crate::error::Failure;
 use crate::first_bytes::detect;
@@ -69,7 +69,7 @@ async fn attempt(
 
 /// True where HTTP/2 in opaque bytes is served as requests: at a port without a declared protocol that rejects bytes in
 /// which no request is seen.
-pub(crate) fn may_see_http2(session: &Session, port: u16) -> bool {
+fn may_see_http2(session: &Session, port: u16) -> bool {
     let Some(scene) = session.worker.world.scene() else { return false };
     scene.plans.snapshot.plan.declared(port) == Protocol::Detect
         && session.permit(&scene, Instant::now()).is_ok_and(|permit| {
@@ -152,7 +152,7 @@ fn admitted(
     port: u16,
     record: &mut Record<'_>,
 ) -> Result<Rc<Application>, Failure> {
-    let bound = route::application(session, port, record)?;
+    let bound = route::application(session, (port, false), record)?;
     let permit = session.permit(&bound.scene, record.started)?;
     let access = &bound.scene.plans.access;
     record.permit(access, access.tcp(&permit)?);
@@ -197,9 +197,6 @@ async fn denied(session: &Session, port: u16) -> Failure {
         }
     }
 }
-
-/// Bytes between a stream and the codec that reads them.
-const MEMORY_BYTES: usize = 16 * 1024;
 
 /// The code for resetting a stream.
 fn code_of(reason: Reason) -> ResetCode {

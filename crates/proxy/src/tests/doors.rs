@@ -1,8 +1,8 @@
 //! The doors of an application: fixed ones, and the HTTP proxy.
 
-use leno_model::Protocol;
+use leno_model::{Access, Egress, Protocol, WorkloadPlan};
 
-use super::fixture::{Application, Client, End, GET, Mesh, Setup, run, until};
+use super::fixture::{Application, Client, End, GET, Mesh, Setup, plan, run, until, view};
 use crate::session::Entrance;
 
 /// Answers with the request's own head.
@@ -71,14 +71,16 @@ fn the_http_proxy_takes_the_target_from_each_request() {
 }
 
 #[test]
-fn the_http_proxy_leads_nowhere_but_to_services() {
+fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() {
     run(async {
         let mesh = Mesh::permissive(mirror().await.address).await;
+        let plan = WorkloadPlan { egress: Egress::Deny, ..plan("productpage", Access::Permissive) };
+        mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
         let proxy = mesh.client.listen(Entrance::HttpProxy).await;
         for (authority, verdict) in [
-            ("www.example.com", (404, Some("unknown-service"))),
-            ("127.0.0.1:22", (404, Some("unknown-service"))),
-            ("[::1]:9080", (404, Some("unknown-service"))),
+            ("www.example.com", (403, Some("egress-denied"))),
+            ("127.0.0.1:22", (403, Some("egress-denied"))),
+            ("[::1]:9080", (403, Some("egress-denied"))),
             ("absent.bookinfo:9080", (404, Some("unknown-service"))),
             // The port of a service that there is.
             ("ratings.bookinfo:9081", (404, Some("unknown-service"))),
@@ -99,6 +101,39 @@ fn the_http_proxy_leads_nowhere_but_to_services() {
             mesh.client.series().into_iter().map(|series| series.labels.service).collect();
         assert_eq!(mesh.client.ended(), 12);
         assert!(services.iter().all(|name| ["", "bookinfo/ratings"].contains(&&**name)));
+    });
+}
+
+/// Issue 26, case f11.
+#[test]
+fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() {
+    run(async {
+        let outside = mirror().await;
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let port = outside.address.port();
+        let mut client = Client::connect(proxy).await;
+        for host in ["127.0.0.1", "localhost"] {
+            let get = format!("GET http://{host}:{port}/a?b HTTP/1.1\r\nhost: else\r\n\r\n");
+            let expected = format!("GET /a?b HTTP/1.1\r\nhost: {host}:{port}");
+            assert_eq!(client.ask(&get).await.text(), expected);
+            let service = "GET http://ratings.bookinfo:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
+            assert_eq!(client.ask(service).await.status, 200);
+            let mut tunnel = Client::connect(proxy).await;
+            tunnel.send(format!("CONNECT {host}:{port} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+            assert_eq!(tunnel.head().await.unwrap().status, 200);
+            assert_eq!(tunnel.ask(GET).await.text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
+        }
+        // A request without a whole URI is for the proxy itself, also one that it sent to itself.
+        let origin = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
+        assert_eq!(client.ask(&origin).await.verdict(), (404, Some("unknown-service")));
+        let itself = format!("GET http://{proxy}/ HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert_eq!(client.ask(&itself).await.verdict(), (404, Some("unknown-service")));
+        let of_cluster = "GET http://absent.bookinfo.svc:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
+        assert_eq!(client.ask(of_cluster).await.verdict(), (404, Some("unknown-service")));
+        let dead = super::fixture::closed_port();
+        let dead = format!("GET http://{dead}/ HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert_eq!(client.ask(&dead).await.verdict(), (503, Some("connect-failed")));
     });
 }
 

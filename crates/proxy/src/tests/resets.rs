@@ -31,7 +31,7 @@ fn the_code_of_a_reset_after_the_head_reaches_the_client() {
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from_static(b"x"), false).unwrap();
-                // What was sent leaves before the reset.
+                // The data leaves before the reset.
                 for _ in 0..100 {
                     tokio::task::yield_now().await;
                 }

@@ -3,7 +3,7 @@
 use super::Malformed;
 use super::scan::{TOKEN, is};
 
-/// How far the extensions of one chunk have come (RFC 9112 §7.1.1):
+/// A reader of the extensions of one chunk (RFC 9112 §7.1.1):
 /// `*( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChunkExtension(At);
@@ -26,7 +26,7 @@ enum At {
     LineEnd,
 }
 
-/// Where the bytes end that were read.
+/// The place behind the bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
     /// Inside the extensions.
@@ -36,7 +36,7 @@ pub(super) enum Read {
 }
 
 impl ChunkExtension {
-    /// How much of `bytes` belongs to the extensions and the end of their line.
+    /// The length of the part of `bytes` that belongs to the extensions and the end of their line.
     ///
     /// # Errors
     /// `LineEnd` for a CR or LF that stands alone, `ChunkExtension` for what the grammar does not have.

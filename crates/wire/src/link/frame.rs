@@ -128,7 +128,7 @@ pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &Limits) {
     output.put_slice(&Header::new(Kind::Hello, StreamId::NONE, HELLO_BYTES).encode());
     output.put_u16(VERSION);
     output.put_u8(role_byte(role));
-    output.put_u8(READS_REASONS);
+    output.put_u8(READS_REASONS | if limits.reads_http2_mark { READS_HTTP2_MARK } else { 0 });
     output.put_u32(limits.streams_max);
     output.put_u32(limits.window);
     output.put_u32(limits.head_max);
@@ -156,6 +156,7 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool
         window: payload.try_get_u32().map_err(short)?,
         head_max: payload.try_get_u32().map_err(short)?,
         frame_max: payload.try_get_u32().map_err(short)?,
+        reads_http2_mark: features & READS_HTTP2_MARK != 0,
         ..Limits::least()
     };
     if limits.is_within_range() {
@@ -211,6 +212,8 @@ pub(super) const TCP: u8 = 0x40;
 const KIND_BITS: u8 = 0x0f;
 /// In the features of HELLO: its sender reads REJECTED, and reasons in RESET.
 const READS_REASONS: u8 = 0x01;
+/// In the features of HELLO: its sender reads the mark of requests of HTTP/2 clients.
+const READS_HTTP2_MARK: u8 = 0x02;
 pub(super) const HELLO_BYTES: u32 = 20;
 pub(super) const HELLO_BYTES_MAX: u32 = 256;
 /// The code alone; a reason follows it.

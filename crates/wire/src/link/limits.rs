@@ -23,6 +23,9 @@ pub struct Limits {
     pub idle_frames_max: u32,
     /// Streams that a peer may open and reset before they were answered, on credit.
     pub churn_max: u32,
+    /// This side reads the mark of requests of HTTP/2 clients, for ports without a declared protocol. It is a bit of
+    /// HELLO, which releases without it ignore and do not set.
+    pub reads_http2_mark: bool,
 }
 
 impl Limits {
@@ -54,6 +57,7 @@ impl Limits {
             output_limit: OUTPUT_LIMIT,
             idle_frames_max: IDLE_FRAMES_MAX,
             churn_max: CHURN_MAX,
+            reads_http2_mark: false,
         }
     }
 
@@ -77,6 +81,7 @@ impl Default for Limits {
             output_limit: OUTPUT_LIMIT,
             idle_frames_max: IDLE_FRAMES_MAX,
             churn_max: CHURN_MAX,
+            reads_http2_mark: true,
         }
     }
 }

@@ -1,0 +1,131 @@
+//! Issue 26, finding F4: clients that speak HTTP/2 with prior knowledge, whatever the port declares and whoever rejects.
+
+use http::{Request, Response};
+use leno_model::{Access, Protocol, Reach, ServiceView};
+use leno_wire::link::{Event, Limits, Role, StreamKind};
+use tokio::net::TcpListener;
+
+use super::fixture::{
+    Application, Mesh, OK, Peer, Setup, credential, endpoint, run, tls_accept, until, view,
+};
+use super::http2::{application, call, connect};
+use crate::tls::ALPN_LINK;
+
+fn get() -> Request<()> {
+    Request::get("http://ratings.bookinfo:9080/").body(()).unwrap()
+}
+
+async fn answer(mesh: &Mesh, request: Request<()>) -> Response<h2::RecvStream> {
+    let (response, _stream) = connect(mesh.door).await.send_request(request, true).unwrap();
+    response.await.expect("an answer over HTTP/2")
+}
+
+#[test]
+fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
+    run(async {
+        let app = application(|_, _| async {}).await;
+        let mesh = super::http2::mesh(app.address, Protocol::Grpc).await;
+        // The sidecar receives no ports of a service that it must not use.
+        let known = view(Protocol::Grpc, &[]);
+        let denied = ServiceView { reach: Reach::Denied, ports: Default::default(), ..known };
+        mesh.client_knows(vec![denied]);
+        let response = answer(&mesh, get()).await;
+        assert_eq!(response.status(), 403);
+        assert!(
+            response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
+        );
+        let response = answer(&mesh, call("/shop.Cart/Add")).await;
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["grpc-status"]),
+            (200, &"7".parse().unwrap())
+        );
+        assert!(
+            response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
+        );
+        assert_eq!(mesh.client.failures(), [("denied-outbound", 2)].into());
+    });
+}
+
+#[test]
+fn requests_are_seen_on_a_port_without_a_declared_protocol() {
+    run(async {
+        let app = application(|request, mut respond| async move {
+            assert!(!request.headers().contains_key("upgrade"));
+            let response = Response::builder().header("x-path", request.uri().path());
+            drop(respond.send_response(response.body(()).unwrap(), true).unwrap());
+        })
+        .await;
+        let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        let response = answer(&mesh, call("/shop.Cart/Add")).await;
+        assert_eq!(response.headers()["x-path"], "/shop.Cart/Add");
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.ended() == 1).await;
+            assert_eq!(sidecar.series()[0].labels.protocol, "http");
+        }
+        // Strict mode has an answer, too.
+        mesh.enforce(Access::Strict(Vec::new()));
+        let response = answer(&mesh, get()).await;
+        assert_eq!(response.status(), 403);
+        assert_eq!(mesh.server.failures(), [("denied", 1)].into());
+    });
+}
+
+#[test]
+fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
+    run(async {
+        // The application of HTTP/1.1 gets HTTP/1.1 of clients that speak it.
+        let app = Application::canned(OK).await;
+        let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        let mut client = super::fixture::Client::connect(mesh.door).await;
+        let offer = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
+        assert_eq!(client.ask(offer).await.status, 200);
+    });
+}
+
+#[test]
+fn a_client_of_http2_is_served_on_a_port_that_declares_http11() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        assert_eq!(answer(&mesh, get()).await.status(), 200);
+        assert!(app.requests()[0].head.starts_with("GET / HTTP/1.1"));
+    });
+}
+
+#[test]
+fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
+        let mesh = Mesh::new(app.address, setup).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let earlier = endpoint("ratings-9", listener.local_addr().unwrap(), "ratings");
+        mesh.route_to(&[earlier]);
+        let identity = credential(&mesh.authority, "ratings");
+        let server = async {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let tls = tls_accept(tcp, &identity, &[ALPN_LINK]).await.unwrap();
+            let limits = Limits { reads_http2_mark: false, ..Limits::default() };
+            let mut peer = Peer::new(tls, Role::Acceptor, limits);
+            loop {
+                match peer.next().await.unwrap() {
+                    Event::Opened { stream, kind, head, .. } => {
+                        assert_eq!((kind, &*head), (StreamKind::Tcp, &b"h2"[..]));
+                        peer.head(stream, "", false);
+                        peer.flush().await;
+                    }
+                    Event::Data { data, .. } => {
+                        assert!(data.starts_with(b"PRI * HTTP/2.0"));
+                        return;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let mut client = connect(mesh.door).await;
+        let (_response, _stream) = client.send_request(get(), true).unwrap();
+        server.await;
+    });
+}
