@@ -46,7 +46,7 @@ fn items_become_policies_or_are_told_of() {
     for (item, fate) in [
         ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
         ("SermantRemoval shop/sermant-removal-config", "another algorithm"),
-        ("item servicecomb.matchGroup.checkout", "the rules of its scene say the same"),
+        ("item servicecomb.matchGroup.checkout", "its conditions are in the rules of its scene"),
         ("item servicecomb.rateLimiting.checkout", "is RateLimit shop/checkout, but: room comes"),
         ("item servicecomb.faultInjection.checkout", "is FaultInjection shop/checkout, but: "),
         ("item servicecomb.bulkhead.checkout", "write `concurrency` of a RateLimit"),

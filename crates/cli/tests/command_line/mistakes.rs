@@ -21,7 +21,7 @@ fn wrong_usage_is_told_apart_from_failure() {
         ),
         (
             &["explain", "-f", "mesh.yaml", "request", "--from", "page-1", "--url", "http://a/"],
-            "not a valid name",
+            "write NAMESPACE/page-1",
         ),
         (&["get", "weather"], "weather"),
         (&["up", "-f", "mesh.yaml", "--certificate-lifetime", "soon"], "24h"),
@@ -62,12 +62,15 @@ fn failures_are_one_line_with_a_remedy() {
 fn a_mesh_of_nothing_valid_does_not_start() {
     let place = Place::with(&[("bad.yaml", "kind: Nothing\n")]);
     for command in ["up", "control"] {
-        for (path, said) in [("bad.yaml", "rejected: bad.yaml:1"), ("absent", "does not exist")] {
+        for (path, said, problem) in [
+            ("bad.yaml", "rejected: bad.yaml:1", "there is no valid document"),
+            ("absent", "No such file", "absent cannot be read"),
+        ] {
             let done = place.leno(&[command, "-f", path, "--data", "state"]);
             assert_eq!(done.code, Some(1), "{command} {path}: {done:?}");
             assert!(done.err.contains(said), "{command} {path}: {done:?}");
             let last = done.err.lines().last().unwrap_or_default();
-            assert!(last.starts_with("error: there is no valid document"), "{done:?}");
+            assert!(last.starts_with(&format!("error: {problem}")), "{done:?}");
         }
     }
 }
