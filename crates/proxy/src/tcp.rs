@@ -416,7 +416,7 @@ async fn opened_stream(
     link: &LinkHandle,
     worker: &Rc<Worker>,
     begins: Sniffed,
-) -> Result<LinkStream, Reason> {
+) -> Result<LinkStream, Unopened> {
     let facts = |out: &mut BytesMut| {
         if begins == Sniffed::Http2 {
             out.extend_from_slice(FACT_HTTP2);
@@ -436,7 +436,8 @@ pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
 ) -> Result<Http2Lease, Reason> {
-    let stream = opened_stream(link, worker, Sniffed::Http2).await?;
+    let opened = opened_stream(link, worker, Sniffed::Http2).await;
+    let stream = opened.map_err(Unopened::counted)?;
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
     let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
     let patience = worker.config.limits.idle_connection;

@@ -194,13 +194,6 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.outbound: a door listens on 127.0.0.1:80, where the application listens; use another port for the door
             spec.weight: 0 is out of range; use a number from 1 to 1000
             spec.weight: 1001 is out of range; use a number from 1 to 1000
-            spec.cwd: is for the command in `run`, and there is none; add `run`, or set it where the application is started
-            spec.cwd: "srv" is not an absolute path; write the whole path, such as /srv/app
-            spec.user: "a b" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
-            spec.user: "1:x" is not a user; use a name such as www-data, or numbers such as 1000 or "1000:1000"
-            spec.readiness.httpGet: is missing; add `httpGet`
-            spec.readiness.httpGet.port: 81 is none of the workload's ports; use the number of one of `ports`
-            spec.readiness.httpGet.path: "ready" is not a path; use one such as /ready
         "#]],
     );
 }
