@@ -119,11 +119,8 @@ async fn it_serves_its_files_and_only_reads() {
     let mut tasks = tokio::task::JoinSet::new();
     let live = page.live_url();
     let taps = Arc::new(Taps::new(7));
-    tasks.spawn(page.serve(
-        questions,
-        (Explaining::with(Some(playground)), Arc::clone(&taps)),
-        stopping,
-    ));
+    let explaining = Explaining::with(Some(playground));
+    tasks.spawn(page.serve(questions, (explaining, Arc::clone(&taps)), stopping));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
             let told = match question {
