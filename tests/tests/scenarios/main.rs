@@ -9,6 +9,8 @@ mod bench;
 #[cfg(test)]
 mod bug_report;
 #[cfg(test)]
+mod canary;
+#[cfg(test)]
 mod conditions;
 #[cfg(test)]
 mod dashboards;

@@ -323,7 +323,63 @@ spec:
     let json: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
     let place = Place::with(&[("mesh.yaml", MESH), ("policy.yaml", policy), ("route.yaml", route)]);
-    assert!(!place.leno(&arguments).out.contains("Retry"), "the route decides alone");
+    let done = place.leno(&arguments);
+    assert!(!done.out.contains("\nretry "), "the route decides alone: {}", done.out);
+    let unused = "no effect Retry shop/page: the rule of the route decides about retries";
+    assert!(done.out.contains(unused), "{}", done.out);
+}
+
+/// A route that forwards to two services, with policies of the called service and of each backend.
+const FORWARDED: &str = r#"
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: called, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}], limits: {requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: called, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}], consecutive: 5}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: own, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews-v1}], consecutive: 3}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: called, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}], after: 50ms}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: own, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews-v2}], after: 70ms}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: second, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}], after: 90ms}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: slow, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}],
+        rules: [{matches: [{path: {value: /slow}}], delay: {time: 1s}}]}}
+"#;
+
+#[test]
+fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_not_apply() {
+    let place = Place::with(&[("mesh.yaml", MESH), ("policies.yaml", FORWARDED)]);
+    let url = "http://reviews:9080/reviews/1";
+    let done =
+        place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+    let told: Vec<&str> = done.out.lines().filter(|line| line.contains("shop/")).collect();
+    let told: Vec<&str> =
+        told.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
+    expect![[r#"
+        backend   shop/reviews-v1 port 9080, 90 % of such requests
+                  OutlierRemoval shop/own: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stay
+                  CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
+                  Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
+        no effect OutlierRemoval shop/called: the backend shop/reviews-v1 has its own: OutlierRemoval shop/own
+        no effect FaultInjection shop/slow: no rule of it matches this request
+        no effect Hedging shop/second: Hedging shop/called decides at shop/reviews port 9080
+                  shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
+        backend   shop/reviews-v2 port 9080, 10 % of such requests
+                  OutlierRemoval shop/called: removes an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stay
+                  CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
+                  Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
+        no effect FaultInjection shop/slow: no rule of it matches this request
+        no effect Hedging shop/own: the called service shop/reviews has its own: Hedging shop/called
+        no effect Hedging shop/second: Hedging shop/called decides at shop/reviews port 9080
+                  shop/reviews-v2-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews"#]].assert_eq(&told.join("\n"));
 }
 
 #[test]

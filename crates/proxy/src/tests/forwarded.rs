@@ -147,7 +147,7 @@ fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
             let mut client = Client::connect(canary.mesh.door).await;
             assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
         }
-        drop(waiting.pop());
+        waiting.pop().unwrap().abandon();
         until(|| canary.mesh.client.ended() == 9).await;
         Client::connect(canary.mesh.door).await.send(GET).await;
         until(|| one.accepted.get() + two.accepted.get() == 4).await;

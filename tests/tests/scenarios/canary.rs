@@ -1,0 +1,280 @@
+//! Policies of a service that a canary route forwards to others, through real sidecars.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config};
+use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port, get, leno};
+use serde_json::Value;
+
+/// The service `api` with a route to `api-v1` and `api-v2`, each with instances of its own.
+struct Canary {
+    mesh: Mesh,
+    door: SocketAddr,
+}
+
+const BOTH: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
+
+/// A route of each kind that forwards everything to these services, by weight.
+fn route(kind: &str, backends: &[(&str, u32)]) -> String {
+    let port = if kind == "TrafficSplit" { "" } else { ", port: 9080" };
+    let field = if kind == "TrafficSplit" { "service" } else { "name" };
+    let backends: Vec<String> = backends
+        .iter()
+        .map(|(name, weight)| format!("{{{field}: {name}{port}, weight: {weight}}}"))
+        .collect();
+    let backends = backends.join(", ");
+    let (version, spec) = match kind {
+        "TrafficSplit" => {
+            ("split.smi-spec.io/v1alpha4", format!("{{service: api, backends: [{backends}]}}"))
+        }
+        kind => {
+            let parent = "parentRefs: [{group: \"\", kind: Service, name: api}]";
+            let version = if kind == "TCPRoute" { "v1alpha2" } else { "v1" };
+            let version = match version {
+                "v1" => "gateway.networking.k8s.io/v1",
+                _ => "gateway.networking.k8s.io/v1alpha2",
+            };
+            (version, format!("{{{parent}, rules: [{{backendRefs: [{backends}]}}]}}"))
+        }
+    };
+    format!(
+        "---\napiVersion: {version}\nkind: {kind}\nmetadata: {{name: api, namespace: shop}}\n\
+         spec: {spec}\n"
+    )
+}
+
+fn service(name: &str, selector: &str) -> String {
+    format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
+         spec: {{selector: {{{selector}}}, ports: [{{name: main, port: 9080, targetPort: main}}]}}\n"
+    )
+}
+
+fn policy(kind: &str, target: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\n\
+         metadata: {{name: of-{target}, namespace: shop}}\n\
+         spec: {{targetRefs: [{{kind: Service, name: {target}}}], {spec}}}\n"
+    )
+}
+
+/// `instances`: of which version each is, and the application there.
+fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
+    let door = free_port();
+    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("api", door)]);
+    for (number, (version, application)) in instances.iter().enumerate() {
+        write!(
+            manifests,
+            "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+             metadata: {{name: api-{number}, namespace: shop, labels: {{app: api, version: {version}}}}}\n\
+             spec: {{serviceAccount: api, ports: [{{name: main, port: {}, protocol: HTTP}}]}}\n",
+            application.port()
+        )
+        .expect("a String takes what is written");
+    }
+    manifests += &service("api", "app: api");
+    manifests += &service("api-v1", "app: api, version: v1");
+    manifests += &service("api-v2", "app: api, version: v2");
+    let mesh = Mesh::up(&(manifests + route + policies));
+    Canary { mesh, door: SocketAddr::from((Ipv4Addr::LOCALHOST, door)) }
+}
+
+impl Canary {
+    /// The status of a request, and the reason of the mesh.
+    fn verdict(&self, path: &str) -> (u16, Option<String>) {
+        let answer = get(self.door, path).expect("the door answers");
+        (answer.status, answer.reason().map(str::to_owned))
+    }
+
+    /// A request that an application holds; `received` counts those that reach one.
+    fn hold(&self, received: impl Fn() -> usize) -> Connection {
+        let before = received();
+        eventually("a request is held", PATIENCE, || {
+            let mut connection = Connection::open(self.door).expect("the door is open");
+            let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
+            connection.send(request).expect("it takes a request");
+            while received() == before {
+                // A request before it may still count for a moment: then this one is rejected.
+                if connection.stirs(Duration::from_millis(50)).expect("it is open") {
+                    return None;
+                }
+            }
+            Some(connection)
+        })
+        .0
+    }
+
+    fn check(&self) -> String {
+        let mut command = leno();
+        command.args(["check", "-f"]);
+        let output = command.arg(self.mesh.file("")).output().expect("leno runs");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    fn explained(&self) -> String {
+        let mut command = leno();
+        let url = "http://api:9080/";
+        command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
+        let output = command.arg(self.mesh.file("")).output().expect("leno runs");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// *In force* of a policy, and why not.
+    fn in_force(&self, kind: &str) -> (bool, String) {
+        let policies = self.mesh.ask("policies");
+        let policies = policies.as_array().expect("a list");
+        let found = policies.iter().find(|it| it["kind"] == kind && it["name"] == "shop/of-api");
+        let found = found.expect("the policy is listed");
+        let why = found["why"].as_str().unwrap_or_default();
+        (found["in_force"] == Value::Bool(true), why.to_owned())
+    }
+}
+
+/// An application that answers, but for `/hold`, and counts requests.
+fn holding() -> (Application, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let application = Application::start(move |request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        match request.what().1 {
+            "/hold" => Answer::Silence,
+            _ => Answer::ok("ok"),
+        }
+    });
+    (application, count)
+}
+
+#[test]
+fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind_of_route() {
+    for kind in ["HTTPRoute", "GRPCRoute", "TCPRoute", "TrafficSplit"] {
+        let ((v1, one), (v2, two)) = (holding(), holding());
+        let limit = policy("CircuitBreaker", "api", "limits: {requests: 2}");
+        let canary =
+            canary(&[("v1", &v1), ("v2", &v2)], &route(kind, &[BOTH[0], ("api-v2", 80)]), &limit);
+        assert!(canary.check().contains("0 warnings"), "{kind}: {}", canary.check());
+        assert_eq!(canary.in_force("CircuitBreaker"), (true, String::new()), "{kind}");
+        eventually("both backends answer", PATIENCE, || {
+            canary.verdict("/");
+            let both = one.load(Ordering::SeqCst) > 0 && two.load(Ordering::SeqCst) > 0;
+            both.then_some(())
+        });
+        let received = || one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
+        let held = [canary.hold(received), canary.hold(received)];
+        for _ in 0..6 {
+            let full = (503, Some("circuit-full".to_owned()));
+            assert_eq!(canary.verdict("/hold"), full, "{kind}");
+        }
+        drop(held);
+    }
+}
+
+#[test]
+fn faults_of_the_called_service_are_injected_before_a_route_chooses() {
+    let ((v1, one), (v2, two)) = (holding(), holding());
+    let spec = "rules: [{abort: {status: 500, percent: 50}}]";
+    let faults = policy("FaultInjection", "api", spec);
+    let canary = canary(&[("v1", &v1), ("v2", &v2)], &route("HTTPRoute", &BOTH), &faults);
+    let answers: Vec<_> = (0..200).map(|_| canary.verdict("/")).collect();
+    let injected = (500, Some("fault-injected".to_owned()));
+    let aborted = answers.iter().filter(|answer| **answer == injected).count();
+    assert!((60..=140).contains(&aborted), "{aborted} of 200");
+    let received = one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
+    assert_eq!(received, 200 - aborted);
+    assert!(canary.explained().contains("FaultInjection shop/of-api"), "{}", canary.explained());
+}
+
+#[test]
+fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures() {
+    let (v2, _) = (holding().0, ());
+    let failed = Arc::new(AtomicUsize::new(0));
+    let count = failed.clone();
+    let broken = Application::start(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Answer::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
+    });
+    let (well, _) = holding();
+    let policies = [
+        policy("OutlierRemoval", "api", "consecutive: 5, backOff: {base: 300s, jitterPercent: 0}"),
+        policy("LoadBalancing", "api", "algorithm: RoundRobin"),
+    ];
+    let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
+    let canary = canary(&instances, &route("HTTPRoute", &BOTH), &policies.concat());
+    // One connection is of one data thread, which counts for itself.
+    let mut connection = Connection::open(canary.door).expect("the door is open");
+    let statuses: Vec<u16> =
+        (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
+    assert_eq!(failed.load(Ordering::SeqCst), 5);
+    let removed = canary.mesh.leno(&["get", "removed"]);
+    let removed = String::from_utf8(removed.stdout).expect("text");
+    assert!(removed.contains("shop/api-0"), "{removed}");
+}
+
+#[test]
+fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backend() {
+    let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
+    let applications: Vec<Application> = (0..3).map(answer).collect();
+    let balancing = policy("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
+    let instances: Vec<(&str, &Application)> = applications.iter().map(|it| ("v1", it)).collect();
+    let canary = canary(&instances, &route("HTTPRoute", &[("api-v1", 1)]), &balancing);
+    let mut connection = Connection::open(canary.door).expect("the door is open");
+    let mut serves = |user: usize| {
+        let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
+        connection.send(request).expect("it takes a request");
+        connection.receive().expect("it is answered").body
+    };
+    let first: Vec<Vec<u8>> = (0..24).map(&mut serves).collect();
+    for _ in 0..4 {
+        let again: Vec<Vec<u8>> = (0..24).map(&mut serves).collect();
+        assert_eq!(again, first);
+    }
+    assert!(first.iter().any(|instance| *instance != first[0]), "users spread");
+    assert!(canary.explained().contains("LoadBalancing shop/of-api"), "{}", canary.explained());
+}
+
+#[test]
+fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
+    let mute = Application::start(|_| Answer::Silence);
+    let (well, _) = holding();
+    let hedging = policy("Hedging", "api", "after: 50ms");
+    let route = route("HTTPRoute", &[("api-v1", 1)]);
+    let canary = canary(&[("v1", &mute), ("v1", &well)], &route, &hedging);
+    let sidecar = canary.mesh.sidecar("shop/web-1");
+    eventually("a second attempt wins", PATIENCE, || {
+        assert_eq!(canary.verdict("/").0, 200);
+        (sidecar.metric("leno_hedges_won_total") > 0.0).then_some(())
+    });
+}
+
+#[test]
+fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
+    let ((v1, _), (v2, _)) = (holding(), holding());
+    let policies = [
+        policy("OutlierRemoval", "api", "consecutive: 5"),
+        policy("OutlierRemoval", "api-v1", "consecutive: 3"),
+        policy("OutlierRemoval", "api-v2", "consecutive: 3"),
+        policy("CircuitBreaker", "api", "limits: {requests: 2}"),
+    ];
+    let route = route("HTTPRoute", &BOTH);
+    let canary = canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
+    let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
+               has a policy of its own, such as OutlierRemoval shop/of-api-v2";
+    let checked = canary.check();
+    assert!(checked.contains(&format!("has no effect: {why}")), "{checked}");
+    assert!(checked.contains("1 warning"), "{checked}");
+    assert_eq!(canary.in_force("OutlierRemoval"), (false, why.to_owned()));
+    let explained = canary.explained();
+    for line in [
+        "CircuitBreaker shop/of-api: over all backends of the called service",
+        "OutlierRemoval shop/of-api-v1: ",
+        "OutlierRemoval shop/of-api: the backend shop/api-v1 has its own: OutlierRemoval shop/of-api-v1",
+    ] {
+        assert!(explained.contains(line), "{line}: {explained}");
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
