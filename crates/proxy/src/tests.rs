@@ -58,5 +58,6 @@ mod strictness;
 mod tap;
 mod tcp;
 mod telemetry;
+mod tolerance;
 mod tracing;
 mod upgrade;

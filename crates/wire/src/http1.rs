@@ -9,6 +9,7 @@ mod body;
 mod chunk_extension;
 mod field;
 mod malformed;
+mod mend;
 mod request;
 mod response;
 mod scan;
@@ -22,6 +23,7 @@ pub use body::{
 };
 pub use field::{Field, FieldName};
 pub use malformed::Malformed;
+pub use mend::{Mended, mend_response};
 pub use request::RequestHead;
 pub use response::{Answers, ResponseHead};
 pub use span::Span;

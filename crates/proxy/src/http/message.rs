@@ -6,7 +6,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use leno_wire::http1::{Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead};
+use leno_wire::http1::{
+    Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead, mend_response,
+};
 use leno_wire::link::ResetCode;
 
 use crate::buffers::{self, Size};
@@ -17,6 +19,8 @@ use crate::patience::within;
 pub(crate) struct Reader {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
+    /// The peer is an application without another sidecar: its responses are read as tolerantly as RFC 9112 allows.
+    pub(crate) is_tolerant: bool,
 }
 
 /// The writing half, with what was produced and not yet written.
@@ -46,7 +50,7 @@ pub(crate) enum ReadError {
 
 impl Reader {
     pub(crate) fn new(io: Io) -> Self {
-        Self { io, buffer: BytesMut::new() }
+        Self { io, buffer: BytesMut::new(), is_tolerant: false }
     }
 
     /// Waits for the first byte of the next message. False: an orderly end instead.
@@ -104,11 +108,38 @@ impl Reader {
         answers: Answers,
     ) -> Result<Bytes, ReadError> {
         loop {
-            match head.parse(&self.buffer, answers)? {
-                Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
-                Parsed::Partial => self.more_of_head().await?,
+            match head.parse(&self.buffer, answers) {
+                Ok(Parsed::Complete(length)) => return Ok(self.buffer.split_to(length).freeze()),
+                Ok(Parsed::Partial) => self.more_of_head().await?,
+                Err(malformed) => match self.mend(head, answers) {
+                    Some(bytes) => return Ok(bytes),
+                    None if self.is_tolerant && !self.holds_whole_head() => {
+                        self.more_of_head().await?;
+                    }
+                    None => return Err(malformed.into()),
+                },
             }
         }
+    }
+
+    /// Reads a head that breaks the rules in a way that recipients may read.
+    #[cold]
+    fn mend(&mut self, head: &mut ResponseHead, answers: Answers) -> Option<Bytes> {
+        let mended = Some(&self.buffer).filter(|_| self.is_tolerant);
+        let mended = mended.and_then(|bytes| mend_response(bytes))?;
+        let whole = Ok(Parsed::Complete(mended.head.len()));
+        if head.parse(&mended.head, answers) != whole {
+            return None;
+        }
+        self.buffer.advance(mended.length);
+        Some(mended.head.into())
+    }
+
+    /// True when no more bytes can make a head whole that is malformed so far.
+    #[cold]
+    fn holds_whole_head(&self) -> bool {
+        let ends = |end: &[u8]| self.buffer.windows(end.len()).any(|window| window == end);
+        ends(b"\n\n") || ends(b"\n\r\n") || self.buffer.len() > HEAD_BYTES_MAX
     }
 
     async fn more_of_head(&mut self) -> Result<(), ReadError> {

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use leno_wire::http1::{Answers, Parsed, ResponseHead, mend_response};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -95,8 +96,18 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
             let mut client = Client::connect(mesh.door).await;
             client.send(request(vector)).await;
             let answer = client.head().await.unwrap();
-            let verdict = answer.verdict();
-            assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
+            // The own application may break a rule in a way that its recipients may read.
+            let mut head = ResponseHead::default();
+            let is_mended = mend_response(&vector.bytes).is_some_and(|mended| {
+                head.parse(&mended.head, Answers::Other).is_ok_and(|it| it != Parsed::Partial)
+            });
+            match is_mended {
+                true => assert_eq!(answer.verdict(), (head.status, None), "{}", vector.name),
+                false => {
+                    let verdict = answer.verdict();
+                    assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
+                }
+            }
             let mut next = Client::connect(mesh.door).await;
             assert_eq!(next.ask(GET).await.text(), "ok", "{}", vector.name);
             assert_eq!(app.accepted.get(), 2, "{}: its connection was used again", vector.name);

@@ -300,7 +300,9 @@ pub(crate) async fn application(
         .map_err(|_| Reason::ConnectTimeout)??;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = worker.config.limits.body_stall_timeout;
-    Ok(Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted).at(place))
+    let mut connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted);
+    connection.reader.is_tolerant = true;
+    Ok(connection.at(place))
 }
 
 pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {

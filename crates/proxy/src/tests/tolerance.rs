@@ -1,0 +1,88 @@
+//! Issue 26: responses of one's own application are read as tolerantly as RFC 9112 allows; its sidecar cleans them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::fixture::{Application, Client, GET, Mesh, run};
+
+#[test]
+fn responses_of_the_own_application_are_cleaned() {
+    run(async {
+        for (response, status, body) in [
+            ("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n", 204, ""),
+            ("HTTP/1.1 304 Not Modified\r\nTransfer-Encoding: chunked\r\n\r\n", 304, ""),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2, 2\r\n\r\nok", 200, "ok"),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+                200,
+                "ok",
+            ),
+            ("HTTP/1.1 200\r\nX : a\r\n b\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
+            ("HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 200, "ok"),
+        ] {
+            let app = Application::answering(move |_| response.to_owned()).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..2 {
+                let answer = client.ask(GET).await;
+                assert_eq!((answer.status, answer.text()), (status, body), "{response}");
+                if status == 200 {
+                    let one = usize::from(answer.field("content-length").is_some());
+                    assert_eq!(answer.head.matches("ontent-").count(), one, "{}", answer.head);
+                }
+            }
+            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        }
+    });
+}
+
+#[test]
+fn responses_that_two_readers_understand_differently_are_rejected() {
+    run(async {
+        for response in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA\0: b\r\nContent-Length: 2\r\n\r\nok",
+        ] {
+            let app = Application::answering(move |_| response.to_owned()).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
+        }
+    });
+}
+
+#[test]
+fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing() {
+    run(async {
+        let served = Rc::new(Cell::new(0));
+        let count = served.clone();
+        let app = Application::start(move |mut client| {
+            let count = count.clone();
+            async move {
+                // The second request of a connection finds it closed.
+                for is_first in [true, false] {
+                    let Some(mut request) = client.head().await else { return };
+                    if client.body(&mut request).await.is_none() || !is_first {
+                        return;
+                    }
+                    count.set(count.get() + 1);
+                    let body = String::from_utf8(request.body).unwrap();
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                    client.send(head + &body).await;
+                }
+            }
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut client = Client::connect(mesh.door).await;
+        for method in ["GET", "PUT", "DELETE"] {
+            let request = format!("{method} / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
+            let answer = client.ask(&request).await;
+            assert_eq!((answer.status, answer.text()), (200, "abc"), "{method}");
+        }
+        assert_eq!(served.get(), 3);
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+    });
+}

@@ -1,0 +1,195 @@
+//! Heads of responses that break a rule of HTTP/1.1 in a way that its recipients may read, written anew by the rules.
+
+use super::HEAD_BYTES_MAX;
+
+/// A head that was written anew.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mended {
+    /// The head by the rules. It says `Connection: close`, because the end of the message is less certain than usual.
+    pub head: Vec<u8>,
+    /// The length of the received head.
+    pub length: usize,
+}
+
+/// Mends the head of a response at the start of `bytes`, for the sidecar of the application that sent it: it is the one that cleans
+/// responses. The result still has to be parsed, by the same rules as any other.
+///
+/// It takes lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields (§5.2), white space before
+/// a colon (§5.1), `Content-Length` that is repeated with one value or has leading zeros (§6.3), and drops `Content-Length` beside
+/// `Transfer-Encoding` (§6.3), and either in a 204, and `Transfer-Encoding` in a 304, which never have content (§6.1). `None` for
+/// anything else, and for a head that is not whole.
+#[must_use]
+pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
+    let (lines, length) = lines(bytes)?;
+    let (status_line, rest) = lines.split_first()?;
+    let fields = fields(rest)?;
+    let status = status_line.get(STATUS_AT..STATUS_END)?;
+    if status.starts_with(b"1") {
+        return None;
+    }
+    let is_chunked = is_chunked(&fields)?;
+    let content_length = content_length(&fields)?;
+    let mut head = status_line.to_vec();
+    if status_line.len() == STATUS_END {
+        head.push(b' ');
+    }
+    head.extend_from_slice(b"\r\n");
+    for (name, value) in &fields {
+        let (is_length, is_encoding) = (is_named(name, LENGTH), is_named(name, ENCODING));
+        if !is_length && !is_encoding {
+            line(&mut head, name, value);
+        }
+    }
+    match (is_chunked, content_length) {
+        _ if status == b"204" => {}
+        (true, _) if status == b"304" => {}
+        (true, _) => line(&mut head, ENCODING, b"chunked"),
+        (false, Some(length)) => line(&mut head, LENGTH, length.to_string().as_bytes()),
+        (false, None) => {}
+    }
+    head.extend_from_slice(b"connection: close\r\n\r\n");
+    Some(Mended { head, length })
+}
+
+/// The lines of a whole head without their ends, and its length.
+fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
+    let mut lines = Vec::new();
+    let mut length = 0_usize;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        length = length.saturating_add(line.len());
+        let line = line.strip_suffix(b"\n")?;
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if length > HEAD_BYTES_MAX {
+            return None;
+        }
+        if line.is_empty() {
+            return Some((lines, length));
+        }
+        lines.push(line);
+    }
+    None
+}
+
+/// Names and values; a folded one is one line with spaces.
+fn fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
+    let mut fields: Vec<(&[u8], Vec<u8>)> = Vec::new();
+    for line in lines {
+        if line.starts_with(b" ") || line.starts_with(b"\t") {
+            let (_, value) = fields.last_mut()?;
+            value.push(b' ');
+            value.extend_from_slice(line.trim_ascii());
+            continue;
+        }
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        let (name, value) = line.split_at_checked(colon)?;
+        let value = value.strip_prefix(b":").unwrap_or_default();
+        fields.push((name.trim_ascii_end(), value.trim_ascii().to_vec()));
+    }
+    Some(fields)
+}
+
+/// `None` where another coding than `chunked` is named.
+fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
+    let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING));
+    match (codings.next(), codings.next()) {
+        (None, _) => Some(false),
+        (Some((_, coding)), None) if coding.eq_ignore_ascii_case(b"chunked") => Some(true),
+        (Some(_), _) => None,
+    }
+}
+
+/// The one length that all fields and their lists name; `None` where they differ or are no numbers.
+fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
+    let mut found = None;
+    for (_, value) in fields.iter().filter(|(name, _)| is_named(name, LENGTH)) {
+        for length in value.split(|byte| *byte == b',') {
+            let length = length.trim_ascii();
+            if length.is_empty() || !length.iter().all(u8::is_ascii_digit) {
+                return None;
+            }
+            let length: u64 = std::str::from_utf8(length).ok()?.parse().ok()?;
+            if found.replace(length).is_some_and(|before| before != length) {
+                return None;
+            }
+        }
+    }
+    Some(found)
+}
+
+fn line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    for part in [name, b": ", value, b"\r\n"] {
+        head.extend_from_slice(part);
+    }
+}
+
+fn is_named(name: &[u8], known: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(known)
+}
+
+const LENGTH: &[u8] = b"content-length";
+const ENCODING: &[u8] = b"transfer-encoding";
+/// The place of the status in `HTTP/1.1 200 OK`.
+const STATUS_AT: usize = 9;
+const STATUS_END: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http1::{Answers, Parsed, ResponseHead};
+
+    /// The head that a strict reader gets, without `connection: close`.
+    fn mended(head: &str) -> Option<String> {
+        let received = format!("{head}left");
+        let mended = mend_response(received.as_bytes())?;
+        assert_eq!(mended.length, head.len());
+        let mut parsed = ResponseHead::default();
+        let strict = parsed.parse(&mended.head, Answers::Other);
+        assert_eq!(strict, Ok(Parsed::Complete(mended.head.len())), "{head}");
+        assert!(!parsed.keep_alive);
+        let text = String::from_utf8(mended.head).unwrap();
+        Some(text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())
+    }
+
+    #[test]
+    fn mends_what_recipients_may_read() {
+        for (head, expected) in [
+            (
+                "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n",
+                "HTTP/1.1 204 No Content\r\nA: b\r\n",
+            ),
+            ("HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n", "HTTP/1.1 204 X\r\n"),
+            ("HTTP/1.1 304 X\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 304 X\r\n"),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 5, 05\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: Chunked\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n",
+            ),
+            ("HTTP/1.1 200\r\nA : b\r\n c\r\n\r\n", "HTTP/1.1 200 \r\nA: b c\r\n"),
+            ("HTTP/1.1 200 OK\nA: b\n\n", "HTTP/1.1 200 OK\r\nA: b\r\n"),
+        ] {
+            assert_eq!(mended(head).as_deref(), Some(expected), "{head}");
+        }
+    }
+
+    #[test]
+    fn leaves_what_two_readers_would_understand_differently() {
+        for head in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n folded\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\r\n",
+        ] {
+            assert_eq!(mend_response(head.as_bytes()), None, "{head}");
+        }
+    }
+}
