@@ -7,7 +7,7 @@ use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 use crate::lookup::{Demand, Key, whole_elements};
 use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, PatternField};
-use crate::query::{decoded_text, parameter};
+use crate::query::{decoded_text, form_decoded, parameter};
 use crate::request::RequestView;
 
 pub(crate) use denial::DenialMatcher;
@@ -22,7 +22,7 @@ pub use crate::query::percent_decoded;
 /// * The header names `:authority` and `host` stand for the request's authority, as it was sent.
 ///   A repeated header is compared as one value joined by `", "`.
 /// * Of a repeated query parameter the first value counts. Names and values are percent-decoded
-///   before they are compared; `+` is a plus sign, and an invalid escape stands for itself.
+///   before they are compared; `+` is a space, and an invalid escape stands for itself.
 #[derive(Debug, Clone)]
 pub struct RequestMatcher {
     path: PathMatcher,
@@ -246,7 +246,7 @@ impl QueryMatcher {
             return false;
         };
         match &self.value {
-            Pattern::Literal(literal) => percent_decoded(value).eq(literal.bytes()),
+            Pattern::Literal(literal) => form_decoded(value).eq(literal.bytes()),
             pattern => decoded_text(value).is_some_and(|text| pattern.matches(&text)),
         }
     }

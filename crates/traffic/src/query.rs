@@ -8,7 +8,7 @@ use crate::spelling::{decoded_throughout, folded_case, is_blank};
 pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
-        percent_decoded(encoded).eq(name.bytes()).then_some(value)
+        form_decoded(encoded).eq(name.bytes()).then_some(value)
     })
 }
 
@@ -89,19 +89,32 @@ fn decoded(encoded: &str, plus: Plus) -> String {
 
 /// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.
 pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
-    if !encoded.contains('%') {
+    if !encoded.contains(['%', '+']) {
         return Some(Cow::Borrowed(encoded));
     }
-    String::from_utf8(percent_decoded(encoded).collect()).ok().map(Cow::Owned)
+    String::from_utf8(form_decoded(encoded).collect()).ok().map(Cow::Owned)
 }
 
 /// RFC 3986, section 2.1: `%` and two hexadecimal digits are one byte.
 pub fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
+    bytes_of::<b'+'>(encoded)
+}
+
+/// The same in a query, where forms write `+` for a space (WHATWG URL, *application/x-www-form-urlencoded parsing*).
+pub(crate) fn form_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
+    bytes_of::<b' '>(encoded)
+}
+
+fn bytes_of<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     let mut rest = encoded.as_bytes();
     std::iter::from_fn(move || match *rest {
         [b'%', high, low, ref after @ ..] if hex(high).is_some() && hex(low).is_some() => {
             rest = after;
             Some(hex(high)? << 4 | hex(low)?)
+        }
+        [b'+', ref after @ ..] => {
+            rest = after;
+            Some(PLUS)
         }
         [byte, ref after @ ..] => {
             rest = after;
