@@ -44,6 +44,7 @@ mod prometheus;
 mod published_holes;
 #[cfg(test)]
 mod rejections;
+mod resilience;
 #[cfg(test)]
 mod seeing;
 #[cfg(test)]

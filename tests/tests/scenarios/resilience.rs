@@ -1,0 +1,215 @@
+//! A machine in everyday trouble: blocked outputs, signals, files that are away, killed meshes.
+#![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
+
+use std::io::{BufRead as _, BufReader, PipeReader, pipe};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use leno_tests::{Application, Connection, Mesh, eventually, free_port, get, leno, manifest};
+use leno_tests::{is_root, signal_pid};
+use rustix::process::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// `leno up` with both outputs in one pipe, for a reader that may stop reading.
+struct Piped {
+    up: Child,
+    reader: BufReader<PipeReader>,
+    _directory: tempfile::TempDir,
+}
+
+impl Piped {
+    fn up(manifests: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("mesh.yaml"), manifests).unwrap();
+        let (reader, writer) = pipe().unwrap();
+        let mut command = leno();
+        command.arg("up").arg("-f").arg(directory.path().join("mesh.yaml"));
+        command.arg("--data").arg(directory.path().join("data")).args(["--access-log", "json"]);
+        let up = command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().unwrap())
+            .stderr(writer)
+            .spawn()
+            .unwrap();
+        // The command has kept the writing end.
+        drop(command);
+        let mut piped = Self { up, reader: BufReader::new(reader), _directory: directory };
+        let mut line = String::new();
+        while !line.contains("The mesh is up") {
+            line.clear();
+            assert!(piped.reader.read_line(&mut line).unwrap() > 0, "leno up has ended");
+        }
+        piped
+    }
+
+    fn wait(&mut self) -> std::process::ExitStatus {
+        eventually("leno up ends", PATIENCE, || self.up.try_wait().unwrap()).0
+    }
+}
+
+impl Drop for Piped {
+    fn drop(&mut self) {
+        drop(self.up.kill());
+        drop(self.up.wait());
+    }
+}
+
+#[test]
+fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
+    let (application, door) = (Application::echo(), free_port());
+    let mut mesh = Piped::up(&manifest("", application.port(), door, "permissive"));
+    let mut connection =
+        eventually("the door", PATIENCE, || Connection::open(loopback(door)).ok()).0;
+    // Their lines in the access log are more than the pipe and all queues hold.
+    for _ in 0..6000 {
+        assert_eq!(connection.get("/").unwrap().status, 200);
+    }
+    signal_pid(mesh.up.id(), Signal::TERM);
+    assert!(mesh.wait().success());
+}
+
+#[test]
+fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
+    let (application, door) = (Application::echo(), free_port());
+    let mut mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    let mut connection = Connection::open(loopback(door)).unwrap();
+    let sidecar = mesh.sidecar("bookinfo/client-1").pid;
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::ALARM] {
+        for pid in [mesh.up.pid(), sidecar] {
+            signal_pid(pid, signal);
+            assert_eq!(connection.get("/").unwrap().status, 200, "{signal:?}");
+        }
+    }
+    mesh.up.wait_for_line("SIGHUP: the files are read again", PATIENCE);
+    assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
+    mesh.up.signal(Signal::QUIT);
+    assert!(mesh.up.wait(PATIENCE).success());
+}
+
+#[test]
+fn configuration_that_is_away_is_reported_and_deletes_nothing() {
+    let (application, door) = (Application::echo(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    let directory = mesh.file("").parent().unwrap().join("mesh");
+    let away = directory.with_file_name("away");
+    std::fs::rename(&directory, &away).unwrap();
+    eventually("a finding", PATIENCE, || {
+        let status = mesh.leno(&["status"]);
+        let text = String::from_utf8_lossy(&status.stdout).into_owned();
+        (text.contains(&*directory.to_string_lossy()) && !status.status.success()).then_some(())
+    });
+    assert_eq!(get(loopback(door), "/").unwrap().status, 200);
+    std::fs::rename(&away, &directory).unwrap();
+    eventually("no finding", PATIENCE, || mesh.leno(&["status"]).status.success().then_some(()));
+    mesh.remove("mesh.yaml");
+    eventually("the door closes", PATIENCE, || Connection::open(loopback(door)).err());
+}
+
+/// `leno up --netns` in network and mount namespaces of its own.
+fn netns(directory: &std::path::Path) -> Command {
+    let script = "ip link set lo up && mkdir -p /run/netns /run/leno && mount -t tmpfs tmpfs /run/netns \
+                  && mount -t tmpfs tmpfs /run/leno && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-n", "-m", "sh", "-c", script, "sh", "python3", "-c", KILLED]);
+    command.arg(leno().get_program()).arg(directory);
+    command
+}
+
+/// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that
+/// one, removes the leftovers, and shows what is left.
+const KILLED: &str = r#"
+import os, subprocess, sys
+leno, directory = sys.argv[1:]
+def start():
+    up = subprocess.Popen([leno, "up", "-f", directory + "/mesh.yaml", "--netns", "--data", directory + "/data"],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    seen = ""
+    for line in up.stdout:
+        seen += line
+        if "The mesh is up" in line:
+            return up
+    sys.exit("no mesh: " + seen)
+def left():
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    return [l.split(":")[1].strip() for l in links.splitlines() if ": l" in l and ": lo:" not in l] + spaces.split()
+first = start()
+first.kill()                       # not waited for: a zombie
+second = start()
+print("first left", [l for l in left() if str(first.pid) in l])
+second.kill()
+clean = subprocess.run([leno, "up", "--clean"], capture_output=True, text=True)
+print(clean.stdout, clean.stderr, clean.returncode)
+print("second left", [l for l in left() if str(second.pid) in l])
+third = start()
+third.terminate()
+print("stopped", third.wait(), [l for l in left() if str(third.pid) in l])
+"#;
+
+#[test]
+fn a_killed_mesh_of_namespaces_does_not_keep_the_next_one_from_starting() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+                    metadata: {name: a-1, namespace: shop}\nspec: {serviceAccount: a}\n";
+    std::fs::write(directory.path().join("mesh.yaml"), workload).unwrap();
+    let began = Instant::now();
+    let output = netns(directory.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let context = (text.clone(), String::from_utf8_lossy(&output.stderr).into_owned());
+    for line in ["first left []", "second left []", "stopped 0 []"] {
+        assert!(text.contains(line), "{line}: {context:?} after {:?}", began.elapsed());
+    }
+}
+
+/// A server and a client in one namespace: it asks for the service that it is a member of.
+const OWN: &str = r#"
+import http.server, threading, time, urllib.request
+server = http.server.HTTPServer(("127.0.0.1", 9000), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+while True:
+    try:
+        print("own service", opener.open("http://own.shop:9000/", timeout=5).status, flush=True)
+    except OSError as error:
+        print("no answer", error, flush=True)
+    time.sleep(0.2)
+"#;
+
+#[test]
+fn a_workload_in_a_namespace_reaches_its_own_service() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let command = OWN.replace('\n', "\n    ");
+    let manifests = format!(
+        "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: own-1, namespace: shop, labels: {{app: own}}}}
+spec:
+  serviceAccount: own
+  ports: [{{port: 9000, protocol: HTTP}}]
+  run:
+  - python3
+  - \"-c\"
+  - |
+    {command}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: own, namespace: shop}}
+spec: {{selector: {{app: own}}, ports: [{{name: http, port: 9000}}]}}
+"
+    );
+    let subnet = "10.55.0.0/16";
+    let mesh = Mesh::up_with(&manifests, &["--netns", "--netns-subnet", subnet]);
+    mesh.up.wait_for_line("own service 200", PATIENCE);
+}
