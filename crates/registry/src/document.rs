@@ -1,5 +1,6 @@
 //! Documents: YAML text becomes trees of nodes that know their line and column, within bounds.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
@@ -15,13 +16,85 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
         let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
         return Err(Unreadable::bound(Mark::START, problem, "split the file"));
     }
-    let mut builder = Builder::default();
+    let mut text = without_surrogates(text);
+    let mut bytes_left = REREAD_BYTES_MAX;
+    loop {
+        let mut builder = Builder::default();
+        let Some(error) = read_into(&mut builder, &text)? else {
+            return Ok(builder.documents);
+        };
+        // The text is read again: nothing before the tab changes.
+        let corrected = with_spaces(&text, &error);
+        match (corrected, bytes_left.checked_sub(text.len())) {
+            (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
+            _ => return Err(Unreadable::syntax(&error)),
+        }
+    }
+}
+
+/// Reads a text, up to an error of its syntax.
+fn read_into(builder: &mut Builder, text: &str) -> Result<Option<ScanError>, Unreadable> {
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
-        let (event, span) = event.map_err(|error| Unreadable::syntax(&error))?;
-        builder.take(event, Mark::of(span))?;
+        match event {
+            Ok((event, span)) => builder.take(event, Mark::of(span))?,
+            Err(error) => return Ok(Some(error)),
+        }
     }
-    Ok(builder.documents)
+    Ok(None)
+}
+
+/// The text with spaces in place of the tabs behind a colon, if these are what the parser does not
+/// take. YAML 1.2 (6.2, 8.2.2) allows them.
+fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
+    if !error.info().starts_with(TAB_AFTER_COLON) {
+        return None;
+    }
+    let (at, _) = text.char_indices().nth(error.marker().index())?;
+    let (before, after) = text.split_at_checked(at)?;
+    let key = before.trim_end_matches(['\t', ' ']);
+    let blanks = before.len().checked_sub(key.len())?;
+    before.ends_with('\t').then(|| [key, &" ".repeat(blanks), after].concat())
+}
+
+/// JSON writes a character beyond the first plane as two escapes (RFC 8259, 7), YAML as one. A text
+/// that begins with a bracket is JSON, or has neither.
+fn without_surrogates(text: &str) -> Cow<'_, str> {
+    if !text.trim_start().starts_with(['{', '[']) || !text.contains("\\u") {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        out.push_str(before);
+        let unit = |at: usize| {
+            let digits = escape.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+            u16::from_str_radix(digits, 16).ok()
+        };
+        let units = [unit(0), unit(UNIT_BYTES)];
+        let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
+        let length = match decoded {
+            Some(Ok(character)) if character.len_utf16() == 2 => {
+                out.push_str(&format!("\\U{:08X}", u32::from(character)));
+                2 * UNIT_BYTES
+            }
+            // Half a pair means no character.
+            Some(Err(_)) => {
+                out.push_str("\\uFFFD");
+                UNIT_BYTES
+            }
+            Some(Ok(_)) | None => {
+                // An escape, whole: the second of two backslashes begins none.
+                let length = escape.chars().take(2).map(char::len_utf8).sum();
+                out.push_str(escape.get(..length).unwrap_or_default());
+                length
+            }
+        };
+        rest = escape.get(length..).unwrap_or_default();
+    }
+    out.push_str(rest);
+    out.into()
 }
 
 /// A value and where it starts.
@@ -295,9 +368,39 @@ const DEPTH_MAX: usize = 64;
 /// What anchors and aliases may copy in one file: a few "billion laughs" stay a smile.
 const COPIED_BYTES_MAX: usize = 1 << 20;
 
+/// The parser's complaint about a tab behind a colon.
+const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
+/// The most bytes of one file that are read again because of tabs.
+const REREAD_BYTES_MAX: usize = 64 << 20;
+/// The length of `\uXXXX`.
+const UNIT_BYTES: usize = 6;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tabs_behind_a_colon_are_white_space() {
+        let text = "kind:\tService\nmetadata:\t{name: \ta}\ntext:\t|\n  a:\tb\nlast:\t\tz # end\n";
+        let shown = format!("{:?}", documents(text).unwrap()[0].value);
+        for value in ["Service", "a:\\tb\\n", "\"z\""] {
+            assert!(shown.contains(value), "{value}: {shown}");
+        }
+    }
+
+    #[test]
+    fn json_has_characters_beyond_the_first_plane_in_two_escapes() {
+        for (json, text) in [
+            (r#"{"a": "\ud83d\ude00"}"#, "\u{1F600}"),
+            (r#"{"a": "x\uD83D\uDE00y\u00e9"}"#, "x\u{1F600}y\u{e9}"),
+            (r#"{"a": "\ud83d"}"#, "\u{FFFD}"),
+            (r#"{"a": "\\ud83d\\ude00"}"#, r"\\ud83d\\ude00"),
+            (r#"{"a": "\"\ud83d\ude00"}"#, "\\\"\u{1F600}"),
+        ] {
+            let shown = format!("{:?}", documents(json).unwrap()[0].value);
+            assert!(shown.contains(text), "{json}: {shown}");
+        }
+    }
 
     fn only(text: &str) -> Node {
         let mut documents = documents(text).unwrap();
