@@ -72,7 +72,7 @@ fn items_become_policies_or_are_told_of() {
     }
     let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
     let foretold = place.leno(&check).out;
-    assert!(foretold.contains("as RateLimit shop/checkout, but: "), "{foretold}");
+    assert!(foretold.contains("is RateLimit shop/checkout, but: "), "{foretold}");
     let new = std::fs::read_to_string(place.path().join("new/items.yaml")).expect("a file");
     let (objects, rejected) = leno_registry::read_str("new", &new);
     assert_eq!((objects.len(), rejected), (5, Vec::new()), "{new}");
