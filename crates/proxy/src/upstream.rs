@@ -67,6 +67,8 @@ pub(crate) enum Lease {
 pub(crate) struct Application {
     address: SocketAddr,
     speaks: Speaks,
+    /// It is none of this sidecar's: nothing is known of its ports.
+    is_outside: bool,
     pool: Pool,
     http2: Http2Pool,
 }
@@ -250,7 +252,13 @@ impl Drop for Upstream {
 
 impl Application {
     pub(crate) fn new(address: SocketAddr, speaks: Speaks) -> Self {
-        Self { address, speaks, pool: Pool::default(), http2: Http2Pool::default() }
+        let (pool, http2) = (Pool::default(), Http2Pool::default());
+        Self { address, speaks, is_outside: false, pool, http2 }
+    }
+
+    /// A server outside the mesh, which speaks HTTP/1.1.
+    pub(crate) fn outside(address: SocketAddr) -> Self {
+        Self { is_outside: true, ..Self::new(address, Speaks::Http1) }
     }
 
     /// True when the application is at this address.
@@ -276,7 +284,7 @@ impl Application {
     /// Waits for an application that starts, and rejects a port that another process holds.
     async fn permit(&self, worker: &Worker) -> Result<(), Reason> {
         let application = &worker.world.application;
-        if !application.may_be_closed() {
+        if self.is_outside || !application.may_be_closed() {
             return Ok(());
         }
         Box::pin(application.permit(self.address.port(), START_PATIENCE)).await

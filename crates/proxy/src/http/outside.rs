@@ -10,7 +10,7 @@ use leno_traffic::Way;
 use super::request::{Aim, Request};
 use super::route::{self, Bound, Destination};
 use crate::session::Session;
-use crate::upstream::{Application, Speaks};
+use crate::upstream::Application;
 
 /// Where a request goes that its client sends to an address outside: there, if a policy names its host,
 /// or lets out whatever goes to that address.
@@ -30,7 +30,7 @@ pub(crate) fn route(
     let mut known = session.outside.borrow_mut();
     let there = match known.take().filter(|it| it.is_at(at)) {
         Some(there) => there,
-        None => Rc::new(Application::new(at, Speaks::Http1)),
+        None => Rc::new(Application::outside(at)),
     };
     *known = Some(there.clone());
     Ok(Bound::to(Arc::clone(&scene), Destination::Application(there)))
@@ -78,8 +78,12 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
         (Ok(_), false) => Err(Reason::UnknownService),
         (Ok(_), true) if is_of_cluster(host) => Err(Reason::UnknownService),
         (Err(_), false) => Err(Reason::EgressDenied),
-        (Ok(_) | Err(_), true) => {
-            Box::pin(address_of(session, host, port)).await.map(Named::Outside)
+        (service, true) => {
+            let found = Box::pin(address_of(session, host, port)).await;
+            // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
+            let found =
+                found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
+            Ok(Named::Outside(found))
         }
     }
 }

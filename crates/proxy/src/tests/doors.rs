@@ -3,6 +3,7 @@
 use leno_model::{Access, Egress, Protocol, WorkloadPlan};
 
 use super::fixture::{Application, Client, End, GET, Mesh, Setup, plan, run, until, view};
+use crate::application_ports::{PortState, PortStates};
 use crate::session::Entrance;
 
 /// Answers with the request's own head.
@@ -111,6 +112,9 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
         let outside = mirror().await;
         let mesh = Mesh::permissive(mirror().await.address).await;
         let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        // The state of its own application has no effect on what is outside.
+        let states = PortStates { otherwise: PortState::Down, ..PortStates::default() };
+        mesh.client.worker.world.application.set(states);
         let port = outside.address.port();
         let mut client = Client::connect(proxy).await;
         for host in ["127.0.0.1", "localhost"] {
