@@ -41,6 +41,8 @@ mod peers;
 #[cfg(test)]
 mod prometheus;
 #[cfg(test)]
+mod protocols;
+#[cfg(test)]
 mod published_holes;
 #[cfg(test)]
 mod rejections;

@@ -1,0 +1,110 @@
+//! Clients and applications keep the meaning of their protocol through the mesh: rejections, half-close, GOAWAY.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::manifests::{client, mesh_config, server_of};
+use leno_tests::{Answer, Application, Mesh, Nginx, Program, eventually, free_port, leno};
+use serde_json::Value;
+
+/// The output of curl, which speaks HTTP/2 with prior knowledge: the head and the body.
+fn curl(arguments: &[&str]) -> String {
+    let output = Command::new("curl")
+        .args(["-s", "-i", "--max-time", "20", "--http2-prior-knowledge"])
+        .args(arguments)
+        .output()
+        .expect("curl runs");
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Finding F4: strict mode, and no policy lets the client call the service.
+#[test]
+fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
+    let application = Application::start(|_| Answer::ok("ok"));
+    let protocols = ["HTTP", "HTTP2", "GRPC", ""];
+    let doors = protocols.map(|_| free_port());
+    let names = ["http", "http2", "grpc", "undeclared"];
+    let mut manifests = mesh_config("strict");
+    for (name, protocol) in names.iter().zip(protocols) {
+        manifests += &server_of(name, (application.port(), protocol), &[]);
+    }
+    let pairs: Vec<_> = names.into_iter().zip(doors).collect();
+    manifests += &client("web", &[], &pairs);
+    let _mesh = Mesh::up(&manifests);
+    for (name, door) in pairs {
+        let url = format!("http://127.0.0.1:{door}/shop.Cart/Add");
+        let page = curl(&[&url]);
+        assert!(page.starts_with("HTTP/2 403"), "{name}: {page}");
+        assert!(page.contains("leno-reason: denied-outbound;"), "{name}: {page}");
+        let call =
+            curl(&["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "", &url]);
+        assert!(
+            call.starts_with("HTTP/2 200") && call.contains("grpc-status: 7\r"),
+            "{name}: {call}"
+        );
+    }
+}
+
+/// A mesh of one server and its client, and the client's listener.
+fn pair(port: u16, protocol: &str) -> (Mesh, u16) {
+    let door = free_port();
+    let manifests = mesh_config("permissive")
+        + &server_of("app", (port, protocol), &[])
+        + &client("web", &[], &[("app", door)]);
+    (Mesh::up(&manifests), door)
+}
+
+/// Case f01.
+#[test]
+fn a_client_that_ends_its_direction_gets_its_answer() {
+    let application = Application::start(|request| match request.what().1 {
+        "/late" => {
+            std::thread::park_timeout(Duration::from_millis(300));
+            Answer::ok("late")
+        }
+        _ => Answer::ok("ok"),
+    });
+    let (_mesh, door) = pair(application.port(), "HTTP");
+    for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
+        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, door)).expect("a listener");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        client.write_all(request.as_bytes()).expect("sent");
+        client.shutdown(Shutdown::Write).expect("a connection");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("an orderly end");
+        assert!(answer.ends_with("late"), "{request}: {answer}");
+    }
+}
+
+/// Case f02, with a server that ends a connection of HTTP/2 after 20 requests.
+#[test]
+fn no_request_fails_when_nginx_ends_its_connections() {
+    let port = free_port();
+    let nginx = Nginx::prepare(&format!(
+        "location / {{ return 200 ok; }} }}
+         server {{
+           listen 127.0.0.1:{port} http2;
+           keepalive_requests 20;
+           location / {{ return 200 hello; }}"
+    ));
+    let [binary, arguments @ ..] = nginx.command();
+    let _running = Program::start("nginx", Command::new(binary).args(arguments));
+    eventually("nginx listens", Duration::from_secs(20), || {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
+    });
+    let (_mesh, door) = pair(port, "HTTP2");
+    let url = format!("http://127.0.0.1:{door}/");
+    for more in [&["--method", "GET"][..], &["--body", "a message"]] {
+        let output = leno()
+            .args(["load", "-c", "8", "-n", "1000", "-o", "json"])
+            .args(more)
+            .arg(&url)
+            .output()
+            .expect("leno runs");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        assert_eq!(report["statuses"], serde_json::json!({"200": 1000}), "{more:?} {report:#}");
+    }
+}
