@@ -1,5 +1,6 @@
 //! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -24,12 +25,13 @@ pub(crate) struct DataArgs {
 /// Where the user's files belong, from the environment; nothing to type.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HomeArgs {
+    // Text, because a path of clap's must not be empty: empty is unset (the XDG specification).
     #[arg(long, env = "XDG_STATE_HOME", hide = true)]
-    state_home: Option<PathBuf>,
+    state_home: Option<OsString>,
     #[arg(long, env = "XDG_CACHE_HOME", hide = true)]
-    cache_home: Option<PathBuf>,
+    cache_home: Option<OsString>,
     #[arg(long, env = "HOME", hide = true)]
-    user_home: Option<PathBuf>,
+    user_home: Option<OsString>,
 }
 
 impl DataArgs {
@@ -75,11 +77,12 @@ impl HomeArgs {
         cache.context("there is no home directory: say where to keep what is built")
     }
 
-    fn directory(&self, xdg: &Option<PathBuf>, in_home: &str) -> Option<PathBuf> {
+    fn directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
         // The XDG specification: a relative path is to be ignored.
-        let xdg = xdg.as_ref().filter(|path| path.is_absolute());
-        let home = || Some(self.user_home.as_ref()?.join(in_home));
-        Some(xdg.cloned().or_else(home)?.join("leno"))
+        let xdg = xdg.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
+        let home = self.user_home.as_ref().filter(|home| !home.is_empty());
+        let home = || Some(Path::new(home?).join(in_home));
+        Some(xdg.or_else(home)?.join("leno"))
     }
 }
 
@@ -331,9 +334,9 @@ mod tests {
     #[test]
     fn files_are_kept_where_the_user_keeps_them() {
         let home = |xdg: Option<&str>, user_home: Option<&str>| HomeArgs {
-            state_home: xdg.map(PathBuf::from),
-            cache_home: xdg.map(PathBuf::from),
-            user_home: user_home.map(PathBuf::from),
+            state_home: xdg.map(OsString::from),
+            cache_home: xdg.map(OsString::from),
+            user_home: user_home.map(OsString::from),
         };
         let in_home = (Some("/home/a/.local/state/leno"), Some("/home/a/.cache/leno"));
         for (args, (state, cache)) in [
