@@ -1,7 +1,7 @@
 //! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner opens.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Taps};
-use leno_listen::Source;
+use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
 use leno_telemetry::{Form, Names};
@@ -57,7 +57,7 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, St
 }
 
 async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
-    let stream = UnixStream::connect(socket).await?;
+    let stream = UnixStream::connect(SocketPath::of(socket)?).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::builder().method(method).uri(path).header(HOST, "leno");
@@ -83,7 +83,7 @@ pub async fn follow<E: From<io::Error>>(
     path: &str,
     mut each: impl FnMut(&str) -> Result<bool, E>,
 ) -> Result<Result<(), (u16, String)>, E> {
-    let stream = UnixStream::connect(socket).await?;
+    let stream = UnixStream::connect(SocketPath::of(socket)?).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::get(path).header(HOST, "leno").body(Empty::<Bytes>::new());
@@ -118,7 +118,7 @@ pub async fn follow<E: From<io::Error>>(
 
 /// Opens the socket for its owner only, in place of one that nobody listens on any more.
 pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
-    if UnixStream::connect(path).await.is_ok() {
+    if UnixStream::connect(SocketPath::of(path)?).await.is_ok() {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another control plane runs with this data directory: stop it, or use another one",
@@ -128,8 +128,12 @@ pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // The directory is only its owner's, so that nobody is faster than the permissions.
-    let listener = UnixListener::bind(path)?;
+    bind(path)
+}
+
+/// The directory is only its owner's: no other user is faster than the permissions.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(SocketPath::of(path)?)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -141,9 +145,62 @@ pub(crate) async fn serve(
     admin: Arc<Admin>,
     stop: watch::Receiver<bool>,
 ) {
-    serve_all(listener, CONNECTIONS_MAX, admin, stop).await;
+    let mut listener = listener;
+    let mut ended = stop.clone();
+    // A removed socket is made again. Answers in progress on the old one are given up.
+    loop {
+        let problem = tokio::select! {
+            () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,
+            () = removed(&path) => bind_again(&path, &mut ended).await,
+        };
+        match problem {
+            Some(bound) => listener = bound,
+            None => break,
+        }
+    }
     std::fs::remove_file(&path).ok();
 }
+
+/// Returns when the path of the socket is missing, or another file's.
+async fn removed(path: &Path) {
+    let identity = || {
+        let found = std::fs::symlink_metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let ours = identity();
+    while ours.is_some() && identity() == ours {
+        tokio::time::sleep(SOCKET_LOOK_EVERY).await;
+    }
+}
+
+/// Binds the socket again as soon as that is possible; `None` when the control plane ends before.
+async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
+    let mut is_reported = false;
+    loop {
+        if let Some(directory) = path.parent() {
+            // A data directory that was removed as a whole is made again, for its owner only.
+            drop(std::fs::DirBuilder::new().mode(0o700).recursive(true).create(directory));
+        }
+        match bind(path) {
+            Ok(listener) => {
+                tracing::warn!(path = %path.display(), "the admin socket was removed; it is made again");
+                return Some(listener);
+            }
+            Err(error) if !is_reported => {
+                tracing::warn!(path = %path.display(), %error, "the admin socket cannot be made again yet");
+                is_reported = true;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = tokio::time::sleep(SOCKET_LOOK_EVERY) => {}
+            _ = stop.wait_for(|stopped| *stopped) => return None,
+        }
+    }
+}
+
+/// The time between two looks for the admin socket.
+const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
 
 impl Answering for Admin {
     type Body = Either<Full<Bytes>, Lines>;

@@ -10,6 +10,7 @@ mod accept;
 mod admission;
 mod concurrency;
 mod handshake;
+mod socket_path;
 mod source;
 mod table;
 
@@ -17,5 +18,6 @@ pub use accept::{Accept, Listener};
 pub use admission::{Admission, Answering, Evicted, HalfOpen};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset, shake_hands};
+pub use socket_path::SocketPath;
 pub use source::Source;
 pub use table::Bounds;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use leno_kubernetes::node::{Interception, Node};
-use leno_listen::Listener;
+use leno_listen::{Listener, SocketPath};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -78,7 +78,8 @@ impl NodeArgs {
         }
         // Of an agent that was here before.
         std::fs::remove_file(&self.socket).ok();
-        let listener = UnixListener::bind(&self.socket)
+        let listener = SocketPath::of(&self.socket)
+            .and_then(UnixListener::bind)
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
         // Container runtimes call plugins as root.
         std::fs::set_permissions(&self.socket, Permissions::from_mode(0o600))?;

@@ -1,0 +1,61 @@
+//! Paths of Unix sockets: an address has room for 107 bytes, a path may be longer.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+
+/// A path that fits into the address of a Unix socket, as long as this value lives.
+#[derive(Debug)]
+pub struct SocketPath {
+    path: PathBuf,
+    /// The directory of a socket with a long path: its descriptor stands for it.
+    _directory: Option<File>,
+}
+
+impl SocketPath {
+    /// The path itself where it is short, else one through the descriptor of its directory.
+    ///
+    /// # Errors
+    /// When the directory cannot be opened.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
+            return Ok(Self { path: path.to_owned(), _directory: None });
+        }
+        let directory = File::open(path.parent().unwrap_or(Path::new("/")))?;
+        let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+        let path = short.join(path.file_name().unwrap_or(OsStr::new("")));
+        Ok(Self { path, _directory: Some(directory) })
+    }
+}
+
+impl AsRef<Path> for SocketPath {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// `sun_path` of unix(7) without the zero at its end.
+const ADDRESS_BYTES_MAX: usize = 107;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_may_have_a_path_of_any_length() {
+        let root = std::env::temp_dir().join(format!("leno-socket-path-{}", std::process::id()));
+        for length in [1, 60, 107, 200] {
+            let directory = root.join("d".repeat(length)).join("e".repeat(length));
+            std::fs::create_dir_all(&directory).unwrap();
+            let path = directory.join("control.sock");
+            let _listener = UnixListener::bind(SocketPath::of(&path).unwrap()).unwrap();
+            UnixStream::connect(SocketPath::of(&path).unwrap()).unwrap();
+            assert!(path.exists(), "{length}");
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}
