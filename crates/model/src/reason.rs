@@ -337,6 +337,7 @@ mod tests {
         ("E2008", "upstream-malformed"),
         ("E2009", "request-timeout"),
         ("E2010", "attempt-timeout"),
+        ("E2011", "port-taken"),
         ("E1012", "revoked-peer"),
         ("E3012", "no-tagged-endpoint"),
         ("E3013", "circuit-open"),

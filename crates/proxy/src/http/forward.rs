@@ -2,6 +2,7 @@
 
 mod asked;
 mod interim;
+mod sending;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -19,6 +20,7 @@ use tokio::time::sleep;
 
 use self::interim::Allowance;
 pub(super) use self::interim::{Awaited, Http2Answer};
+use self::sending::Sending;
 use super::again::{KeepBack, KeptBack};
 use super::body::{Broken, Noted, Silence, Sink, Source, pump};
 use super::exchange::{Exchange, Named, Witness};
@@ -26,7 +28,7 @@ use super::grpc::{self, Call};
 use super::message::{ReadError, Reader};
 use super::request::{Aim, Request};
 use super::respond::Responder;
-use crate::error::{downstream_reason, lost_reason, upstream_reason};
+use crate::error::{lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
 use crate::http2::connect;
 use crate::http2::head;
@@ -215,66 +217,6 @@ enum Upstreamed<'a> {
     Link(&'a LinkStream),
     Http1(&'a mut Reader),
     Http2(Box<Awaited>),
-}
-
-/// How far the request's body has come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sending {
-    /// It begins when the upstream has agreed to another protocol.
-    Held,
-    UnderWay,
-    Whole,
-    /// The upstream closed its ear: it may have answered early.
-    Unwanted,
-}
-
-impl Sending {
-    /// Of an exchange of which nothing was sent.
-    fn of(exchange: &Exchange<'_, '_>) -> Self {
-        match (exchange.request.upgrade, !exchange.body.is_empty()) {
-            (true, _) => Self::Held,
-            (false, true) => Self::UnderWay,
-            (false, false) => {
-                if let Some(timed) = &exchange.timed {
-                    timed.waits();
-                }
-                Self::Whole
-            }
-        }
-    }
-
-    /// After the request's body came to its end, or what broke the exchange with it.
-    fn after(
-        sent: Result<(), Broken>,
-        answered: bool,
-        (witness, timed): (Option<&Witness>, Option<&Timed>),
-    ) -> Result<Self, Reason> {
-        let now = match sent {
-            Ok(()) => {
-                if let Some(witness) = witness {
-                    witness.sent();
-                }
-                Self::Whole
-            }
-            Err(Broken::Source(error)) => return Err(downstream_reason(&error)),
-            Err(Broken::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
-            Err(Broken::Sink | Broken::SinkStalled) => Self::Unwanted,
-        };
-        if let Some(timed) = timed {
-            timed.sent();
-        }
-        Ok(now)
-    }
-
-    /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
-    /// and who has ended its part of another protocol may still listen.
-    fn is_watched(self, upgrade: bool) -> bool {
-        match self {
-            Self::Held => true,
-            Self::Whole => !upgrade,
-            Self::UnderWay | Self::Unwanted => false,
-        }
-    }
 }
 
 /// How long the request may say nothing in the middle of its body. A call of gRPC may do so before

@@ -131,7 +131,7 @@ fn a_token_is_shown_to_nobody_who_is_not_trusted() {
         let roots = TrustedRoots::Known(authority(elsewhere.path(), DOMAIN).roots());
         let follower = sidecar(scratch.path(), "state", roots, &gate);
         let refused = follow::credential(&follower, &gate.address).await;
-        assert!(matches!(refused, Err(follow::Ended::Io(_))));
+        assert!(matches!(refused, Err(follow::Ended::Untrusted { .. })));
         assert!(gate.tokens.try_recv().is_err());
     });
 }

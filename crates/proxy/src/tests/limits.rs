@@ -131,7 +131,7 @@ fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        for body in ["x\r\n", "3\r\nabcd\r\n", "3;ext\r\nabc\r\n", "0\r\nhost: y\r\n\r\n"] {
+        for body in ["x\r\n", "3\r\nabcd\r\n", "3;e\nxt\r\nabc\r\n", "0\r\nhost: y\r\n\r\n"] {
             let mut client = Client::connect(mesh.door).await;
             client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
             client.send(body).await;

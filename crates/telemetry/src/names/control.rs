@@ -60,10 +60,10 @@ table! {
         "Bytes of the deltas that proxies have answered.";
     REPORTS "leno_control_reports_total" Counter []
         "Messages of proxies that tell what they counted.";
-    LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
-        "Lines of the process's log that were dropped because its output was blocked.";
     SERIES_FOLDED "leno_control_series_folded_total" Counter []
         "Series in those messages that were not kept apart: there was no room, or they were about no service of the mesh.";
+    LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
+        "Lines of the process's log that were dropped because its output was blocked.";
     KEY_SOURCES "leno_control_key_sources" Gauge ["state"]
         "Places that keys of issuers are read from: all, those that could not be read the last time, and those without any keys in force.";
     KEY_READINGS "leno_control_key_readings_total" Counter ["result"]

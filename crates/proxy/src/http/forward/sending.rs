@@ -1,0 +1,68 @@
+//! The progress of a request's body.
+
+use leno_model::Reason;
+
+use crate::error::downstream_reason;
+use crate::http::body::Broken;
+use crate::http::exchange::{Exchange, Witness};
+use crate::upstream::Timed;
+
+/// How far the request's body has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// It begins when the upstream has agreed to another protocol.
+    Held,
+    UnderWay,
+    Whole,
+    /// The upstream closed its ear: it may have answered early.
+    Unwanted,
+}
+
+impl Sending {
+    /// Of an exchange of which nothing was sent.
+    pub(super) fn of(exchange: &Exchange<'_, '_>) -> Self {
+        match (exchange.request.upgrade, !exchange.body.is_empty()) {
+            (true, _) => Self::Held,
+            (false, true) => Self::UnderWay,
+            (false, false) => {
+                if let Some(timed) = &exchange.timed {
+                    timed.waits();
+                }
+                Self::Whole
+            }
+        }
+    }
+
+    /// After the request's body came to its end, or what broke the exchange with it.
+    pub(super) fn after(
+        sent: Result<(), Broken>,
+        answered: bool,
+        (witness, timed): (Option<&Witness>, Option<&Timed>),
+    ) -> Result<Self, Reason> {
+        let now = match sent {
+            Ok(()) => {
+                if let Some(witness) = witness {
+                    witness.sent();
+                }
+                Self::Whole
+            }
+            Err(Broken::Source(error)) => return Err(downstream_reason(&error)),
+            Err(Broken::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
+            Err(Broken::Sink | Broken::SinkStalled) => Self::Unwanted,
+        };
+        if let Some(timed) = timed {
+            timed.sent();
+        }
+        Ok(now)
+    }
+
+    /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
+    /// and who has ended its part of another protocol may still listen.
+    pub(super) fn is_watched(self, upgrade: bool) -> bool {
+        match self {
+            Self::Held => true,
+            Self::Whole => !upgrade,
+            Self::UnderWay | Self::Unwanted => false,
+        }
+    }
+}
