@@ -57,7 +57,7 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, St
 }
 
 async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
-    let stream = UnixStream::connect(SocketPath::of(socket)?).await?;
+    let stream = UnixStream::connect(SocketPath::of(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::builder().method(method).uri(path).header(HOST, "leno");
@@ -83,7 +83,7 @@ pub async fn follow<E: From<io::Error>>(
     path: &str,
     mut each: impl FnMut(&str) -> Result<bool, E>,
 ) -> Result<Result<(), (u16, String)>, E> {
-    let stream = UnixStream::connect(SocketPath::of(socket)?).await?;
+    let stream = UnixStream::connect(SocketPath::of(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::get(path).header(HOST, "leno").body(Empty::<Bytes>::new());
@@ -118,7 +118,7 @@ pub async fn follow<E: From<io::Error>>(
 
 /// Opens the socket for its owner only, in place of one that nobody listens on any more.
 pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
-    if UnixStream::connect(SocketPath::of(path)?).await.is_ok() {
+    if UnixStream::connect(SocketPath::of(path)?.path()).await.is_ok() {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another control plane runs with this data directory: stop it, or use another one",
@@ -133,7 +133,7 @@ pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
 
 /// The directory is only its owner's: no other user is faster than the permissions.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(SocketPath::of(path)?)?;
+    let listener = UnixListener::bind(SocketPath::of(path)?.path())?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

@@ -28,10 +28,11 @@ impl SocketPath {
         let path = short.join(path.file_name().unwrap_or(OsStr::new("")));
         Ok(Self { path, _directory: Some(directory) })
     }
-}
 
-impl AsRef<Path> for SocketPath {
-    fn as_ref(&self) -> &Path {
+    /// The path. It borrows this value: the descriptor must be open until the call has returned, and
+    /// tokio drops a path that it owns before it makes the call.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -41,19 +42,19 @@ const ADDRESS_BYTES_MAX: usize = 107;
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use tokio::net::{UnixListener, UnixStream};
 
     use super::*;
 
-    #[test]
-    fn a_socket_may_have_a_path_of_any_length() {
+    #[tokio::test]
+    async fn a_socket_may_have_a_path_of_any_length() {
         let root = std::env::temp_dir().join(format!("leno-socket-path-{}", std::process::id()));
         for length in [1, 60, 107, 200] {
             let directory = root.join("d".repeat(length)).join("e".repeat(length));
             std::fs::create_dir_all(&directory).unwrap();
             let path = directory.join("control.sock");
-            let _listener = UnixListener::bind(SocketPath::of(&path).unwrap()).unwrap();
-            UnixStream::connect(SocketPath::of(&path).unwrap()).unwrap();
+            let _listener = UnixListener::bind(SocketPath::of(&path).unwrap().path()).unwrap();
+            UnixStream::connect(SocketPath::of(&path).unwrap().path()).await.unwrap();
             assert!(path.exists(), "{length}");
         }
         std::fs::remove_dir_all(root).unwrap();

@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use leno_tests::{Application, Connection, Mesh, eventually, free_port, get, leno, manifest};
+use leno_tests::{
+    Application, Connection, Mesh, Program, eventually, free_port, get, leno, manifest,
+};
 use leno_tests::{is_root, signal_pid};
 use rustix::process::Signal;
 
@@ -109,6 +111,31 @@ fn configuration_that_is_away_is_reported_and_deletes_nothing() {
     eventually("no finding", PATIENCE, || mesh.leno(&["status"]).status.success().then_some(()));
     mesh.remove("mesh.yaml");
     eventually("the door closes", PATIENCE, || Connection::open(loopback(door)).err());
+}
+
+#[test]
+fn a_socket_that_is_removed_is_made_again() {
+    let (application, door) = (Application::echo(), free_port());
+    let mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+    std::fs::remove_file(mesh.data().join("control.sock")).unwrap();
+    eventually("an answer", PATIENCE, || mesh.leno(&["status"]).status.success().then_some(()));
+}
+
+#[test]
+fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
+    let manifests = directory.path().join("mesh.yaml");
+    std::fs::write(&manifests, manifest("", free_port(), free_port(), "permissive")).unwrap();
+    let mut command = leno();
+    command.env("HOME", "").env("XDG_STATE_HOME", "");
+    let up = Program::start(
+        "leno up",
+        command.args(["up", "-f"]).arg(&manifests).arg("--data").arg(&data),
+    );
+    up.wait_for_line("The mesh is up", PATIENCE);
+    let status = leno().args(["get", "workloads", "--data"]).arg(&data).env("HOME", "").output();
+    assert!(status.unwrap().status.success());
 }
 
 /// `leno up --netns` in network and mount namespaces of its own.

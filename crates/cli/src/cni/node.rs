@@ -79,7 +79,7 @@ impl NodeArgs {
         // Of an agent that was here before.
         std::fs::remove_file(&self.socket).ok();
         let listener = SocketPath::of(&self.socket)
-            .and_then(UnixListener::bind)
+            .and_then(|short| UnixListener::bind(short.path()))
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
         // Container runtimes call plugins as root.
         std::fs::set_permissions(&self.socket, Permissions::from_mode(0o600))?;

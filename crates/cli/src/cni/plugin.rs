@@ -131,7 +131,7 @@ fn question(arguments: &str) -> Option<Question> {
 
 fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let asked = || -> anyhow::Result<Answer> {
-        let mut stream = UnixStream::connect(leno_listen::SocketPath::of(socket)?)?;
+        let mut stream = UnixStream::connect(leno_listen::SocketPath::of(socket)?.path())?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes())?;
