@@ -167,7 +167,7 @@ fn an_answer_that_is_no_http_is_a_502() {
     run(async {
         for response in [
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
-            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nab",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nab",
             "SSH-2.0-OpenSSH_9.2\r\n\r\n",
             "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
         ] {
