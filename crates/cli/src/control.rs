@@ -130,17 +130,9 @@ impl FactsArgs {
     /// # Errors
     /// When a path is missing, or no document is valid; what is wrong is printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        for path in &self.file {
-            std::fs::metadata(path).with_context(|| {
-                format!(
-                    "{} cannot be read: create or mount it, or start without this -f",
-                    path.display()
-                )
-            })?;
-        }
         let update = FileSource::new(self.file.clone()).reload();
         if update.objects > 0 {
-            return Ok(());
+            return self.check_paths();
         }
         for rejected in &update.rejected {
             crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
@@ -150,6 +142,18 @@ impl FactsArgs {
             "there is no valid document in {}: correct it or name another path with -f",
             paths.join(", ")
         )
+    }
+
+    fn check_paths(&self) -> anyhow::Result<()> {
+        for path in &self.file {
+            std::fs::metadata(path).with_context(|| {
+                format!(
+                    "{} cannot be read: create or mount it, or start without this -f",
+                    path.display()
+                )
+            })?;
+        }
+        Ok(())
     }
 }
 

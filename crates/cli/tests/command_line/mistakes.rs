@@ -76,6 +76,18 @@ fn a_mesh_of_nothing_valid_does_not_start() {
 }
 
 #[test]
+fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
+    let service =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
+    let place = Place::with(&[("good.yaml", service)]);
+    for command in ["up", "control"] {
+        let done = place.leno(&[command, "-f", "good.yaml", "-f", "absent", "--data", "state"]);
+        assert_eq!(done.code, Some(1), "{command}: {done:?}");
+        assert!(done.err.starts_with("error: absent cannot be read"), "{command}: {done:?}");
+    }
+}
+
+#[test]
 fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a}\nspec: {}\n";
     let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
