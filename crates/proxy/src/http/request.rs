@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use leno_model::{Reason, Upgrades};
 use leno_traffic::{Fields, RequestView, is_similar_name};
-use leno_wire::http1::{Answers, RequestHead, Target};
+use leno_wire::http1::{Answers, RequestHead, Span, Target};
 
 /// A request's head, as received.
 pub(crate) struct Request<'a> {
@@ -69,7 +69,15 @@ impl Request<'_> {
             origin,
         };
         match self.head.aim(&self.bytes).map_err(|_| Reason::BadRequest)? {
-            Target::Origin { path, query } => Ok(aim(host(), text(path), query.map(text), None)),
+            Target::Origin { path, query } => {
+                let beginning = self.beginning();
+                let text = |at, part| piece(beginning, at, part);
+                let Span { start, end } = self.head.target;
+                let authority =
+                    self.head.host.map(|host| text(host.start as usize, host.of(&self.bytes)));
+                let query = query.map(|query| text(end as usize - query.len(), query));
+                Ok(aim(authority.unwrap_or_default(), text(start as usize, path), query, None))
+            }
             Target::Absolute { authority, path, query, .. } => {
                 let (path, query) = (text(path), query.map(text));
                 // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
@@ -88,6 +96,14 @@ impl Request<'_> {
             Target::Asterisk => Ok(aim(host(), "*", None, None)),
             Target::Authority { .. } => Err(Reason::Unsupported),
         }
+    }
+
+    /// The head up to the end of its host, where that is one short text. One check of it costs less than one for each
+    /// part.
+    fn beginning(&self) -> Option<&str> {
+        let end = self.head.host.unwrap_or(self.head.target).end as usize;
+        let bytes = self.bytes.get(..end.min(ONE_CHECK_BYTES_MAX))?;
+        std::str::from_utf8(bytes).ok()
     }
 
     /// The request as rules see it.
@@ -147,6 +163,16 @@ fn method_text(method: &[u8]) -> &str {
         method => text(method),
     }
 }
+
+/// The part of a head that begins at `at`: of its `beginning`, or checked by itself where that ends before it.
+fn piece<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
+    let found = beginning.and_then(|beginning| beginning.get(at..at + part.len()));
+    debug_assert!(found.is_none_or(|found| found.as_bytes() == part), "{found:?} is not {part:?}");
+    found.unwrap_or_else(|| text(part))
+}
+
+/// The most bytes of a head that are checked at once, in the hope that its host is among them.
+const ONE_CHECK_BYTES_MAX: usize = 256;
 
 /// The codec lets only ASCII into methods and targets.
 fn text(bytes: &[u8]) -> &str {
