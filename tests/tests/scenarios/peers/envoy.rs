@@ -35,10 +35,19 @@ impl Shop {
         let [web, grpc, others] = self.doors;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
+        // A sidecar forwards to no process but that of its own workload's command: where Envoy has the port, the server
+        // behind it is a workload of its own.
+        let grpc_server = match ports[1] == self.interop.0 {
+            true => server_of("grpc", (ports[1], "GRPC"), &interop),
+            false => {
+                let behind = server_of("interop", (self.interop.0, "GRPC"), &interop);
+                server_of("grpc", (ports[1], "GRPC"), &[]) + &behind
+            }
+        };
         [
             mesh_config(mode),
             server_of("web", (ports[0], "HTTP"), &run),
-            server_of("grpc", (ports[1], "GRPC"), &interop),
+            grpc_server,
             client("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
             client("other", &[], &[("web.shop", others)]),
             allowed_http("user", "web", "/open/.*"),

@@ -122,8 +122,8 @@ fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
 #[test]
 fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
     let pair = pair("strict", "GRPC");
-    // No policy names the client: it is not even told what the service speaks, and is cut off.
-    pair.fails("empty_unary", "Unavailable");
+    // No policy names the client: its own sidecar rejects the call, in its protocol.
+    pair.fails("empty_unary", "PermissionDenied");
     // A policy names it, and nobody may call this method: 404 for gRPC's clients.
     let one = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
     pair.mesh.write("policy.yaml", &one);
@@ -136,7 +136,7 @@ fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
     assert!(complaint.contains("403 (Forbidden)"), "{complaint}");
     pair.works("empty_unary");
     pair.mesh.remove("policy.yaml");
-    pair.fails("empty_unary", "Unavailable");
+    pair.fails("empty_unary", "PermissionDenied");
 }
 
 #[test]
