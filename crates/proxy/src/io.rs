@@ -170,7 +170,7 @@ impl Io {
     }
 
     /// Resolves when a peer that has ended its direction does not listen any more: it resets the connection, or leaves
-    /// keepalive probes without a reply, as the kernel of a process does that closed its socket. Neither event makes a
+    /// keepalive probes without a reply. Neither event makes a
     /// stream readable that has ended, so the socket is examined once in `LOOK_PERIOD`.
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -297,5 +297,6 @@ const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 /// The time before the first keepalive probe to such a peer, and between two.
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
-/// Probes without a reply after which the peer is gone: about twelve seconds after its end.
+/// Probes without a reply after which the peer is gone: about twelve seconds after its machine went. The kernel of a
+/// process that closed its socket goes on replying until it forgets the connection, for about a minute.
 const PROBES_MAX: u32 = 3;

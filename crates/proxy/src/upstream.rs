@@ -294,7 +294,9 @@ impl Application {
     pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
         self.permit(worker).await?;
         let patience = worker.config.limits.connect_timeout;
-        connect::application(self.address, worker, patience).await
+        let mut connection = connect::application(self.address, worker, patience).await?;
+        connection.reader.is_tolerant = !self.is_outside;
+        Ok(connection)
     }
 }
 

@@ -219,6 +219,10 @@ async fn run(
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
         never = watching => match never {},
     };
+    if matches!(ended, Ended::Outdated) {
+        // New connections wait for its successor while it finishes its work.
+        change(state, State::Waiting);
+    }
     if child.stop(STOP_PATIENCE).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }

@@ -66,6 +66,8 @@ struct Memory {
     /// Failures of the readiness check in a row.
     failures: u32,
     was_ready: bool,
+    /// The readiness check has succeeded once.
+    was_checked: bool,
 }
 
 /// The inodes of the sockets that listen now where this process is.
@@ -191,10 +193,11 @@ fn checked(
     });
     let ready = answered.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
     memory.failures = if ready { 0 } else { memory.failures.saturating_add(1) };
+    memory.was_checked |= ready;
     match ready {
         true => Port::Ready,
-        false if memory.was_ready && memory.failures < FAILURES_MAX => Port::Ready,
-        false if memory.was_ready || late => Port::Unready,
+        false if memory.was_checked && memory.failures < FAILURES_MAX => Port::Ready,
+        false if memory.was_checked || late => Port::Unready,
         false => Port::Starting,
     }
 }

@@ -113,8 +113,8 @@ impl Reader {
                 Ok(Parsed::Partial) => self.more_of_head().await?,
                 Err(malformed) => match self.mend(head, answers) {
                     Some(bytes) => return Ok(bytes),
-                    None if self.is_tolerant && !self.holds_whole_head() => {
-                        self.more_of_head().await?;
+                    None if self.is_tolerant && self.may_be_mended() => {
+                        self.more_of_head().await.map_err(|_| malformed)?;
                     }
                     None => return Err(malformed.into()),
                 },
@@ -135,11 +135,16 @@ impl Reader {
         Some(mended.head.into())
     }
 
-    /// True when no more bytes can make a head whole that is malformed so far.
+    /// True when more bytes may make a head that can be mended of one that is malformed so far. What does not begin as
+    /// HTTP/1 never does: a server of another protocol may say nothing more.
     #[cold]
-    fn holds_whole_head(&self) -> bool {
+    fn may_be_mended(&self) -> bool {
         let ends = |end: &[u8]| self.buffer.windows(end.len()).any(|window| window == end);
-        ends(b"\n\n") || ends(b"\n\r\n") || self.buffer.len() > HEAD_BYTES_MAX
+        let start = &self.buffer[..self.buffer.len().min(HTTP1_START.len())];
+        HTTP1_START.starts_with(start)
+            && !ends(b"\n\n")
+            && !ends(b"\n\r\n")
+            && self.buffer.len() <= HEAD_BYTES_MAX
     }
 
     async fn more_of_head(&mut self) -> Result<(), ReadError> {
@@ -196,6 +201,9 @@ impl Writer {
         Poll::Ready(Ok(()))
     }
 }
+
+/// The first bytes of each response of HTTP/1.
+const HTTP1_START: &[u8] = b"HTTP/1.";
 
 /// Room beyond the largest head for what the same read brought along.
 const HEAD_SLACK: usize = 32 * 1024;

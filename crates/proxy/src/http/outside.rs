@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use leno_model::{Egress, Reason, ServiceName};
+use leno_model::{Egress, Occupant, Reason, ServiceName};
 use leno_traffic::Way;
 
 use super::request::{Aim, Request};
@@ -83,8 +83,23 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
             // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
             let found =
                 found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
-            Ok(Named::Outside(found))
+            member_or_outside(session, found).await
         }
+    }
+}
+
+/// What is at an address that a name has led to: a member's address is reached as by its name, or not at all, and never
+/// in plaintext. Loopback is the client's own machine.
+async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, Reason> {
+    let worker = &session.worker;
+    if at.ip().is_loopback() {
+        return Ok(Named::Outside(at));
+    }
+    let patience = worker.config.limits.discovery_timeout;
+    match &*worker.world.occupant(at.ip(), patience).await? {
+        Occupant::Outside => Ok(Named::Outside(at)),
+        Occupant::Service(service) => Ok(Named::Service(service.clone(), at.port())),
+        Occupant::Workload { .. } => Err(Reason::UnknownService),
     }
 }
 

@@ -300,8 +300,7 @@ pub(crate) async fn application(
         .map_err(|_| Reason::ConnectTimeout)??;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = worker.config.limits.body_stall_timeout;
-    let mut connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted);
-    connection.reader.is_tolerant = true;
+    let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted);
     Ok(connection.at(place))
 }
 

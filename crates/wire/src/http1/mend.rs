@@ -1,6 +1,7 @@
 //! Heads of responses that break a rule of HTTP/1.1 in a way that its recipients may read, written anew by the rules.
 
 use super::HEAD_BYTES_MAX;
+use super::scan::is_blank;
 
 /// A head that was written anew.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,14 +52,19 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
     Some(Mended { head, length })
 }
 
-/// The lines of a whole head without their ends, and its length.
+/// The lines of a whole head without their ends, and its length. `None` where some end in LF and others in CR LF: an
+/// application that writes CR LF and has passed on a bare LF of somebody else would begin a line with it.
 fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let mut lines = Vec::new();
+    let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");
     let mut length = 0_usize;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         length = length.saturating_add(line.len());
         let line = line.strip_suffix(b"\n")?;
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = match is_crlf {
+            true => line.strip_suffix(b"\r")?,
+            false => line,
+        };
         if length > HEAD_BYTES_MAX {
             return None;
         }
@@ -77,15 +83,26 @@ fn fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
         if line.starts_with(b" ") || line.starts_with(b"\t") {
             let (_, value) = fields.last_mut()?;
             value.push(b' ');
-            value.extend_from_slice(line.trim_ascii());
+            value.extend_from_slice(trimmed(line));
             continue;
         }
         let colon = line.iter().position(|byte| *byte == b':')?;
         let (name, value) = line.split_at_checked(colon)?;
         let value = value.strip_prefix(b":").unwrap_or_default();
-        fields.push((name.trim_ascii_end(), value.trim_ascii().to_vec()));
+        fields.push((trimmed_end(name), trimmed(value).to_vec()));
     }
     Some(fields)
+}
+
+/// Without the white space around it, which is of spaces and tabs (RFC 9110 §5.6.3).
+fn trimmed(bytes: &[u8]) -> &[u8] {
+    let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
+    trimmed_end(bytes.get(leading..).unwrap_or_default())
+}
+
+fn trimmed_end(bytes: &[u8]) -> &[u8] {
+    let trailing = bytes.iter().rev().take_while(|byte| is_blank(**byte)).count();
+    bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
 }
 
 /// `None` where another coding than `chunked` is named.
@@ -188,6 +205,9 @@ mod tests {
             "HTTP/1.1 200 OK\r\n folded\r\n\r\n",
             "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
             "HTTP/1.1 200 OK\r\nA: b\r\n",
+            "HTTP/1.1 200 OK\r\nLocation: /x\nSet-Cookie: s=1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nLocation: /x\n\n<body>\r\n\r\n",
+            "HTTP/1.1 200 OK\nA: b\r\n\r\n",
         ] {
             assert_eq!(mend_response(head.as_bytes()), None, "{head}");
         }

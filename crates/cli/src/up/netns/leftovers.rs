@@ -81,11 +81,19 @@ pub(super) fn remove(ours: Option<&str>) -> Vec<String> {
     removed
 }
 
-/// The process that made a device or a namespace of this name, if it is one of ours.
+/// The process that made a device or a namespace of this name, if it is one of ours: `leno7`, `leno7-2` or
+/// `ln7-2`, and no name like them.
 pub(super) fn maker(name: &str) -> Option<u32> {
     let link = || name.strip_prefix("ln").filter(|rest| rest.contains('-'));
     let rest = name.strip_prefix("leno").or_else(link)?;
-    rest.split('-').next()?.parse().ok()
+    let number = |text: &str| {
+        let number: u32 = text.parse().ok()?;
+        (number > 0 && number.to_string() == text).then_some(number)
+    };
+    match rest.split_once('-') {
+        None => number(rest),
+        Some((process, host)) => number(host).and(number(process)),
+    }
 }
 
 /// The bridge of a mesh to which a device or a namespace of this name belongs: `leno7`,
@@ -118,15 +126,26 @@ fn runs_leno(pid: u32) -> bool {
 
 /// The network devices of this namespace. `/sys/class/net` may show those of another one.
 fn links() -> Vec<String> {
-    let listed = ip(&["-json", "link", "show"]).ok();
+    let listed = ip(&["-details", "-json", "link", "show"]).ok();
     let links = listed.and_then(|listed| serde_json::from_slice::<Vec<Link>>(&listed).ok());
-    links.unwrap_or_default().into_iter().map(|link| link.ifname).collect()
+    let mut links = links.unwrap_or_default();
+    // We make bridges and pairs of devices only.
+    links.retain(|link| matches!(link.linkinfo.info_kind.as_str(), "bridge" | "veth"));
+    links.into_iter().map(|link| link.ifname).collect()
 }
 
 /// A network device, as iproute2 describes it.
 #[derive(Debug, serde::Deserialize)]
 struct Link {
     ifname: String,
+    #[serde(default)]
+    linkinfo: LinkInfo,
+}
+
+#[derive(Debug, Default, serde::Deserialize)]
+struct LinkInfo {
+    #[serde(default)]
+    info_kind: String,
 }
 
 fn names(directory: &str) -> Vec<String> {
@@ -153,6 +172,11 @@ mod tests {
             ("ln7-2", Some("leno7")),
             ("ln7", None),
             ("lenovo", None),
+            ("leno0", None),
+            ("leno07-2", None),
+            ("leno7-prod", None),
+            ("ln7-uplink", None),
+            ("leno7-2-3", None),
             ("leno", None),
             ("ln-1", None),
             ("eth0", None),
