@@ -54,6 +54,11 @@ fn deny(service: &str) -> String {
     )
 }
 
+const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n      inline: |\n        {\"keys\": [{\"kty\": \"EC\", \
+                  \"crv\": \"P-256\", \"kid\": \"1\", \"use\": \"sig\", \
+                  \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \
+                  \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
+
 fn permissive() -> Vec<Case> {
     let denied = |service, protocol, decided| Case {
         protocol,
@@ -61,10 +66,6 @@ fn permissive() -> Vec<Case> {
     };
     let at_client =
         |service, manifests, why| Case { by: By::Client, ..case(service, manifests, why) };
-    let issuer = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n      inline: |\n        {\"keys\": [{\"kty\": \"EC\", \
-                  \"crv\": \"P-256\", \"kid\": \"1\", \"use\": \"sig\", \
-                  \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \
-                  \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
     let absent = format!(
         "{}{}",
         service("authorizer"),
@@ -99,7 +100,7 @@ fn permissive() -> Vec<Case> {
         },
         case(
             "jwt",
-            policy("JwtValidation", "jwt", issuer),
+            policy("JwtValidation", "jwt", ISSUER),
             ("token-missing", "JwtValidation shop/of-jwt"),
         ),
         case("auth", absent, ("authorization-unavailable", "ExternalAuthorization shop/of-auth")),

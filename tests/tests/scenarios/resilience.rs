@@ -1,5 +1,6 @@
 //! A machine in everyday trouble: blocked outputs, signals, files that are away, killed meshes.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of it is tests")]
 
 use std::io::{BufRead as _, BufReader, PipeReader, pipe};
 use std::net::{Ipv4Addr, SocketAddr};
