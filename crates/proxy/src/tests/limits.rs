@@ -171,6 +171,7 @@ fn an_answer_that_is_no_http_is_a_502() {
             "SSH-2.0-OpenSSH_9.2\r\n\r\n",
             // It waits for its client, and says no more.
             "SSH-2.0-OpenSSH_9.2\n",
+            "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
         ] {
             let app = Application::canned(response).await;
             let mesh = Mesh::permissive(app.address).await;

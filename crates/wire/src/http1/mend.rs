@@ -17,7 +17,7 @@ pub struct Mended {
 ///
 /// It takes lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields (§5.2), white space before
 /// a colon (§5.1), `Content-Length` that is repeated with one value or has leading zeros (§6.3), and drops `Content-Length` beside
-/// `Transfer-Encoding` (§6.3), and either in a 204, and `Transfer-Encoding` in a 304, which never have content (§6.1). `None` for
+/// `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in a 204 or a 304, which never have content (§6.1). `None` for
 /// anything else, and for a head that is not whole.
 #[must_use]
 pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
@@ -30,6 +30,9 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
     }
     let is_chunked = is_chunked(&fields)?;
     let content_length = content_length(&fields)?;
+    if status == b"204" && content_length.is_some_and(|length| length > 0) {
+        return None;
+    }
     let mut head = status_line.to_vec();
     if status_line.len() == STATUS_END {
         head.push(b' ');
@@ -174,7 +177,6 @@ mod tests {
                 "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n",
                 "HTTP/1.1 204 No Content\r\nA: b\r\n",
             ),
-            ("HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n", "HTTP/1.1 204 X\r\n"),
             ("HTTP/1.1 304 X\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 304 X\r\n"),
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 5, 05\r\n\r\n",
@@ -202,6 +204,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
             "HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n",
             "HTTP/1.1 200 OK\r\n folded\r\n\r\n",
             "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
             "HTTP/1.1 200 OK\r\nA: b\r\n",
