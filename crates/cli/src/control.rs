@@ -128,7 +128,7 @@ impl FactsArgs {
     /// even where others have documents: its objects would count as deleted after a restart.
     ///
     /// # Errors
-    /// When a path is missing, or no document is valid; what is wrong is printed.
+    /// When a path is missing, or no document is valid. The problems are printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
         if update.objects > 0 {

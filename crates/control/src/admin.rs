@@ -147,7 +147,7 @@ pub(crate) async fn serve(
 ) {
     let mut listener = listener;
     let mut ended = stop.clone();
-    // A removed socket is made again. Answers in progress on the old one are given up.
+    // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let problem = tokio::select! {
             () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,

@@ -87,7 +87,7 @@ from this closed list. The same word is the label `reason` of the metrics, the f
 leno-reason: denied-outbound;side=ours;workload=\"bookinfo/client-1\"
 ```
 
-`workload` is the one whose sidecar answered. Both sidecars count the reason and log it; the other one
+`workload` names the workload of the sidecar that answered. Both sidecars count the reason and log it; the other one
 accepts it only from the verified sidecar that it has a [link](link.md) to, and only for counts. A
 response without this header comes from an application. `leno explain` with the word or the code of a reason prints a row of the table on any
 machine. A code stays for good: one that is gone is never given again.

@@ -45,7 +45,7 @@ pub(super) struct Progress {
     pub(super) restarts: u64,
     /// The number of times in a row that it ended soon after its start.
     pub(super) failures: u32,
-    /// How it ended last.
+    /// The exit status of the last process.
     pub(super) last_exit: Option<String>,
     /// The states of its ports while it runs.
     pub(super) ports: Ports,
@@ -64,7 +64,7 @@ impl Progress {
         }
     }
 
-    /// The same for the control plane; none where somebody else runs the application.
+    /// The same for the control plane. `None` for an application that the user runs.
     pub(super) fn reported(&self) -> Option<Application> {
         let state = match self.state {
             State::Foreign => return None,

@@ -56,7 +56,7 @@ pub(super) struct Observed {
     pub(super) is_apart: bool,
 }
 
-/// What is known from one look to the next.
+/// State between two inspections.
 #[derive(Debug, Clone, Default)]
 struct Memory {
     /// Sockets of the application itself.
@@ -139,7 +139,7 @@ enum Owner {
 }
 
 /// Finds the owner of the sockets at one address. The application is one of them when any of its processes has one
-/// open. A socket whose owner cannot be seen belongs to somebody else if it was there before the application.
+/// open. A socket with a hidden owner belongs to another process if it is older than the application.
 fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
     if found.is_empty() {
         return Owner::Nobody;

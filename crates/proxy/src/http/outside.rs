@@ -88,7 +88,7 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
     }
 }
 
-/// What is at an address that a name has led to: a member's address is reached as by its name, or not at all, and never
+/// The destination behind a resolved name: a member's address is reached as by its name, or not at all, and never
 /// in plaintext. Loopback is the client's own machine.
 async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, Reason> {
     let worker = &session.worker;

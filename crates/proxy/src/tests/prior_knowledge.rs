@@ -1,4 +1,4 @@
-//! Issue 26, finding F4: clients that speak HTTP/2 with prior knowledge, whatever the port declares and whoever rejects.
+//! Clients that speak HTTP/2 with prior knowledge, whatever the port declares and whoever rejects.
 
 use http::{Request, Response};
 use leno_model::{Access, Protocol, Reach, ServiceView};

@@ -16,7 +16,7 @@ pub struct Mended {
 /// responses. The result still has to be parsed, by the same rules as any other.
 ///
 /// It takes lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields (§5.2), white space before
-/// a colon (§5.1), `Content-Length` that is repeated with one value or has leading zeros (§6.3), and drops `Content-Length` beside
+/// a colon (§5.1), `Content-Length` that is repeated with one value or has leading zeros (§6.3), and drops `Content-Length` next to
 /// `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in a 204 or a 304, which never have content (§6.1). `None` for
 /// anything else, and for a head that is not whole.
 #[must_use]
@@ -56,7 +56,7 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
 }
 
 /// The lines of a whole head without their ends, and its length. `None` where some end in LF and others in CR LF: an
-/// application that writes CR LF and has passed on a bare LF of somebody else would begin a line with it.
+/// application that writes CR LF and has forwarded a bare LF from a client would begin a line with it.
 fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let mut lines = Vec::new();
     let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");

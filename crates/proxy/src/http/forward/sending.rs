@@ -7,7 +7,7 @@ use crate::http::body::Broken;
 use crate::http::exchange::{Exchange, Witness};
 use crate::upstream::Timed;
 
-/// How far the request's body has come.
+/// Progress of the request's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sending {
     /// It begins when the upstream has agreed to another protocol.
@@ -56,8 +56,8 @@ impl Sending {
         Ok(now)
     }
 
-    /// Whether the client is looked after meanwhile. While the body is under way, reading it tells;
-    /// and who has ended its part of another protocol may still listen.
+    /// True while the end of the client's connection cancels the request. Reading a body notices the end by itself, and
+    /// a client of another protocol may end its own part and still listen.
     pub(super) fn is_watched(self, upgrade: bool) -> bool {
         match self {
             Self::Held => true,
