@@ -145,7 +145,6 @@ fn specs() -> BTreeMap<String, Value> {
     let key = "{\"keys\": [{\"kty\": \"EC\", \"crv\": \"P-256\", \"kid\": \"one\", \"use\": \"sig\", \
                \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
     let specs = json!({
-        "Workload": {"ports": [{"port": 8080}]},
         "MeshConfig": {"traffic": {"mode": "permissive"}},
         "AccessPolicy": {"deny": [{"requests": [{"path": {"value": "/admin"}}]}]},
         "OutlierRemoval": {"targetRefs": targets},

@@ -168,14 +168,6 @@ pub(super) const GROUP: &str = "leno.dev";
 
 const KINDS: &[Kind] = &[
     Kind {
-        kind: "Workload",
-        plural: "workloads",
-        short: "lwl",
-        scope: Scope::Namespaced,
-        description: "An instance of an application that is no pod.",
-        spec: mesh::workload,
-    },
-    Kind {
         kind: "MeshConfig",
         plural: "meshconfigs",
         short: "lmc",

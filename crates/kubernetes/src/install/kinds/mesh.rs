@@ -1,36 +1,10 @@
-//! Schemas of what a mesh consists of: workloads, and its settings.
+//! Schema of the settings of a mesh.
 
 use serde_json::Value;
 
 use crate::install::schema::{
-    about, anything, boolean, duration, integer, label, list, map, name, object, port, text,
-    unless, word,
+    about, anything, boolean, duration, label, list, name, object, text, unless, word,
 };
-
-pub(super) fn workload() -> Value {
-    let ports = object([
-        ("name", label()),
-        ("port!", port()),
-        ("protocol", word(&["HTTP", "HTTP2", "GRPC", "TCP", "detect"])),
-    ]);
-    let doors = object([("service!", text(253)), ("port!", port()), ("listen!", text(64))]);
-    let account =
-        about(name(), "The account that it runs under, in its namespace; `default` when absent.");
-    object([
-        ("serviceAccount", account),
-        ("address", about(text(64), "Where its sidecar reaches it; 127.0.0.1 when absent.")),
-        ("ports", about(list(ports, 256), "Where the application listens.")),
-        ("run", list(anything(), 4096)),
-        ("env", map(anything(), 4096)),
-        ("cwd", text(4096)),
-        ("user", anything()),
-        ("readiness", object([("httpGet!", object([("port!", port()), ("path", text(4096))]))])),
-        ("outbound", about(list(doors, 1024), "Fixed local doors to services.")),
-        ("trafficMode", traffic_mode()),
-        ("plaintext", plaintext()),
-        ("weight", about(integer(1, 1000), "What it gets beside others; 100 when absent.")),
-    ])
-}
 
 pub(super) fn mesh_config() -> Value {
     let namespace =
