@@ -52,10 +52,12 @@ spec:
 
 /// What a call prints that was answered,
 const ANSWERED: &str = "OK SERVING";
-/// that came to nobody, since its connection was reset,
+/// that no policy allows,
+const DENIED: &str = "code = PermissionDenied desc = denied-outbound";
+/// that no policy allows as bytes,
 const RESET: &str = "code = Unavailable";
 /// and that no route of a policy has.
-const NO_ROUTE: &str = "unexpected HTTP status code received from server: 404";
+const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
 
 /// Waits until a call ends so.
 fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
@@ -83,8 +85,8 @@ fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     namespace.wait_ready();
     let clear = |method| ["clear:9000", method];
     let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
-    // Whom no policy names at all is reset before anything is called.
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), RESET);
+    // A client that no policy names is rejected: calls in the clear with a code, opaque bytes by a reset.
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
     namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), ANSWERED);
@@ -92,6 +94,6 @@ fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Other"), NO_ROUTE);
     expect_call(&namespace, &secure, ANSWERED);
     printed(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
-    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), RESET);
+    expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
 }
