@@ -104,6 +104,10 @@ impl<'a> Record<'a> {
     /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
         self.reason = self.head.rejection;
+        // A rejected call has the status 200 on the wire. Both sidecars count it by the status of the reason.
+        if let Some(reason) = self.reason.filter(|_| self.grpc.get().is_some()) {
+            self.head.status = reason.status();
+        }
     }
 
     /// The exchange ended for this reason, and perhaps by a policy.

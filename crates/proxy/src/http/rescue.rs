@@ -50,7 +50,7 @@ pub(crate) async fn answer(
             stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
             true
         }
-        responder if is_told_to_call(failure, responder, is_call) => {
+        responder if is_for_call(responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
             // Applications log what they are told: with the word, `leno explain` goes on from there.
             let message = format!("{label}: {}", failure.reason.caption());
@@ -77,20 +77,12 @@ pub(crate) async fn answer(
     }
 }
 
-/// Whether the answer is one of gRPC: its trailers are its head, and the status is in them.
-fn is_told_to_call(failure: &Failure, responder: &Responder<'_>, is_call: bool) -> bool {
+/// True for an answer in the form of gRPC: its trailers are its head, and the status is among them. Clients map a bare
+/// HTTP status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
+fn is_for_call(responder: &Responder<'_>, is_call: bool) -> bool {
     match responder {
-        // Over HTTP/2 a call looks for its own status.
         Responder::Http2 { grpc, .. } => *grpc,
-        // What clients make of a bare 429 or 413, or of what a policy has instead, is another status
-        // (grpc/doc/http-grpc-status-mapping.md).
-        Responder::Link { .. } => {
-            is_call
-                && matches!(
-                    failure.reason,
-                    Reason::RateLimited | Reason::Overloaded | Reason::BodyTooLarge
-                )
-        }
+        Responder::Link { .. } => is_call,
         Responder::Http1 { .. } => false,
     }
 }
