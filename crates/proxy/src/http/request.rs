@@ -99,10 +99,11 @@ impl Request<'_> {
     }
 
     /// The head up to the end of its host, where that is one short text. One check of it costs less than one for each
-    /// part.
+    /// part, and a check of whole blocks less than one that ends within a block.
     fn beginning(&self) -> Option<&str> {
         let end = self.head.host.unwrap_or(self.head.target).end as usize;
-        let bytes = self.bytes.get(..end.min(ONE_CHECK_BYTES_MAX))?;
+        let end = end.min(ONE_CHECK_BYTES_MAX).next_multiple_of(BLOCK_BYTES);
+        let bytes = self.bytes.get(..end.min(self.bytes.len()))?;
         std::str::from_utf8(bytes).ok()
     }
 
@@ -173,6 +174,9 @@ fn piece<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
 
 /// The most bytes of a head that are checked at once, in the hope that its host is among them.
 const ONE_CHECK_BYTES_MAX: usize = 256;
+
+/// Bytes that the standard library's check of ASCII reads at once.
+const BLOCK_BYTES: usize = 16;
 
 /// The codec lets only ASCII into methods and targets.
 fn text(bytes: &[u8]) -> &str {

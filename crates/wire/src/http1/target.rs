@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::net::Ipv6Addr;
 
-use memchr::memchr;
+use memchr::{memchr, memchr2};
 
 use super::Malformed;
 use super::scan::{HOST, TARGET, run_length};
@@ -153,12 +153,11 @@ fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
 
 /// A backslash in a path is a slash to some servers, so a rule about paths could be walked around.
 fn split_query(rest: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
-    let end = memchr(b'?', rest).unwrap_or(rest.len());
-    let (path, query) = rest.split_at_checked(end).ok_or(Malformed::TargetForm)?;
-    if memchr(b'\\', path).is_some() {
-        return Err(Malformed::TargetCharacter);
+    let end = memchr2(b'?', b'\\', rest).unwrap_or(rest.len());
+    match rest.split_at_checked(end).ok_or(Malformed::TargetForm)? {
+        (_, [b'\\', ..]) => Err(Malformed::TargetCharacter),
+        (path, query) => Ok((path, query.strip_prefix(b"?"))),
     }
-    Ok((path, query.strip_prefix(b"?")))
 }
 
 #[cfg(test)]
