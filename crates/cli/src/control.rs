@@ -131,8 +131,9 @@ impl FactsArgs {
     /// When a path is missing, or no document is valid. The problems are printed.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
+        self.check_paths()?;
         if update.objects > 0 {
-            return self.check_paths();
+            return Ok(());
         }
         for rejected in &update.rejected {
             crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
