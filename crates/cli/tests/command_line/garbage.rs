@@ -88,11 +88,12 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
     loop {
         let absent = server.absent();
         let has_ended = control.0.try_wait().unwrap().is_some();
+        let log = || fs::read_to_string(&path).unwrap();
         // Without its authority it cannot go on.
-        if absent.is_empty() || has_ended && garbage == Garbage::Everything {
+        let is_over = absent.is_empty() || has_ended && garbage == Garbage::Everything;
+        if is_over && !log().is_empty() {
             break;
         }
-        let log = || fs::read_to_string(&path).unwrap();
         assert!(!has_ended, "{garbage:?}: it ended: {}", log());
         let is_late = begin.elapsed() > PATIENCE;
         assert!(!is_late, "{garbage:?}: no requests for {absent:?}: {}", log());
