@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/2 with prior knowledge, whatever the port declares and whoever rejects.
+//! Clients that speak HTTP/2 with prior knowledge, on each kind of port, and rejections at both sidecars.
 
 use http::{Request, Response};
 use leno_model::{Access, Protocol, Reach, ServiceView};
