@@ -17,10 +17,12 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 mod drive;
+mod rejection;
 mod slot;
 pub(crate) mod stream;
 
 use crate::buffers::{self, Size};
+pub(crate) use rejection::ReceivedHead;
 use slot::Slot;
 pub(crate) use slot::{Incoming, Lost};
 pub(crate) use stream::LinkStream;

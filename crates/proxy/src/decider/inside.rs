@@ -15,7 +15,7 @@ use crate::error::lost_reason;
 use crate::http::body::send;
 use crate::http::grpc::{Call, message};
 use crate::http::route::tagged;
-use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::Lease;
 use crate::upstream::pick::pick;
 use crate::worker::Worker;
@@ -86,7 +86,7 @@ async fn converse(
     answer(&stream).await
 }
 
-/// Reads the answer to its end.
+/// Reads the answer to its end. A rejection by the endpoint's sidecar is none.
 pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
     let told = Cell::new(None);
     let call = Call(&told);
@@ -94,12 +94,17 @@ pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
     loop {
         match stream.next().await.map_err(lost_reason)? {
             Incoming::Head { interim: true, .. } => {}
-            Incoming::Head { head: bytes, end, .. } => {
+            Incoming::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
                 match head.parse(&bytes, Answers::Other) {
                     Ok(Parsed::Complete(_)) => {}
                     Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
                 }
+                let received = ReceivedHead { bytes, rejected };
+                if let Some(reason) = received.rejection(&head) {
+                    return Err(NoAnswer::Mesh(reason));
+                }
+                let bytes = received.bytes;
                 if head.status != 200 {
                     return Err(NoAnswer::Status(head.status));
                 }

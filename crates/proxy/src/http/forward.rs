@@ -33,11 +33,11 @@ use crate::http2::client::Http2Lease;
 use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Asked, Outgoing, Received};
-use crate::link::{Incoming, LinkHandle, LinkStream, Lost};
+use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead};
 use crate::record::FinalHead;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
-use crate::upstream::ward::{Trial, refusal};
+use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
 
@@ -362,9 +362,11 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 reply.interim(&bytes, &head).await?;
                 continue;
             }
-            if rejected {
-                reply.final_head.rejection = Some(reported(&bytes, &head));
+            let received = ReceivedHead { bytes, rejected };
+            if let Some(reason) = received.rejection(&head) {
+                reply.rejected(reason);
             }
+            let bytes = received.bytes;
             let source = match (end, head.tunnel) {
                 (true, _) => ended(&head)?,
                 (false, true) => Source::link(stream, BodyLength::UntilClose),
@@ -396,14 +398,6 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             return Ok(reusable);
         },
     }
-}
-
-/// The reason for which the sidecar of the endpoint rejected the request. It is for counts only.
-#[cold]
-fn reported(bytes: &[u8], head: &ResponseHead) -> Reason {
-    let label = refusal(bytes, head).and_then(|label| std::str::from_utf8(label).ok());
-    // A later release may have reasons that this one does not know.
-    label.and_then(Reason::from_label).unwrap_or(Reason::UpstreamRefused)
 }
 
 /// The same from a server of HTTP/2.
@@ -495,9 +489,6 @@ impl Reply<'_, '_> {
                 Some(_) => grpc::stands_for(bytes, head),
             });
         }
-        if let Some(trial) = self.trial {
-            trial.hears(bytes, head);
-        }
         let keep_back = self.keep_back.as_ref();
         if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.witness)) {
             // Nobody hears of this reason.
@@ -551,6 +542,15 @@ impl Reply<'_, '_> {
             Broken::Sink => Reason::DownstreamClosed,
             Broken::SinkStalled => Reason::BodyStalled,
         })
+    }
+
+    /// The peer's sidecar rejected the request: the response to come is not the application's.
+    #[cold]
+    fn rejected(&mut self, reason: Reason) {
+        self.final_head.rejection = Some(reason);
+        if let Some(trial) = self.trial {
+            trial.rejected(reason);
+        }
     }
 
     #[cold]

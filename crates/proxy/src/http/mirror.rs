@@ -12,12 +12,13 @@ use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
 use leno_traffic::fault::is_drawn;
 use leno_traffic::removal::Ending;
+use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
 use super::body::{Piece, send};
 use super::route::{Bound, tagged};
 use crate::error::lost_reason;
-use crate::link::{Incoming, LinkHandle, LinkStream};
+use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::Lease;
 use crate::upstream::pick::pick;
 use crate::worker::Worker;
@@ -213,11 +214,14 @@ async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Resu
     Ok(())
 }
 
-/// Reads an answer to its end, or as far as is worth it.
+/// Reads an answer to its end, or as far as is worth it. A rejection by the endpoint's sidecar is an error.
 pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
     let (mut status, mut bytes) = (0, 0_usize);
     while bytes < ANSWER_BYTES_MAX {
         match stream.next().await.map_err(lost_reason)? {
+            Incoming::Head { head: bytes, rejected: true, .. } => {
+                return Err(rejection(bytes));
+            }
             Incoming::Head { head, end, .. } => {
                 status = status_of(&head).ok_or(Reason::UpstreamMalformed)?;
                 if end {
@@ -229,6 +233,17 @@ pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
         }
     }
     Ok(status)
+}
+
+#[cold]
+fn rejection(bytes: Bytes) -> Reason {
+    let mut head = ResponseHead::default();
+    let received = ReceivedHead { bytes, rejected: true };
+    match head.parse(&received.bytes, Answers::Other) {
+        Ok(Parsed::Complete(_)) => received.rejection(&head),
+        Ok(Parsed::Partial) | Err(_) => None,
+    }
+    .unwrap_or(Reason::UpstreamMalformed)
 }
 
 /// The status of a head of HTTP/1.1, which nobody reads but for this.

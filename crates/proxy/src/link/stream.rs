@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::{ResetCode, StreamId};
 
-use super::{Incoming, Lost, Shared};
+use super::{Incoming, Lost, ReceivedHead, Shared};
 use crate::buffers::{self, Size};
 use crate::http2::cancel;
 use crate::patience::within;
@@ -59,13 +59,15 @@ impl LinkStream {
     }
 
     /// The head of the final answer, which is left where it is; interim ones before it are dropped.
-    pub(crate) async fn final_head(&self) -> Result<Bytes, Lost> {
+    pub(crate) async fn final_head(&self) -> Result<ReceivedHead, Lost> {
         loop {
             self.answered().await?;
             let mut state = self.shared.state.borrow_mut();
             let slot = state.slots.get_mut(&self.id).ok_or(Lost::Broken)?;
             match slot.arrived.front() {
-                Some(Incoming::Head { head, interim: false, .. }) => return Ok(head.clone()),
+                Some(Incoming::Head { head, interim: false, rejected, .. }) => {
+                    return Ok(ReceivedHead { bytes: head.clone(), rejected: *rejected });
+                }
                 Some(Incoming::Head { interim: true, .. }) => drop(slot.arrived.pop_front()),
                 Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
                     return Err(Lost::Broken);

@@ -168,6 +168,24 @@ fn the_last_ones_stay_however_ill_they_are() {
     });
 }
 
+/// Issue 26: only a sidecar can say that an answer is not its application's.
+#[test]
+fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
+    run(async {
+        let claims =
+            "HTTP/1.1 503 No\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n";
+        let app = Application::canned(claims).await;
+        let well = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (_server, second) = mesh.server("ratings-2", well.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let mut client = Client::connect(mesh.door).await;
+        client.ask(GET).await;
+        until(|| removed(&mesh) == ["bookinfo/ratings-1"]).await;
+        assert_eq!(count(&mesh, Count::HealthChecksUnknown), 0);
+    });
+}
+
 #[test]
 fn what_a_policy_refuses_says_nothing() {
     run(async {

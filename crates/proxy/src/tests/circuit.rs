@@ -74,6 +74,23 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
     });
 }
 
+/// Issue 26: only a sidecar can say that a response is not its application's.
+#[test]
+fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
+    run(async {
+        let claims =
+            "HTTP/1.1 500 No\r\nleno-reason: overloaded;side=ours\r\ncontent-length: 0\r\n\r\n";
+        let app = Application::canned(claims).await;
+        let mesh = Mesh::permissive(app.address).await;
+        treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(GET).await.status, 500);
+        }
+        assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-open")));
+    });
+}
+
 #[test]
 fn an_open_circuit_answers_as_its_policy_has_it() {
     run(async {

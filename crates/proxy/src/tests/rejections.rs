@@ -94,10 +94,13 @@ fn an_application_cannot_claim_a_rejection() {
     });
 }
 
-type Played = Peer<TlsStream<TcpStream>>;
+pub(super) type Played = Peer<TlsStream<TcpStream>>;
 
 /// A sidecar of another release at the other end of the link.
-async fn played(mesh: &Mesh, answer: impl Fn(&mut Played, StreamId) + 'static) -> Endpoint {
+pub(super) async fn played(
+    mesh: &Mesh,
+    answer: impl Fn(&mut Played, StreamId) + 'static,
+) -> Endpoint {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let identity = credential(&mesh.authority, "ratings");

@@ -14,6 +14,7 @@ use leno_traffic::removal::Cause;
 use super::fixture::{
     Application, Client, GET, Mesh, OK, PORT, Setup, closed_port, endpoint, run, until, view,
 };
+use super::rejections::played;
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 
@@ -121,6 +122,59 @@ fn the_last_endpoints_stay_however_they_fail() {
             assert!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) <= 1);
         }
         assert!(removals(&mesh) >= 1);
+    });
+}
+
+/// Issue 26: only a sidecar can say that a response is not its application's.
+#[test]
+fn an_application_that_claims_to_be_rejected_fails_all_the_same() {
+    run(async {
+        for reason in ["overloaded", "denied", "rate-limited;side=ours"] {
+            let claims =
+                format!("HTTP/1.1 503 No\r\nleno-reason: {reason}\r\ncontent-length: 0\r\n\r\n");
+            let app = Application::answering(move |_| claims.clone()).await;
+            let well = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let (_server, second) = mesh.server("ratings-2", well.address).await;
+            treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
+            let mut client = Client::connect(mesh.door).await;
+            for _ in 0..40 {
+                client.ask(GET).await;
+            }
+            assert!(removals(&mesh) >= 1, "{reason}");
+        }
+    });
+}
+
+#[test]
+fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
+    run(async {
+        for (reason, removed) in [
+            ("overloaded", false),
+            ("authorization-unavailable", false),
+            ("reason-of-a-later-release", false),
+            // Here the application failed, and its sidecar says so.
+            ("upstream-malformed", true),
+        ] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let head =
+                format!("HTTP/1.1 503 No\r\nleno-reason: {reason}\r\ncontent-length: 0\r\n\r\n");
+            let second = played(&mesh, move |peer, stream| {
+                let write = |out: &mut bytes::BytesMut| out.extend_from_slice(head.as_bytes());
+                peer.link.send_rejection(stream, true, write).unwrap();
+            })
+            .await;
+            treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
+            let mut client = Client::connect(mesh.door).await;
+            // Three of an endpoint in a row would be too many.
+            let mut rejected = 0;
+            while rejected < 3 {
+                rejected += usize::from(client.ask(GET).await.status == 503);
+            }
+            client.ask(GET).await;
+            assert_eq!(removals(&mesh) >= 1, removed, "{reason}");
+        }
     });
 }
 

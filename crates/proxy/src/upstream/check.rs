@@ -7,19 +7,16 @@ use std::time::Duration;
 use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason, Removal};
 use leno_telemetry::Count;
 use leno_traffic::removal::{Ending, Failed, checked};
-use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::ward::refusal;
 use super::watch::Watch;
 use super::{Lease, Upstream};
 use crate::decider::{NoAnswer, answer};
-use crate::error::lost_reason;
 use crate::http::body::Piece;
 use crate::http::grpc::health;
 use crate::http::mirror::{discard, plain, send_whole};
-use crate::link::{LinkHandle, LinkStream};
+use crate::link::LinkHandle;
 use crate::worker::Worker;
 
 /// Checks of the endpoints of a watch, one after the other, until this is dropped.
@@ -164,7 +161,7 @@ impl Asked {
         let head = self.head("GET", path, "");
         let status = match upstream.lease(&self.worker, None).await? {
             Lease::Link(link) => {
-                let stream = self.send(&link, &head, Vec::new()).await?;
+                let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
                 discard(&stream).await?
             }
             Lease::Http1(connection) => {
@@ -189,7 +186,7 @@ impl Asked {
         let fields = "content-type: application/grpc\r\nte: trailers\r\n";
         let head = self.head("POST", health::METHOD, fields);
         let question = vec![Piece::Data(health::question(service))];
-        let stream = self.send(link, &head, question).await?;
+        let stream = send_whole(&self.worker, link, head.as_bytes(), question).await?;
         let code = match answer(&stream).await {
             Ok(answer) => match health::serves(answer) {
                 Ok(true) => OK,
@@ -200,25 +197,6 @@ impl Asked {
             Err(_) => UNAVAILABLE,
         };
         Ok(Ending::Answered { status: 200, grpc: Some(code) })
-    }
-
-    /// Sends a question; its answer has begun, and is that of the endpoint: what its sidecar refuses is
-    /// an error.
-    async fn send(
-        &self,
-        link: &LinkHandle,
-        head: &str,
-        body: Vec<Piece>,
-    ) -> Result<LinkStream, Reason> {
-        let stream = send_whole(&self.worker, link, head.as_bytes(), body).await?;
-        let bytes = stream.final_head().await.map_err(lost_reason)?;
-        let mut head = ResponseHead::default();
-        match head.parse(&bytes, Answers::Other) {
-            Ok(Parsed::Complete(_)) => {}
-            Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed),
-        }
-        let refused = refusal(&bytes, &head).and_then(|label| std::str::from_utf8(label).ok());
-        refused.and_then(Reason::from_label).map_or(Ok(stream), Err)
     }
 
     fn head(&self, method: &str, path: &str, fields: &str) -> String {

@@ -5,11 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Balancing, Endpoint, EndpointId, REASON_FIELD, Reason};
+use leno_model::{Balancing, Endpoint, EndpointId, Reason};
 use leno_traffic::balance::{Balancer, Newcomers};
 use leno_traffic::removal::Ending;
 use leno_traffic::treatment::PortTreatment;
-use leno_wire::http1::ResponseHead;
 
 use super::Upstream;
 use super::gate::{Gates, Held, Passage, Which};
@@ -137,8 +136,8 @@ impl Ward {
         };
         let probe = self.watch.as_ref().is_some_and(|watch| watch.begin(upstream));
         let (ward, upstream) = (self.clone(), upstream.clone());
-        let overloaded = Cell::new(false);
-        Ok(Trial { ward, upstream, probe, passage, ended: false, overloaded })
+        let rejection = Cell::new(None);
+        Ok(Trial { ward, upstream, probe, passage, ended: false, rejection })
     }
 
     /// Waits for a connection, if there is room for one more who waits.
@@ -175,8 +174,8 @@ pub(crate) struct Trial {
     probe: bool,
     passage: Option<Passage>,
     ended: bool,
-    /// The other sidecar answered that its application has enough to do.
-    overloaded: Cell<bool>,
+    /// The reason for which the endpoint's sidecar rejected the request itself.
+    rejection: Cell<Option<Reason>>,
 }
 
 impl Trial {
@@ -185,19 +184,21 @@ impl Trial {
         &self.ward
     }
 
-    /// An answer has begun. Of a sidecar that refuses what is too much the endpoint has not failed.
-    pub(crate) fn hears(&self, bytes: &[u8], head: &ResponseHead) {
-        if self.upstream.is_plain() || self.upstream.is_foreign() {
-            return;
-        }
-        let reason = refusal(bytes, head);
-        self.overloaded.set(reason == Some(Reason::Overloaded.label().as_bytes()));
+    /// The endpoint's sidecar rejected the request, for a reason of its own or of the client: the status of
+    /// that response says nothing about the endpoint. Where its application broke the rules of HTTP, the
+    /// status counts.
+    pub(crate) fn rejected(&self, reason: Reason) {
+        let says_nothing = reason.is_rejection() || reason == Reason::UpstreamRefused;
+        self.rejection.set(says_nothing.then_some(reason));
     }
 
     /// It ended so.
     pub(crate) fn end(mut self, worker: &Worker, ending: Ending) {
-        let overloaded = self.overloaded.get();
-        let ending = if overloaded { Ending::Broken(Reason::Overloaded) } else { ending };
+        // An exchange that breaks later has its own reason.
+        let ending = match (ending, self.rejection.get()) {
+            (Ending::Answered { .. }, Some(reason)) => Ending::Broken(reason),
+            (ending, _) => ending,
+        };
         let now = self.ward.now();
         if let (Some(gates), Some(passage)) = (&self.ward.gates, &mut self.passage) {
             gates.end(&self.upstream.endpoint.id, passage, ending, now);
@@ -217,9 +218,4 @@ impl Drop for Trial {
             watch.release(&self.upstream);
         }
     }
-}
-
-/// The label of the reason for which another sidecar refused a request, as the head of its answer tells.
-pub(crate) fn refusal<'a>(bytes: &'a [u8], head: &'a ResponseHead) -> Option<&'a [u8]> {
-    head.find(bytes, REASON_FIELD).next()?.split(|byte| *byte == b';').next()
 }

@@ -24,7 +24,7 @@ use crate::http::mirror::send_whole;
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::{Bound, Destination};
-use crate::link::LinkStream;
+use crate::link::{LinkStream, ReceivedHead};
 use crate::record::Hedge;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick;
@@ -296,14 +296,19 @@ impl Second<'_> {
 
     /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries,
     /// nor an error while the first attempt waits: errors are often faster than answers.
-    fn judge(&self, bytes: &[u8], (trial, timed): (Option<&Trial>, &Timed)) -> Result<(), Ending> {
+    fn judge(
+        &self,
+        received: &ReceivedHead,
+        (trial, timed): (Option<&Trial>, &Timed),
+    ) -> Result<(), Ending> {
         let mut head = ResponseHead::default();
+        let bytes = &received.bytes;
         match head.parse(bytes, Answers::Other) {
             Ok(Parsed::Complete(_)) => {}
             Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
         }
-        if let Some(trial) = trial {
-            trial.hears(bytes, &head);
+        if let (Some(trial), Some(reason)) = (trial, received.rejection(&head)) {
+            trial.rejected(reason);
         }
         let status = match self.is_grpc {
             true => grpc::stands_for(bytes, &head),
