@@ -101,6 +101,18 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// A record of a request that cannot be read, and goes no further for this reason.
+    #[cold]
+    pub(crate) fn unread(session: &'a Session, reason: Reason) -> Self {
+        let mut record = Self::open(session, "http");
+        record.reason = Some(reason);
+        record.head.status = reason.status();
+        if let Some(sighting) = &mut record.sighting {
+            sighting.unread(&session.worker);
+        }
+        record
+    }
+
     /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
         self.reason = self.head.rejection;

@@ -111,6 +111,15 @@ impl<'a> Sighting<'a> {
         self.span = Some(Span::of(&carrier, forms, &mut || worker.draw(), samples));
     }
 
+    /// The request cannot be read, its place in a trace neither: it begins a trace.
+    #[cold]
+    pub(crate) fn unread(&mut self, worker: &Worker) {
+        let Some(tracing) = self.view.view.tracing() else { return };
+        let samples = |draw| tracing.sampling.takes(draw);
+        let forms = forms(tracing.begins);
+        self.span = Some(Span::of(&Carrier::default(), forms, &mut || worker.draw(), samples));
+    }
+
     /// Tells whoever looks; only now is anything copied.
     pub(crate) fn tell(&self, worker: &Worker, ended: &Ended<'_>) {
         let thread = &self.view;

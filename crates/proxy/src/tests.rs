@@ -59,5 +59,5 @@ mod tap;
 mod tcp;
 mod telemetry;
 mod tolerance;
-mod tracing;
+pub(crate) mod tracing;
 mod upgrade;

@@ -4,6 +4,7 @@ mod lines;
 mod pushed;
 #[path = "../../../outside/src/tests/receiver.rs"]
 mod receiver;
+mod rejected;
 
 use std::net::SocketAddr;
 use std::rc::Rc;

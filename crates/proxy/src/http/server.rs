@@ -177,9 +177,7 @@ async fn next_request(
 
 /// Answers what goes no further, and ends the connection: its next byte has no meaning.
 pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served {
-    let mut record = Record::open(session, "http");
-    record.reason = Some(reason);
-    record.head.status = reason.status();
+    let record = Record::unread(session, reason);
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
@@ -226,10 +224,8 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             }
         }
         Err(error) => {
-            let mut record = Record::open(session, "http");
             let reason = downstream_reason(&error);
-            record.reason = Some(reason);
-            record.head.status = reason.status();
+            let _record = Record::unread(session, reason);
             let failure = Failure::from(reason);
             rescue::answer(&failure, session, &mut responder, (false, false), None).await;
         }

@@ -197,9 +197,7 @@ async fn serve_stream(
     let bytes = match parsed {
         Ok(bytes) => bytes,
         Err(reason) => {
-            let mut record = Record::open(session, "http");
-            record.reason = Some(reason);
-            record.head.status = reason.status();
+            let _record = Record::unread(session, reason);
             rescue::answer(&Failure::from(reason), session, &mut responder, (false, false), None)
                 .await;
             return Served::Answered;

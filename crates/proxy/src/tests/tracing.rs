@@ -15,7 +15,7 @@ use crate::seen::{SPANS_MAX, Seen};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-pub(super) fn tracing(sampling: &str) -> Tracing {
+pub(crate) fn tracing(sampling: &str) -> Tracing {
     Tracing {
         sampling: Sampling::parse(sampling).unwrap(),
         errors: true,

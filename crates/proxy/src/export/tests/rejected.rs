@@ -1,0 +1,137 @@
+//! Issue 26: a request that the mesh rejected is a failed span with its reason; an error of the application has no reason.
+
+use std::sync::Arc;
+
+use http::Request;
+use leno_model::{Access, Protocol, Sight};
+use leno_outside::Value;
+use prost::Message;
+use tokio::sync::mpsc;
+
+use super::super::{otlp, zipkin};
+use super::source;
+use crate::export::source::attributes;
+use crate::seen::Seen;
+use crate::tests::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
+use crate::tests::http2::{call, connect};
+use crate::tests::tracing::tracing;
+
+/// A mesh that traces nothing but failures, and denies everything at the server where `access` says so.
+async fn mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
+    let sight = Sight { tracing: Some(tracing("0%")), ..Sight::default() };
+    let setup = Setup { sight, protocol, access, ..Setup::default() };
+    Mesh::new(application.address, setup).await
+}
+
+/// Calls once, as a client of the protocol does.
+async fn call_once(mesh: &Mesh, protocol: Protocol) {
+    match protocol {
+        Protocol::Http2 => {
+            let request = Request::get("http://ratings/").body(()).unwrap();
+            let response = connect(mesh.door).await.send_request(request, true).unwrap().0;
+            drop(response.await.unwrap());
+        }
+        Protocol::Grpc => {
+            let response = connect(mesh.door).await.send_request(call("/"), true).unwrap().0;
+            drop(response.await.unwrap());
+        }
+        _ => drop(Client::connect(mesh.door).await.ask(GET).await),
+    }
+}
+
+/// The only span of a sidecar as a collector gets it: its error, and its reason.
+fn exported(spans: &mut mpsc::Receiver<Arc<Seen>>, about: &str) -> (Option<String>, Option<Value>) {
+    let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{about}: a span"))];
+    assert!(spans.try_recv().is_err(), "{about}: one span");
+    let reason = attributes(&batch[0]).into_iter().find(|(name, _)| *name == "leno.reason");
+    let request = otlp::spans::encode(&source(), &batch);
+    let request = otlp::spans::ExportRequest::decode(&*request).unwrap();
+    let span = &request.resource_spans[0].scope_spans[0].spans[0];
+    let status = span.status.as_ref().map(|status| (status.code, status.message.clone()));
+    assert!(status.as_ref().is_none_or(|(code, _)| *code == 2), "{about}: STATUS_CODE_ERROR");
+    let error = status.map(|(_, message)| message);
+    let zipkin: serde_json::Value =
+        serde_json::from_slice(&zipkin::encode(&source(), &batch)).unwrap();
+    assert_eq!(zipkin[0]["tags"]["error"].as_str(), error.as_deref(), "{about}: Zipkin");
+    (error, reason.map(|(_, value)| value))
+}
+
+fn failed(reason: &str) -> (Option<String>, Option<Value>) {
+    (Some(reason.to_owned()), Some(Value::Text(reason.to_owned())))
+}
+
+#[test]
+fn a_rejection_is_a_failed_span_at_both_sidecars_in_every_protocol() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
+            let app = Application::canned(OK).await;
+            let mut mesh = mesh(&app, protocol, Access::Strict(Vec::new())).await;
+            call_once(&mesh, protocol).await;
+            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            for (side, sidecar) in [("server", &mut mesh.server), ("client", &mut mesh.client)] {
+                let about = format!("{protocol:?}, {side}");
+                assert_eq!(exported(&mut sidecar.spans, &about), failed("denied"), "{about}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
+            let app = Application::canned(OK).await;
+            let mut mesh = mesh(&app, protocol, Access::Permissive).await;
+            mesh.route_to(&[]);
+            call_once(&mesh, protocol).await;
+            until(|| mesh.client.ended() == 1).await;
+            let about = format!("{protocol:?}");
+            assert_eq!(exported(&mut mesh.client.spans, &about), failed("no-endpoint"), "{about}");
+        }
+    });
+}
+
+#[test]
+fn a_request_that_cannot_be_read_is_a_failed_span() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mut mesh = mesh(&app, Protocol::Http, Access::Permissive).await;
+        for (head, reason) in [
+            ("GET / HTTP/1.1\r\nhost : x\r\n\r\n".to_owned(), "bad-request"),
+            (
+                format!("GET / HTTP/1.1\r\nhost: x\r\na: {}\r\n\r\n", "x".repeat(80 << 10)),
+                "head-too-large",
+            ),
+        ] {
+            Client::connect(mesh.door).await.ask(&head).await;
+            let spans = &mut mesh.client.spans;
+            until(|| !spans.is_empty()).await;
+            assert_eq!(exported(spans, reason), failed(reason));
+        }
+    });
+}
+
+#[test]
+fn an_error_of_the_application_has_no_reason_in_its_span() {
+    run(async {
+        // Only those from 500 on are failures: 403, 404 and 429 leave no span where nothing is sampled.
+        for (status, error) in [(403, None), (404, None), (429, None), (500, Some("500"))] {
+            let claims = format!(
+                "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"
+            );
+            let app = Application::answering(move |_| claims.clone()).await;
+            let mut mesh = mesh(&app, Protocol::Http, Access::Permissive).await;
+            let sight = Sight { tracing: Some(tracing("100%")), ..Sight::default() };
+            for sidecar in [&mesh.client, &mesh.server] {
+                sidecar.worker.world.sights.say(&sight);
+            }
+            call_once(&mesh, Protocol::Http).await;
+            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            for sidecar in [&mut mesh.server, &mut mesh.client] {
+                let about = status.to_string();
+                let found = exported(&mut sidecar.spans, &about);
+                assert_eq!(found, (error.map(str::to_owned), None), "{about}");
+            }
+        }
+    });
+}
