@@ -16,7 +16,7 @@ use std::sync::Arc;
 use leno_discovery::Doubt;
 use leno_model::{Occupant, ServiceName, Snapshot, Whereabouts, Workload};
 
-use self::address::has_sidecars;
+use self::address::is_balanced;
 use self::plan::plan;
 use self::service::{backends, unheard};
 use crate::mesh::Mesh;
@@ -24,7 +24,7 @@ use crate::mesh::Mesh;
 pub(crate) use self::access::missing;
 pub(crate) use self::address::occupants;
 pub(crate) use self::border::{closed, missing_groups};
-pub(crate) use self::enforcement::left_out;
+pub(crate) use self::enforcement::{Barrier, barred, left_out};
 pub(crate) use self::service::{Viewer, Views, is_opaque, target_port, view};
 pub(crate) use self::split::{rivals, tcp_rival};
 pub(crate) use self::whereabouts::whereabouts;
@@ -96,7 +96,7 @@ pub(crate) fn prepare(
     let mut open: Vec<ServiceName> = wanted(workload, services).into_iter().collect();
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
-        if !has_sidecars(mesh, &service.name) {
+        if !is_balanced(mesh, &service.name) {
             views.view(mesh, &Viewer::Anybody, &service.name);
         }
         open.push(service.name.clone());

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::applications::Applications;
 use crate::certify::Certifier;
-use crate::compile::{Viewer, view};
+use crate::compile::{Barrier, Viewer, barred, view};
 use crate::history::Tally;
 use crate::keys::KeyReadings;
 use crate::mesh::{Mesh, Route};
@@ -30,8 +30,8 @@ use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
     CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, DoorStatus,
-    EndpointStatus, PortStatus, ProxyStatus, RejectedJoinStatus, RouteStatus, ServicePortStatus,
-    ServiceStatus, Status, WorkloadStatus,
+    EndpointStatus, ExcludedStatus, PortStatus, ProxyStatus, RejectedJoinStatus, RouteStatus,
+    ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
 };
 use crate::watch::Remarks;
 
@@ -176,6 +176,13 @@ impl Report<'_> {
             workloads: workloads.map(|workload| workload.name.to_string()).collect(),
             ports: ports.collect(),
             routes: routes.map(ToString::to_string).collect(),
+            excluded: barred(self.mesh, service).map(|(endpoints, barrier)| ExcludedStatus {
+                endpoints,
+                setting: match barrier {
+                    Barrier::Strict => "trafficMode: strict".to_owned(),
+                    Barrier::Egress => "egress: deny".to_owned(),
+                },
+            }),
         }
     }
 

@@ -230,6 +230,18 @@ pub struct ServiceStatus {
     pub ports: Vec<ServicePortStatus>,
     /// The routes attached to it.
     pub routes: Vec<String>,
+    /// Its ready endpoints without a sidecar to which sidecars send no request, if there are any beside those with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<ExcludedStatus>,
+}
+
+/// Ready endpoints without a sidecar to which sidecars send no request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcludedStatus {
+    /// Their number.
+    pub endpoints: usize,
+    /// The setting that excludes them: `trafficMode: strict` or `egress: deny`.
+    pub setting: String,
 }
 
 /// A port of a service.
@@ -250,7 +262,7 @@ pub struct ServicePortStatus {
 pub struct EndpointStatus {
     /// The workload there.
     pub workload: String,
-    /// Where its sidecar accepts mutual TLS.
+    /// Where its sidecar accepts mutual TLS, or the application itself where there is no sidecar.
     pub address: String,
 }
 

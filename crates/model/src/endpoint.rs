@@ -18,16 +18,15 @@ pub struct EndpointId {
     pub workload: WorkloadName,
 }
 
-/// One place where one port of a service can be reached: the inbound door of a sidecar, or, for
-/// gateways, an application without one.
+/// One place where one port of a service can be reached: the inbound listener of a sidecar, or an application without
+/// one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Its identity across changes of address.
     pub id: EndpointId,
     /// Where its sidecar accepts mutual TLS; where the application itself is without a sidecar.
     pub address: SocketAddr,
-    /// The only account whose certificate is accepted there. Absent without a sidecar: then it is
-    /// reached in clear text, which only gateways are told of.
+    /// The only account whose certificate is accepted there. Absent without a sidecar: then it is reached in plaintext.
     pub account: Option<ServiceAccount>,
     /// The labels of its workload that the service's tag rules name.
     pub tags: BTreeMap<String, String>,

@@ -40,8 +40,7 @@ pub struct Workload {
     /// Whether it takes requests now. One that does not (it starts, or ends, or says that it is
     /// not ready) is no endpoint of its services, except of those that want such ones too.
     pub ready: bool,
-    /// Whether a sidecar stands beside it. Without one it is of no account to sidecars; gateways
-    /// reach it all the same, in clear text.
+    /// True when it has a sidecar. Without one it is no member of the mesh; gateways and sidecars reach it in plaintext.
     pub sidecar: bool,
 }
 

@@ -132,7 +132,8 @@ impl Upstream {
             return Ok(Lease::Http2(lease));
         }
         let leased = if self.is_plain() {
-            Box::pin(connect::plainly(self, worker)).await
+            let spoken = connect::speaks(self, worker);
+            Box::pin(connect::plainly(self, worker, spoken)).await
         } else {
             worker.shard.add(Count::LeaseOpened, 1);
             connect::endpoint(self, worker).await
@@ -143,7 +144,19 @@ impl Upstream {
         leased
     }
 
-    /// Whether it has no sidecar: a gateway speaks to the application itself.
+    /// The same, at an endpoint without a sidecar, for a request of a client of HTTP/2: the application is spoken to in
+    /// the same.
+    async fn lease_http2(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        match self.http2.ready() {
+            Some(lease) => {
+                worker.shard.add(Count::LeaseReused, 1);
+                Ok(Lease::Http2(lease))
+            }
+            None => connect::plainly(self, worker, Speaks::Http2).await,
+        }
+    }
+
+    /// True when it has no sidecar: requests go to the application itself, in plaintext.
     pub(crate) fn is_plain(&self) -> bool {
         self.endpoint.account.is_none()
     }
@@ -439,14 +452,21 @@ impl Destined {
         }
     }
 
-    /// A way to send one request there.
+    /// A way to send one request there. `found_http2`: its client speaks HTTP/2 to a port without a declared protocol.
     pub(crate) async fn lease(
         &self,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
+        found_http2: bool,
     ) -> Result<Lease, Reason> {
         match self {
             Self::Application(application) => application.lease(worker).await,
+            // Boxed, so that the others need no room for it.
+            Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
+                let leased = Box::pin(upstream.lease_http2(worker)).await;
+                timed.into_iter().for_each(Timed::connected);
+                leased
+            }
             Self::Upstream(upstream) => upstream.lease(worker, timed).await,
         }
     }

@@ -24,6 +24,8 @@ mod gateways;
 #[cfg(test)]
 mod injection;
 #[cfg(test)]
+mod joining;
+#[cfg(test)]
 mod limits;
 #[cfg(test)]
 mod migration;

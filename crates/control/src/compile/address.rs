@@ -8,6 +8,7 @@ use leno_model::{
     Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
 };
 
+use super::enforcement::needs_sidecar;
 use super::service::{Viewer, Views, backends, protocol, target_port};
 use crate::mesh::Mesh;
 
@@ -57,18 +58,17 @@ impl Occupants {
         Occupant::Workload { workload: workload.name.clone(), ports }
     }
 
-    /// Whether somebody with a sidecar is behind a service, or behind a service that its routes
-    /// lead to. If not, its clients reach it as if there were no mesh: namespaces come in one by one.
-    /// The proxies of a gateway are no sidecars.
+    /// True if sidecars balance over the endpoints of a service, or of a service that its routes lead to. If not, its
+    /// clients reach it as if there were no mesh: namespaces come in one by one.
     fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service, views: &mut Views) -> bool {
         self.decided_by.insert(service.name.clone());
-        if has_sidecars(mesh, &service.name) {
+        if is_balanced(mesh, &service.name) {
             return true;
         }
         // Kept by the views: many ask for the same addresses, again and again.
         let Some(view) = views.view(mesh, &Viewer::Anybody, &service.name) else { return false };
         self.decided_by.extend(backends(&view).cloned());
-        backends(&view).any(|name| has_sidecars(mesh, name))
+        backends(&view).any(|name| is_balanced(mesh, name))
     }
 
     /// The ports of a workload that services lead to. When several lead to one, it is the port of
@@ -91,9 +91,24 @@ impl Occupants {
     }
 }
 
-/// True if some workload behind a service has a sidecar.
-pub(super) fn has_sidecars(mesh: &Mesh, service: &ServiceName) -> bool {
-    mesh.behind(service).any(|it| mesh.gateway_of(it).is_none())
+/// True if sidecars balance over the endpoints of a service: a ready workload behind it has a sidecar, or all have one. Readiness
+/// is that of the facts: the control plane does not know after its start which sidecars are there.
+///
+/// While no workload with a sidecar is ready, the others are reached as before, in plaintext: a pod that cannot start changes
+/// nothing. The exception are policies that only a sidecar enforces: they keep requests from the others as soon as some
+/// workload has a sidecar.
+pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
+    let Some(service) = mesh.service(name) else { return false };
+    let is_ready = |workload: &&Workload| workload.ready || service.unready;
+    let mut members = mesh.members_behind(name).peekable();
+    if members.peek().is_none() {
+        return false;
+    }
+    if members.any(|it| is_ready(&it)) {
+        return true;
+    }
+    let mut others = mesh.bystanders_behind(name).filter(is_ready).peekable();
+    others.peek().is_none() || others.any(|it| needs_sidecar(mesh, service, it))
 }
 
 fn occupant_port(

@@ -1,11 +1,70 @@
-//! Policies that only a sidecar enforces, and the endpoints without a sidecar that gateways leave out because of them.
+//! Endpoints without a sidecar that sidecars and gateways leave out: because of policies that only a sidecar enforces, of
+//! the mode, or of `egress`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use leno_model::{ObjectKey, PolicyAction, Service, TrafficMode, Workload, WorkloadName};
+use leno_model::{
+    Egress, ObjectKey, PolicyAction, Service, ServiceName, TrafficMode, Workload, WorkloadName,
+};
 
 use super::service::target_port;
 use crate::mesh::Mesh;
+
+/// The setting that keeps sidecars from plaintext to a workload without one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    /// The mode is `strict` there: only members of the mesh are called.
+    Strict,
+    /// The mesh has `egress: deny`.
+    Egress,
+}
+
+/// What keeps sidecars from plaintext to a workload without one; `None` when nothing does.
+pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
+    if mesh.mode_of(workload) == TrafficMode::Strict {
+        return Some(Barrier::Strict);
+    }
+    (mesh.config().egress == Egress::Deny).then_some(Barrier::Egress)
+}
+
+/// The ready workloads without a sidecar behind a service that sidecars leave out because of the mode or `egress`, while
+/// they balance over those with one: their number, and the setting.
+pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
+    mesh.members_behind(&service.name).find(|it| it.ready || service.unready)?;
+    let others = mesh.bystanders_behind(&service.name);
+    let ready = others.filter(|it| it.ready || service.unready);
+    let mut barriers = ready.filter_map(|it| barrier(mesh, it));
+    let first = barriers.next()?;
+    Some((1 + barriers.count(), first))
+}
+
+/// Finds out for many workloads without a sidecar if a policy applies that only a sidecar enforces.
+pub(super) struct Enforcement<'a> {
+    mesh: &'a Mesh,
+    /// Known results: they depend on the services in front of a workload and on the port.
+    known: BTreeMap<(Vec<&'a ServiceName>, u16), bool>,
+}
+
+impl<'a> Enforcement<'a> {
+    pub(super) fn of(mesh: &'a Mesh) -> Self {
+        Self { mesh, known: BTreeMap::new() }
+    }
+
+    /// True when no policy applies at a port of a workload that only a sidecar enforces.
+    pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
+        let services = self.mesh.in_front_of_bystander(&workload.name);
+        let key = (services.map(|service| &service.name).collect(), number);
+        let is_complete = || needing_sidecar(self.mesh, workload, number).is_empty();
+        *self.known.entry(key).or_insert_with(is_complete)
+    }
+}
+
+/// True when a policy applies at some port of a service at a workload without a sidecar that only a sidecar enforces.
+pub(super) fn needs_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
+    let numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
+    let mut numbers = numbers.collect::<BTreeSet<u16>>().into_iter();
+    numbers.any(|number| !needing_sidecar(mesh, workload, number).is_empty())
+}
 
 /// The policies that the sidecar of a workload would enforce at a port of its application: limits and guards of all
 /// services that lead there, as in the plan of a sidecar, and access policies about the account of any workload behind one
@@ -50,9 +109,13 @@ fn access_policies<'a>(
     access.chain(targets.map(|target| ObjectKey::TrafficTarget(target.name.clone())))
 }
 
-/// The endpoints without a sidecar that gateways leave out because of a policy, by name. Empty where no gateway leads.
+/// The endpoints without a sidecar that are left out because of a policy, by name. Empty where no gateway and no sidecar
+/// leads.
 pub(crate) fn left_out<'a>(mesh: &'a Mesh, policy: &ObjectKey) -> BTreeSet<&'a WorkloadName> {
-    let services = mesh.services_with_bystanders().filter(|service| mesh.is_led_to(&service.name));
+    let is_led_to = |service: &&Service| {
+        mesh.members_behind(&service.name).next().is_some() || mesh.is_led_to(&service.name)
+    };
+    let services = mesh.services_with_bystanders().filter(is_led_to);
     let left_out = services.flat_map(|service| {
         let bystanders = mesh.bystanders_behind(&service.name);
         bystanders.filter(move |workload| is_left_out(mesh, service, workload, policy))

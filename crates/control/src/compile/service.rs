@@ -10,7 +10,7 @@ use leno_model::{
     TargetPort, TlsRule, TrafficMode, WeightedBackend, Workload,
 };
 
-use super::enforcement::needing_sidecar;
+use super::enforcement::{Enforcement, barrier};
 use super::split;
 use crate::mesh::{Mesh, Touched};
 
@@ -23,8 +23,8 @@ pub(crate) enum Viewer {
     Consumers(Name),
     /// Those of clients under this account.
     Account(ServiceAccount),
-    /// Those of the proxies of gateways, which see what has no sidecar too; under this account
-    /// where something is strict.
+    /// Those of the proxies of gateways, which reach endpoints without a sidecar in mode `strict` too; under this
+    /// account where something is strict.
     Gateway(Option<ServiceAccount>),
 }
 
@@ -65,7 +65,7 @@ impl Viewer {
         }
     }
 
-    /// Whether it reaches what has no sidecar.
+    /// True for the proxies of gateways.
     fn is_gateway(&self) -> bool {
         matches!(self, Self::Gateway(_))
     }
@@ -395,8 +395,8 @@ fn endpoints(
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
-    if viewer.is_gateway() && permitted.allows_some(mesh, &service.name) != Some(false) {
-        endpoints.extend(plain_endpoints(mesh, (service, port), &named));
+    if permitted.allows_some(mesh, &service.name) != Some(false) {
+        endpoints.extend(plain_endpoints(mesh, (service, port), &named, viewer));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }
     even_out(&mut endpoints);
@@ -413,19 +413,21 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// Where a port is reached without a sidecar: at the addresses of the applications themselves. Those are left
-/// out at which a policy applies that only a sidecar enforces.
+/// The ready endpoints of a port without a sidecar, at the addresses of the applications. An endpoint at which a policy
+/// applies that only a sidecar enforces is left out; for sidecars also one that the mode or `egress` keeps from plaintext.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     named: &BTreeSet<&str>,
+    viewer: &Viewer,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.bystanders_behind(&service.name);
     let workloads = workloads.filter(|workload| workload.ready || service.unready);
-    let endpoints = workloads.filter_map(|workload| {
+    let is_open = |it: &&Workload| viewer.is_gateway() || barrier(mesh, it).is_none();
+    let mut enforcement = Enforcement::of(mesh);
+    let endpoints = workloads.filter(is_open).filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
-        let is_enforced = needing_sidecar(mesh, workload, number).is_empty();
-        is_enforced.then(|| {
+        enforcement.is_complete(workload, number).then(|| {
             Arc::new(Endpoint {
                 id: id(&service.name, port, workload),
                 address: SocketAddr::new(workload.address, number),

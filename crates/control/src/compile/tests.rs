@@ -3,6 +3,7 @@
 mod access;
 mod border;
 mod gateways;
+mod joining;
 mod limits;
 mod ports;
 mod retries;

@@ -1,4 +1,4 @@
-//! Gateways, who their proxies are, and the workloads without a sidecar that only they reach.
+//! Gateways, who their proxies are, and the workloads without a sidecar.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +27,11 @@ impl Mesh {
         let namespace = workload.name.namespace.clone();
         let gateway = self.gateways.get(&GatewayName { namespace, name })?;
         is_proxy_of(&gateway.name, workload).then_some(gateway)
+    }
+
+    /// The workloads with a sidecar behind a service, by name. The proxies of a gateway have none.
+    pub(crate) fn members_behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
+        self.behind(service).filter(|it| self.gateway_of(it).is_none())
     }
 
     /// The workloads without a sidecar behind a service, by name.

@@ -180,7 +180,7 @@ impl Report<'_> {
         }
     }
 
-    /// The endpoints without a sidecar that gateways leave out because of a policy, as a sentence for its author.
+    /// The endpoints without a sidecar that are left out because of a policy, as a sentence for its author.
     pub(super) fn left_out(&self, policy: &ObjectKey) -> impl Iterator<Item = String> + use<> {
         let pods: Vec<String> =
             left_out(self.mesh, policy).into_iter().map(ToString::to_string).collect();
@@ -191,7 +191,7 @@ impl Report<'_> {
             _ => pods.join(", "),
         };
         let sentence = format!(
-            "gateways send no request to endpoints without a sidecar, which cannot enforce it: {shown}"
+            "gateways and sidecars send no request to endpoints without a sidecar, which cannot enforce it: {shown}"
         );
         (!pods.is_empty()).then_some(sentence).into_iter()
     }

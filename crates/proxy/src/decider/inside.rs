@@ -31,7 +31,8 @@ pub(super) async fn ask(
         return Err(NoAnswer::Mesh(Reason::DeniedOutbound));
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
-    let priorities = tagged(worker, port, None)?;
+    // Questions are not asked in plaintext.
+    let priorities = tagged(worker, port, None)?.with_sidecars();
     let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
     let upstream = pick(worker, (&priorities, ward.as_deref()), None, None)?;
     // What bounds requests to a service bounds questions.

@@ -471,7 +471,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
             sighting.upstream = Some(destined.address());
         }
         let lease = {
-            let lease = pin!(destined.lease(&self.session.worker, self.timed.as_ref()));
+            let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
+            let lease = pin!(destined.lease(worker, self.timed.as_ref(), found_http2));
             match &bound.ward {
                 None => lease.await,
                 Some(ward) => ward.wait(lease).await,

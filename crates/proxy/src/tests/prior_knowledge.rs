@@ -1,7 +1,7 @@
 //! Clients that speak HTTP/2 with prior knowledge, on each kind of port, and rejections at both sidecars.
 
 use http::{Request, Response};
-use leno_model::{Access, Protocol, Reach, ServiceView};
+use leno_model::{Access, Endpoint, Protocol, Reach, ServiceView};
 use leno_wire::link::{Event, Limits, Role, StreamKind};
 use tokio::net::TcpListener;
 
@@ -81,6 +81,34 @@ fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
         let mut client = super::fixture::Client::connect(mesh.door).await;
         let offer = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         assert_eq!(client.ask(offer).await.status, 200);
+    });
+}
+
+#[test]
+fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
+    run(async {
+        let meshed = Application::canned(OK).await;
+        let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
+        let mesh = Mesh::new(meshed.address, setup).await;
+        let plain =
+            |address| Endpoint { account: None, ..endpoint("ratings-2", address, "ratings") };
+        let app = application(|request, mut respond| async move {
+            assert!(!request.headers().contains_key("upgrade"));
+            let response = Response::builder().header("x-path", request.uri().path());
+            drop(respond.send_response(response.body(()).unwrap(), true).unwrap());
+        })
+        .await;
+        mesh.route_to(&[plain(app.address)]);
+        for _ in 0..2 {
+            let response = answer(&mesh, call("/shop.Cart/Add")).await;
+            assert_eq!(response.headers()["x-path"], "/shop.Cart/Add");
+        }
+        let http1 = Application::canned(OK).await;
+        mesh.route_to(&[plain(http1.address)]);
+        let mut client = super::fixture::Client::connect(mesh.door).await;
+        assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
+        assert!(http1.requests()[0].head.starts_with("GET / HTTP/1.1"));
+        assert_eq!((meshed.requests().len(), mesh.client.failures().len()), (0, 0));
     });
 }
 

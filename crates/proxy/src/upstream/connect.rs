@@ -90,11 +90,15 @@ pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Resul
     Ok(Lease::Http1(Box::new(Http1Upstream::new(io, patience, counted).until(expires))))
 }
 
-/// A lease of an endpoint without a sidecar, in what its service says is spoken there.
-pub(crate) async fn plainly(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+/// A lease of an endpoint without a sidecar, in the protocol that is spoken there.
+pub(crate) async fn plainly(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+    spoken: Speaks,
+) -> Result<Lease, Reason> {
     let address = upstream.endpoint.address;
     let patience = upstream.patience(worker);
-    let leased = match speaks(upstream, worker) {
+    let leased = match spoken {
         Speaks::Http2 => upstream.http2.lease(address, worker, patience).await.map(Lease::Http2),
         Speaks::Http1 => {
             worker.shard.add(Count::LeaseOpened, 1);
@@ -119,7 +123,8 @@ pub(crate) async fn plain_bytes(
     connected
 }
 
-fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
+/// The protocol that the service of an endpoint without a sidecar declares.
+pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
     let Some(scene) = worker.world.scene() else { return Speaks::Http1 };
     let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(port));

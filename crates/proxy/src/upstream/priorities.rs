@@ -25,6 +25,12 @@ impl Priorities {
         Self { first, others }
     }
 
+    /// The same without the endpoints that have no sidecar.
+    pub(crate) fn with_sidecars(self) -> Self {
+        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed).collect();
+        Self { first: meshed(self.first), others: self.others.as_ref().map(lists) }
+    }
+
     /// The list that an attempt chooses from: the first that has an endpoint, other than `avoid`, against
     /// which nothing speaks, and that does not stay for the bounds of a policy alone; otherwise the first
     /// that has another one of which not all have been removed.
@@ -67,5 +73,13 @@ impl Priorities {
         };
         let list = find(&well).or_else(|| find(&another)).or_else(|| find(&admitted));
         list.unwrap_or(&self.first)
+    }
+}
+
+/// A list without the endpoints that have no sidecar: the same where all have one.
+fn meshed(list: Endpoints) -> Endpoints {
+    match list.iter().all(|endpoint| endpoint.account.is_some()) {
+        true => list,
+        false => list.iter().filter(|endpoint| endpoint.account.is_some()).cloned().collect(),
     }
 }

@@ -1,10 +1,11 @@
-//! Service ports without an endpoint: a problem where requests go there.
+//! Service ports without an endpoint: a problem where requests go there. Endpoints without a sidecar that are excluded.
 
 use std::collections::BTreeSet;
 
-use leno_control::status::ServiceStatus;
+use leno_control::status::{ExcludedStatus, ServiceStatus};
 
 use super::{Facts, Finding, shortened};
+use crate::figures::counted;
 
 /// Empty endpoint lists. Sidecars that are expected to come back have not reported theirs yet.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -22,7 +23,25 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
         (is_used || has_own_traffic).then(|| finding(service, port, is_used))
     });
-    shortened(found.collect(), "leno get services")
+    let mut findings = shortened(found.collect(), "leno get services");
+    let excluded =
+        facts.services.iter().filter_map(|it| Some(exclusion(it, it.excluded.as_ref()?)));
+    findings.extend(shortened(excluded.collect(), "leno get services"));
+    findings
+}
+
+/// Ready endpoints that only clients outside the mesh reach.
+fn exclusion(service: &ServiceStatus, excluded: &ExcludedStatus) -> Finding {
+    let ExcludedStatus { endpoints, setting } = excluded;
+    Finding::notice(
+        format!(
+            "{}: sidecars send no request to {} without a sidecar ({setting})",
+            service.name,
+            counted(*endpoints, "ready endpoint"),
+        ),
+        "restart these pods in a namespace of the mesh to give them a sidecar, or set trafficMode: permissive and egress: \
+         allow until all have one",
+    )
 }
 
 fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
@@ -113,6 +132,25 @@ mod tests {
         facts.services = vec![empty(app(), json!([]))];
         facts.status.settling = true;
         assert!(findings(&facts).is_empty());
+    }
+
+    #[test]
+    fn endpoints_that_a_mode_excludes_are_counted() {
+        let mut facts = healthy();
+        let excluded = |endpoints: usize| {
+            let mut service = empty(json!({}), json!([]));
+            let setting = "trafficMode: strict".to_owned();
+            service.excluded = Some(ExcludedStatus { endpoints, setting });
+            service
+        };
+        facts.services = vec![excluded(5)];
+        let found = findings(&facts);
+        assert_eq!((found.len(), found[0].weight), (1, Weight::Notice));
+        let expected = "shop/stock: sidecars send no request to 5 ready endpoints without a sidecar (trafficMode: strict)";
+        assert_eq!(found[0].what, expected);
+        assert!(found[0].remedy.contains("permissive"), "{}", found[0].remedy);
+        facts.services = (1..=9).map(excluded).collect();
+        assert!(findings(&facts).len() < 9);
     }
 
     #[test]

@@ -1,0 +1,186 @@
+//! Services of which only some workloads have a sidecar: the endpoints for clients with one.
+
+use std::net::IpAddr;
+
+use leno_model::{Change, Object, ObjectKey, Workload};
+
+use super::gateways::{bystander, endpoints, known};
+use super::*;
+use crate::fixture::objects;
+
+/// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`) and as many without
+/// as `plain` names.
+fn cluster(text: &str, plain: &[&str]) -> Mesh {
+    let mut mesh = mesh(text);
+    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    reviews.addresses.insert(ADDRESS);
+    mesh.apply(Change::Upsert(Object::Service(reviews)));
+    for (name, last) in plain.iter().zip(1..) {
+        let labels = "{app: reviews, version: v1}";
+        let workload = bystander(name, labels, [10, 9, 0, last]);
+        mesh.apply(Change::Upsert(Object::Workload(workload)));
+    }
+    mesh
+}
+
+/// The pod with a sidecar becomes ready, or is not any more.
+fn set_ready(mesh: &mut Mesh, ready: bool) {
+    let member = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready, ..member })));
+}
+
+/// The endpoints that a client sees, each with a mark of those with a sidecar.
+fn seen(mesh: &Mesh) -> Vec<(String, bool)> {
+    let all = endpoints(&known(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
+    all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
+}
+
+fn both() -> [(String, bool); 3] {
+    [("reviews-v1-1", true), ("reviews-v1-7", false), ("reviews-v1-8", false)]
+        .map(|(name, has_sidecar)| (name.to_owned(), has_sidecar))
+}
+
+/// True when connections to the address of the service are balanced by sidecars.
+fn is_balanced(mesh: &Mesh) -> bool {
+    let found = occupants(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
+    assert!(found.decided_by.contains(&service("reviews-v1")));
+    *found.at[&ADDRESS] == Occupant::Service(service("reviews-v1"))
+}
+
+fn policy(spec: &str) -> Object {
+    let yaml = format!(
+        "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {{name: p, namespace: bookinfo}}\n\
+         spec: {{targetRefs: [{{kind: Service, name: reviews-v1}}], {spec}}}"
+    );
+    objects(&yaml).pop().unwrap()
+}
+
+#[test]
+fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), both());
+    // One that is not ready is no endpoint, and becomes one without any other change.
+    let mut plain = bystander("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    plain.ready = false;
+    let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    assert!(touched.services.contains(&service("reviews-v1")));
+    assert_eq!(seen(&mesh), both()[..2]);
+    plain.ready = true;
+    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    assert_eq!(seen(&mesh), both());
+}
+
+#[test]
+fn a_pod_with_a_sidecar_that_is_not_ready_changes_nothing() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    set_ready(&mut mesh, false);
+    assert!(!is_balanced(&mesh), "the service is reached as before");
+    assert_eq!(seen(&mesh), both()[1..], "also by whoever calls it by name");
+    set_ready(&mut mesh, true);
+    assert!(is_balanced(&mesh));
+    // Its sidecar has not been heard of, as after a start of the control plane: no plaintext by silence.
+    mesh.listen(&workload("reviews-v1-1"), None);
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), both()[1..]);
+}
+
+#[test]
+fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
+    let mut mesh = cluster(BOOKINFO, &[]);
+    set_ready(&mut mesh, false);
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), []);
+    let plain = bystander("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
+    let plain = Workload { ready: false, ..plain };
+    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    assert!(is_balanced(&mesh));
+}
+
+#[test]
+fn a_service_leaves_the_mesh_as_it_came() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    set_ready(&mut mesh, false);
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    assert!(!is_balanced(&mesh));
+    assert_eq!(seen(&mesh), both()[1..]);
+}
+
+#[test]
+fn where_unready_endpoints_are_wanted_each_of_them_counts() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    reviews.unready = true;
+    mesh.apply(Change::Upsert(Object::Service(reviews)));
+    set_ready(&mut mesh, false);
+    let plain = bystander("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain })));
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), both());
+}
+
+#[test]
+fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
+    let settings = |spec: &str| {
+        let config =
+            "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: default}\nspec: ";
+        objects(&format!("{config}{{{spec}}}")).pop().unwrap()
+    };
+    let reviews = |mesh: &Mesh| mesh.service(&service("reviews-v1")).unwrap().clone();
+    for (spec, barrier) in [
+        ("namespaces: [{name: bookinfo, trafficMode: strict}]", Barrier::Strict),
+        ("egress: deny", Barrier::Egress),
+    ] {
+        let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+        assert_eq!(barred(&mesh, &reviews(&mesh)), None);
+        let allow = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
+                     spec: {serviceAccounts: [reviews], allow: [{from: [{namespace: bookinfo}]}]}";
+        mesh.apply(Change::Upsert(objects(allow).pop().unwrap()));
+        mesh.apply(Change::Upsert(settings(spec)));
+        assert_eq!(seen(&mesh), both()[..1], "{spec}");
+        assert_eq!(barred(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
+        // Without a ready member nothing is balanced, and nothing left out.
+        set_ready(&mut mesh, false);
+        assert_eq!(barred(&mesh, &reviews(&mesh)), None, "{spec}");
+    }
+}
+
+#[test]
+fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Upsert(policy("concurrency: {requests: 10}")));
+    assert_eq!(seen(&mesh), both()[..1]);
+    // Nor are they reached as before while the one that enforces it is not ready.
+    set_ready(&mut mesh, false);
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), []);
+    let Object::ServicePolicy(applied) = policy("concurrency: {requests: 10}") else { panic!() };
+    assert_eq!(left_out(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
+    // Where no pod has a sidecar no policy is enforced, and none takes requests away.
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    assert!(!is_balanced(&mesh));
+}
+
+#[test]
+fn a_headless_service_leads_to_each_pod_as_it_is() {
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7"]);
+    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    reviews.addresses.clear();
+    mesh.apply(Change::Upsert(Object::Service(reviews)));
+    let member = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
+    mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..member })));
+    let name = service("reviews-v1");
+    let stands_for = |mesh: &Mesh| {
+        whereabouts(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
+    };
+    assert_eq!(stands_for(&mesh), [plain, meshed]);
+    let found = occupants(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
+    assert!(matches!(&*found.at[&meshed], Occupant::Workload { .. }));
+    assert_eq!(*found.at[&plain], Occupant::Outside);
+    // The pod whose sidecar cannot start is in no answer.
+    set_ready(&mut mesh, false);
+    assert_eq!(stands_for(&mesh), [plain]);
+}
+
+const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 0, 9));

@@ -1,0 +1,193 @@
+//! A namespace joins the mesh and leaves it while clients in the mesh send requests: none fails.
+
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
+use leno_tests::eventually;
+
+use crate::under_load::Load;
+
+/// Six ready servers without a sidecar, and the namespace of a client with one.
+fn outside(what: &str) -> (Namespace, Namespace) {
+    let servers = Namespace::new(what, Injection::Disabled);
+    servers.http_server("server", REPLICAS);
+    servers.wait_ready();
+    (servers, Namespace::new(&format!("{what}-clients"), Injection::Enabled))
+}
+
+fn url(servers: &Namespace) -> String {
+    format!("http://server.{}/", servers.name())
+}
+
+/// Ends the load: nothing may have failed.
+fn end(load: Load<'_>) {
+    let (requests, failed) = load.end();
+    assert!(requests > 1000, "{requests}");
+    assert_eq!(failed, serde_json::json!({}), "of {requests}");
+}
+
+/// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts what is in it.
+fn restart(servers: &Namespace, label: &str, object: &str) {
+    printed(&kubectl(&["label", "namespace", servers.name(), label]));
+    printed(&servers.kubectl(&["rollout", "restart", object]));
+    printed(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
+}
+
+/// The pods of an application with a sidecar.
+fn meshed(servers: &Namespace, app: &str) -> usize {
+    servers.containers(app).split_whitespace().filter(|name| *name == "leno-proxy").count()
+}
+
+/// Waits until a pod has a container that waits for this reason.
+fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
+    let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
+                  {.status.containerStatuses[*].state.waiting.reason}";
+    eventually(&format!("{pod} waits for {reasons:?}"), Duration::from_secs(180), || {
+        let said = printed(&servers.kubectl(&["get", "pod", pod, "-o", states]));
+        reasons.iter().any(|reason| said.contains(reason)).then_some(())
+    });
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
+    let (servers, clients) = outside("late");
+    let load = Load::start(&clients, &url(&servers));
+    restart(&servers, "leno.dev/injection=enabled", "deployment/server");
+    eventually("all pods have a sidecar", Duration::from_secs(120), || {
+        (meshed(&servers, "server") == REPLICAS as usize).then_some(())
+    });
+    restart(&servers, "leno.dev/injection-", "deployment/server");
+    eventually("no pod has a sidecar", Duration::from_secs(120), || {
+        (meshed(&servers, "server") == 0).then_some(())
+    });
+    end(load);
+}
+
+/// Two pods of the same Service with a sidecar: an image that cannot be pulled, and a sidecar that crashes at once.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_pod_that_cannot_start_changes_nothing() {
+    let (servers, clients) = outside("broken");
+    let load = Load::start(&clients, &url(&servers));
+    servers.apply(
+        "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
+         {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
+         [{containerPort: 8080, name: http}]}]}}",
+    );
+    expect_waiting(&servers, "unpulled", &["ErrImageNeverPull", "ImagePullBackOff"]);
+    assert!(
+        printed(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
+    );
+    servers.apply(&format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: crashing, labels: {{app: server}}}}, spec: {{serviceAccountName: server, \
+         initContainers: [{{name: leno-proxy, image: {}, imagePullPolicy: Never, restartPolicy: Always, args: [no-such-command]}}], \
+         containers: [{{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{{containerPort: \
+         8080, name: http}}], readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1}}}}]}}}}",
+        image(),
+    ));
+    expect_waiting(&servers, "crashing", &["CrashLoopBackOff"]);
+    end(load);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
+    let (servers, clients) = outside("canary");
+    clients.client("client");
+    clients.wait_ready();
+    let load = Load::start(&clients, &url(&servers));
+    let canary = leno_tests::cluster::http_server("canary", 1, "");
+    let canary = canary
+        .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
+    let canary = canary
+        .replace("{matchLabels: {app: canary}}", "{matchLabels: {app: server, track: canary}}");
+    servers.apply(&canary);
+    printed(&servers.kubectl(&["rollout", "status", "deployment/canary", "--timeout=300s"]));
+    assert_eq!(meshed(&servers, "server"), 1);
+    let address = url(&servers);
+    let pods = servers.pods("server");
+    assert_eq!(pods.len(), 1 + REPLICAS as usize);
+    let all: Vec<&str> = pods.iter().map(String::as_str).collect();
+    clients.expect_reached("client", &[&address], &all);
+    printed(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
+    eventually("the canary is gone", Duration::from_secs(120), || {
+        (servers.pods("server").len() == REPLICAS as usize).then_some(())
+    });
+    end(load);
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
+    let servers = Namespace::new("stateful", Injection::Disabled);
+    servers.apply(STATEFUL);
+    printed(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
+    let clients = Namespace::new("stateful-clients", Injection::Enabled);
+    clients.client("client");
+    clients.wait_ready();
+    let load = Load::start(&clients, &url(&servers));
+    let reached = || {
+        let headless = format!("http://each.{}:8080/", servers.name());
+        clients.expect_reached("client", &[&headless], &["server-0", "server-1", "server-2"]);
+        for pod in ["server-0", "server-1", "server-2"] {
+            let one = format!("http://{pod}.each.{}:8080/", servers.name());
+            clients.expect_reached("client", &[&one], &[pod]);
+        }
+    };
+    reached();
+    // One of three joins, then the others.
+    for (first, with_sidecar) in [(2, 1), (0, 3)] {
+        let update = format!(
+            "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{first}}}}}}}}}"
+        );
+        printed(&servers.kubectl(&["patch", "statefulset/server", "--type=merge", "-p", &update]));
+        if first > 0 {
+            restart(&servers, "leno.dev/injection=enabled", "statefulset/server");
+        }
+        eventually("the pods have a sidecar", Duration::from_secs(180), || {
+            (meshed(&servers, "server") == with_sidecar).then_some(())
+        });
+        printed(&servers.kubectl(&[
+            "wait",
+            "--for=condition=Ready",
+            "pods",
+            "--all",
+            "--timeout=300s",
+        ]));
+        reached();
+    }
+    end(load);
+}
+
+/// Three servers with names of their own, a Service of all, and a headless one.
+const STATEFUL: &str = "
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, ports: [{name: http, port: 80, targetPort: http}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: each}, spec: {clusterIP: None, selector: {app: server}, ports: [{name: http, port: 8080, targetPort: http}]}}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: server}
+spec:
+  serviceName: each
+  replicas: 3
+  selector: {matchLabels: {app: server}}
+  template:
+    metadata: {labels: {app: server}}
+    spec:
+      serviceAccountName: server
+      containers:
+      - name: app
+        image: kc.local/testapp:1
+        imagePullPolicy: Never
+        args: [http, -linger, 8s]
+        ports: [{containerPort: 8080, name: http}]
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+";
+/// The servers of a Deployment.
+const REPLICAS: u32 = 6;
+/// The names of the containers that a sidecar may be among.
+const SIDECAR: &str = "jsonpath={.spec.initContainers[*].name}";
