@@ -83,6 +83,7 @@ macro_rules! reasons {
                             | Self::BodyStalled
                             | Self::IdleTimeout
                             | Self::DownstreamClosed
+                            | Self::AttemptAbandoned
                             | Self::HandshakeFailed
                     ),
                 }
@@ -263,6 +264,9 @@ reasons! {
     BodyTooLarge "E1016" "body-too-large" 413 Downstream Never
         "Send a smaller body, or raise `body.maxBytes`, or set `body.allowPartial`, in the \
          ExternalAuthorization that `leno explain request` shows.";
+    /// The client's sidecar abandoned this attempt: another attempt answered first, or a time limit of the route passed.
+    AttemptAbandoned "E1017" "attempt-abandoned" 0 Downstream Never
+        "Nothing failed here. Where there are many, the Hedging or the timeouts of the route are too short for the service.";
     /// An authorization service denied it.
     DeniedByService "E3020" "denied-by-service" 403 Ours Never
         "Ask who runs the service that the ExternalAuthorization names; `leno explain request` \
@@ -354,6 +358,7 @@ mod tests {
         ("E3020", "denied-by-service"),
         ("E3021", "authorization-unavailable"),
         ("E3022", "rate-limit-unavailable"),
+        ("E1017", "attempt-abandoned"),
     ];
 
     #[test]

@@ -113,6 +113,14 @@ impl<'a> Record<'a> {
         record
     }
 
+    /// The client's sidecar abandoned the attempt, and the client still waits: it has not gone away.
+    #[cold]
+    pub(crate) fn abandon(&mut self) {
+        if self.reason == Some(Reason::DownstreamClosed) {
+            self.reason = Some(Reason::AttemptAbandoned);
+        }
+    }
+
     /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
         self.reason = self.head.rejection;

@@ -52,6 +52,11 @@ impl<'a> KeepBack<'a> {
         Some(Self { rule, worker, request, bears, held, kept_back, retrying })
     }
 
+    /// True once an answer was kept from the client.
+    pub(crate) fn has_kept(&self) -> bool {
+        self.kept_back.get().is_some()
+    }
+
     /// Whether an answer is kept from the client; then the retry is paid for. `witness`: who would know
     /// of it.
     pub(crate) fn keeps(

@@ -39,6 +39,7 @@ use super::respond::Responder;
 use super::route::{Bound, Destination, route};
 use crate::error::Failure;
 use crate::hits;
+use crate::http2::cancel;
 use crate::record::{Hedge, Record};
 use crate::session::{Entrance, Session};
 use crate::upstream::gate::Retrying;
@@ -121,6 +122,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         exchange
     }
 
+    /// Notes that the client's sidecar abandoned this attempt, and not the client the request.
+    #[cold]
+    pub(crate) fn abandon(&mut self) {
+        self.record.abandon();
+    }
+
     /// Carries the request to where it belongs and its answer back.
     ///
     /// # Errors
@@ -196,7 +203,15 @@ impl<'a, 'io> Exchange<'a, 'io> {
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(aim, bound).await,
             Some(limit) => {
-                let outcome = tokio::time::timeout(limit, self.attempts(aim, bound)).await;
+                let outcome = {
+                    let _abandoned = cancel::Attempt;
+                    let mut attempts = pin!(self.attempts(aim, bound));
+                    let outcome = tokio::time::timeout(limit, &mut attempts).await;
+                    if outcome.is_err() {
+                        cancel::Attempt::abandon();
+                    }
+                    outcome
+                };
                 outcome.unwrap_or_else(|_| {
                     self.settle(Hedge::Lost);
                     self.end_attempt(Err(Reason::RequestTimeout));
@@ -354,23 +369,27 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let mut tried = None;
         loop {
-            let outcome = match self.hedge(aim, bound) {
-                None => {
-                    let attempt = pin!(self.attempt(aim, bound, &mut tried));
-                    match limit {
-                        None => attempt.await,
-                        Some(limit) => in_limit(limit, attempt).await,
+            let outcome = {
+                // It ends before the pause for a retry: other requests run meanwhile.
+                let _abandoned = limit.map(|_| cancel::Attempt);
+                match self.hedge(aim, bound) {
+                    None => {
+                        let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                        match limit {
+                            None => attempt.await,
+                            Some(limit) => in_limit(limit, attempt).await,
+                        }
                     }
-                }
-                // Boxed, so that the others need no room for it.
-                Some(rule) => {
-                    let both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
-                    let outcome = match limit {
-                        None => both.await,
-                        Some(limit) => in_limit(limit, both).await,
-                    };
-                    self.settle(Hedge::Lost);
-                    outcome
+                    // Boxed, so that the others need no room for it.
+                    Some(rule) => {
+                        let both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
+                        let outcome = match limit {
+                            None => both.await,
+                            Some(limit) => in_limit(limit, both).await,
+                        };
+                        self.settle(Hedge::Lost);
+                        outcome
+                    }
                 }
             };
             let Err(reason) = outcome else {
@@ -579,7 +598,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
 /// and mean the same there as from a client that offers to go on in HTTP/2 (RFC 7540 §3.2).
 const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
-/// An attempt, in the time that the rule gives it. `started`: the client has a part of the answer.
+/// An attempt, in the time that the rule gives it. `started`: the client has a part of the answer. The caller has a
+/// [`cancel::Attempt`].
 async fn in_limit(
     (limit, started): (AttemptLimit, &Cell<bool>),
     attempt: impl Future<Output = Result<(), Reason>>,
@@ -588,6 +608,9 @@ async fn in_limit(
     match tokio::time::timeout(limit.time(), &mut attempt).await {
         Ok(outcome) => outcome,
         Err(_) if limit.is_of_head() && started.get() => attempt.await,
-        Err(_) => Err(Reason::AttemptTimeout),
+        Err(_) => {
+            cancel::Attempt::abandon();
+            Err(Reason::AttemptTimeout)
+        }
     }
 }

@@ -372,8 +372,11 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 (false, true) => Source::link(stream, BodyLength::UntilClose),
                 (false, false) => Source::link(stream, head.body),
             };
-            reply.finish(&bytes, &head, source).await?;
-            return Ok(true);
+            let finished = reply.finish(&bytes, &head, source).await;
+            if finished.is_err() && reply.is_kept_back() {
+                stream.abandon();
+            }
+            return finished.map(|()| true);
         },
         Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
         Upstreamed::Http1(reader) => loop {
@@ -542,6 +545,12 @@ impl Reply<'_, '_> {
             Broken::Sink => Reason::DownstreamClosed,
             Broken::SinkStalled => Reason::BodyStalled,
         })
+    }
+
+    /// True where the client does not get this answer, and another attempt follows.
+    #[cold]
+    fn is_kept_back(&self) -> bool {
+        self.keep_back.as_ref().is_some_and(KeepBack::has_kept)
     }
 
     /// The peer's sidecar rejected the request: the response to come is not the application's.

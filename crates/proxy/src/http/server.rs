@@ -210,17 +210,23 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let mut exchange =
                 Exchange::new(session, &request, &mut body, (&mut responder, &started));
             let given_up = cancel::Request;
-            let mut exchange = pin!(exchange.run());
-            tokio::select! {
-                biased;
-                lost = stream.lost() => if let Lost::Http2(code) = lost {
-                    given_up.is_given_up(code);
-                },
-                ended = &mut exchange => {
-                    if let Err(code) = ended {
-                        stream.reset(code);
+            {
+                let mut running = pin!(exchange.run());
+                tokio::select! {
+                    biased;
+                    lost = stream.lost() => if let Lost::Http2(code) = lost {
+                        given_up.is_given_up(code);
+                    },
+                    ended = &mut running => {
+                        if let Err(code) = ended {
+                            stream.reset(code);
+                        }
+                        return;
                     }
                 }
+            }
+            if stream.is_abandoned() {
+                exchange.abandon();
             }
         }
         Err(error) => {

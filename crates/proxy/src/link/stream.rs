@@ -228,6 +228,18 @@ impl LinkStream {
         state.wake_driver();
     }
 
+    /// Gives up an attempt whose client still waits.
+    pub(crate) fn abandon(&self) {
+        self.reset_for(ABANDONED, Reason::AttemptAbandoned);
+    }
+
+    /// True where the peer's sidecar abandoned the attempt, and its client still waits. It is for counts only.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let state = self.shared.state.borrow();
+        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
+        reported == Some(Reason::AttemptAbandoned)
+    }
+
     /// The reason for which the peer's sidecar rejected the stream. It is for counts only: the code of the reset
     /// decides.
     pub(crate) fn rejection(&self) -> Option<Reason> {
@@ -247,7 +259,13 @@ impl Drop for LinkStream {
         if removed.is_whole && !state.is_ending() {
             return;
         }
-        state.link.reset(self.id, cancel::code());
+        match cancel::is_abandoned() {
+            true => state.link.reset_for(self.id, ABANDONED, Reason::AttemptAbandoned.label()),
+            false => state.link.reset(self.id, cancel::code()),
+        }
         state.wake_driver();
     }
 }
+
+/// The code for an attempt that this sidecar abandons.
+const ABANDONED: ResetCode = ResetCode::Cancelled;

@@ -16,7 +16,7 @@ use leno_telemetry::Count;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::fixture::{Application, Client, GET, Mesh, OK, PORT, plan, run, service, view};
+use super::fixture::{Application, Client, GET, Mesh, OK, PORT, plan, run, service, until, view};
 use super::http2;
 use super::routes::{routed, rule};
 
@@ -63,6 +63,29 @@ fn an_answer_that_the_rule_names_is_asked_for_again_elsewhere() {
         assert!(whole(&busy) && whole(&fine));
         assert_eq!((busy.requests().len(), fine.requests().len()), (1, asked));
         assert_eq!(counted(&mesh), (1, 0));
+    });
+}
+
+/// Issue 26: an answer that the client does not get is read no further, and is no departure of the client.
+#[test]
+fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
+    run(async {
+        let busy = Application::start(|mut client| async move {
+            while client.head().await.is_some() {
+                client.send("HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nbusy").await;
+            }
+        })
+        .await;
+        let mesh = Mesh::permissive(busy.address).await;
+        let fine = Application::canned(OK).await;
+        let (_server, other) = mesh.server("ratings-2", fine.address).await;
+        obey(&mesh, retrying(&[503], 1), &[other]);
+        let mut client = Client::connect(mesh.door).await;
+        while mesh.server.ended() == 0 {
+            assert_eq!(client.ask(GET).await.text(), "ok");
+        }
+        assert_eq!(mesh.server.failures(), [("attempt-abandoned", 1)].into());
+        assert!(mesh.client.failures().is_empty());
     });
 }
 
@@ -143,6 +166,8 @@ fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
         // Where nothing else is there, the limit is what the client hears of.
         obey(&mesh, limited(&[], 0), &[]);
         assert_eq!(client.ask(GET).await.verdict(), (504, Some("attempt-timeout")));
+        until(|| mesh.server.failures().contains_key("attempt-abandoned")).await;
+        assert_eq!(mesh.server.failures().len(), 1);
         // It may have had its effect: only a rule that names 504 repeats a POST.
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
         for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {

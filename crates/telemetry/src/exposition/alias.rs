@@ -71,9 +71,10 @@ const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
     (alias("rq_rx_reset", "those with the reason `upstream-reset`"), |it| {
         it.reasons(&["upstream-reset"])
     }),
-    (alias("rq_tx_reset", "those with the reason `downstream-closed`"), |it| {
-        it.reasons(&["downstream-closed"])
-    }),
+    (
+        alias("rq_tx_reset", "those with the reason `downstream-closed` or `attempt-abandoned`"),
+        |it| it.reasons(&["downstream-closed", "attempt-abandoned"]),
+    ),
     (
         alias("rq_pending_overflow", "those with the reason `circuit-full` or `circuit-open`"),
         |it| it.reasons(&["circuit-full", "circuit-open"]),

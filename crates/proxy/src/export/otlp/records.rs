@@ -71,7 +71,8 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
 /// An error where a request failed, a warning where that was the client's doing or the answer says so.
 fn severity(seen: &Seen) -> (i32, &'static str) {
     let outcome = &seen.outcome;
-    let is_clients = outcome.reason == Some(Reason::DownstreamClosed.label());
+    let gone = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
+    let is_clients = outcome.reason.is_some_and(|reason| gone.contains(&reason));
     match outcome.status {
         400..=499 => (13, "WARN"),
         _ if is_clients => (13, "WARN"),

@@ -24,6 +24,7 @@ use crate::http::mirror::send_whole;
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::{Bound, Destination};
+use crate::http2::cancel;
 use crate::link::{LinkStream, ReceivedHead};
 use crate::record::Hedge;
 use crate::upstream::gate::Retrying;
@@ -160,7 +161,7 @@ impl Exchange<'_, '_> {
         let mut first = Some(Box::pin(self.attempt(aim, bound, tried)));
         let mut second = Some(Box::pin(second.answered(after)));
         let mut failed = None;
-        poll_fn(|cx| {
+        let raced = poll_fn(|cx| {
             if let Some(attempt) = &mut first
                 && let Poll::Ready(outcome) = attempt.as_mut().poll(cx)
             {
@@ -175,7 +176,9 @@ impl Exchange<'_, '_> {
                     outcome => return Poll::Ready(Raced::First(outcome)),
                 }
             }
-            if beside.is_answered.get() {
+            if beside.is_answered.get() && second.is_some() {
+                let _abandoned = cancel::Attempt;
+                cancel::Attempt::abandon();
                 second = None;
             }
             if let Some(attempt) = &mut second
@@ -196,7 +199,13 @@ impl Exchange<'_, '_> {
                 _ => Poll::Pending,
             }
         })
-        .await
+        .await;
+        if !matches!(raced, Raced::First(Err(Reason::DownstreamClosed))) {
+            let _abandoned = cancel::Attempt;
+            cancel::Attempt::abandon();
+            drop((first, second));
+        }
+        raced
     }
 }
 
@@ -290,8 +299,14 @@ impl Second<'_> {
         let stream = sent.map_err(Ending::Broken)?;
         timed.waits();
         let head = stream.final_head().await;
-        self.judge(&head.map_err(|lost| Ending::Broken(lost_reason(lost)))?, (trial, timed))?;
-        Ok(Some(stream))
+        let head = head.map_err(|lost| Ending::Broken(lost_reason(lost)))?;
+        match self.judge(&head, (trial, timed)) {
+            Ok(()) => Ok(Some(stream)),
+            Err(ending) => {
+                stream.abandon();
+                Err(ending)
+            }
+        }
     }
 
     /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries,
