@@ -34,6 +34,8 @@ pub(crate) struct LinkHandle(Rc<Shared>);
 /// What the driver and the streams of one link share; borrowed only between awaits.
 struct Shared {
     state: RefCell<State>,
+    /// Runs before the streams are lost when the peer leaves a ping unanswered.
+    when_silent: RefCell<Option<Box<dyn FnOnce()>>>,
     /// Told when the whole link changes: it is greeted, drained of output, or broken.
     changed: Notify,
 }
@@ -54,8 +56,10 @@ struct State {
     retired: bool,
     /// Both ends know which stream is the last.
     concluded: bool,
-    /// A stream was opened since somebody asked.
+    /// A stream was opened or written to since the driver looked.
     used: bool,
+    /// The peer left a ping unanswered.
+    is_silent: bool,
     /// The peer's limits are known; before that only few streams fit.
     greeted: bool,
 }
@@ -82,9 +86,11 @@ impl LinkHandle {
             retired: false,
             concluded: false,
             used: false,
+            is_silent: false,
             greeted: false,
         };
-        Self(Rc::new(Shared { state: RefCell::new(state), changed: Notify::new() }))
+        let when_silent = RefCell::default();
+        Self(Rc::new(Shared { state: RefCell::new(state), when_silent, changed: Notify::new() }))
     }
 
     /// Opens a stream whose head is written by `write_head`; `end`: nothing follows it.
@@ -119,6 +125,11 @@ impl LinkHandle {
     /// Whether the connection is gone.
     pub(crate) fn is_broken(&self) -> bool {
         self.0.state.borrow().broken
+    }
+
+    /// Runs `act` when the peer leaves a ping unanswered, before the streams of the link are lost.
+    pub(crate) fn when_silent(&self, act: impl FnOnce() + 'static) {
+        *self.0.when_silent.borrow_mut() = Some(Box::new(act));
     }
 
     /// Streams under way.
@@ -217,6 +228,10 @@ impl LinkHandle {
 
     /// The connection is gone: every stream hears of it.
     fn break_off(&self) {
+        let act = self.0.when_silent.take();
+        if let Some(act) = act.filter(|_| self.0.state.borrow().is_silent) {
+            act();
+        }
         let mut state = self.0.state.borrow_mut();
         state.broken = true;
         state.congested.clear();

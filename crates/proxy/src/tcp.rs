@@ -37,7 +37,9 @@ use crate::session::{Entrance, Session};
 use crate::splice::splice;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
-use crate::upstream::{Destined, Http1Upstream, InFlight, Lease, Upstream, pick::pick};
+use crate::upstream::{
+    Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick, wait_for,
+};
 use crate::worker::Worker;
 use crate::world::Scene;
 
@@ -277,7 +279,8 @@ async fn open_among(
             None => None,
             Some(ward) => Some(ward.begin(&upstream, None)?),
         };
-        let opened = open_at(&upstream, worker, begins).await;
+        let wait = wait_for(record.retries, priorities.len());
+        let opened = open_at(&upstream, worker, (begins, wait)).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
             trial.end(worker, broken.unwrap_or(Ending::Opened));
@@ -291,6 +294,7 @@ async fn open_among(
             body_replayable: true,
             response_started: false,
             number: u8::try_from(record.retries).unwrap_or(u8::MAX),
+            others: priorities.len().saturating_sub(1),
         };
         match opened {
             Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,
@@ -312,11 +316,12 @@ async fn open_pinned(
     worker.sweep(&scene);
     let upstream = worker.upstream(&endpoint);
     let in_flight = upstream.enter();
-    let mut opened = open_stream(&upstream, worker, begins).await;
+    let whole = (begins, Wait::Whole);
+    let mut opened = open_stream(&upstream, worker, whole).await;
     // A link may have ended in the moment in which it was chosen.
     if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_stream(&upstream, worker, begins).await;
+        opened = open_stream(&upstream, worker, whole).await;
     }
     Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
     opened.map(|stream| (stream, (in_flight, None)))
@@ -389,21 +394,21 @@ fn behind<'a>(
 async fn open_at(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: Sniffed,
+    (begins, wait): (Sniffed, Wait),
 ) -> Result<Passage, Unopened> {
     if upstream.is_plain() {
-        let connected = Box::pin(plain_bytes(upstream, worker)).await?;
+        let connected = Box::pin(plain_bytes(upstream, worker, wait)).await?;
         return Ok(Passage::Plain(Box::new(connected)));
     }
-    open_stream(upstream, worker, begins).await.map(Passage::Link)
+    open_stream(upstream, worker, (begins, wait)).await.map(Passage::Link)
 }
 
 async fn open_stream(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: Sniffed,
+    (begins, wait): (Sniffed, Wait),
 ) -> Result<LinkStream, Unopened> {
-    let link = match upstream.lease(worker, None).await? {
+    let link = match upstream.lease(worker, None, wait).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
         Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported.into()),

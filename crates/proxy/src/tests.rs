@@ -39,6 +39,7 @@ mod joining;
 mod jwt;
 mod latency;
 mod limits;
+mod liveness;
 mod memory;
 mod opaque;
 mod openings;

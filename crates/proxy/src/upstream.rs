@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
+use leno_traffic::retry;
 
 use crate::application_ports::START_PATIENCE;
 use crate::http2::client::{Http2Lease, Http2Pool};
@@ -38,6 +39,8 @@ pub(crate) struct Upstream {
     picked: Cell<Option<Instant>>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
+    /// It did not answer a connection or a ping in time: requests stay away until a probe connects. Only while it is avoided.
+    is_unresponsive: Cell<bool>,
     /// How long connecting may take by a policy; as long as for all when absent.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
     /// Its place in the ward that watches over it.
@@ -51,6 +54,24 @@ pub(crate) struct Upstream {
     is_foreign: Cell<bool>,
     /// Connections to a peer that answered `h2`.
     http2: Http2Pool,
+}
+
+/// How long a request waits for a connection to an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// As long as connecting may take.
+    Whole,
+    /// Shorter: there are other endpoints to try. The connection attempt goes on.
+    Short,
+}
+
+/// How long an attempt waits for a connection that so many retries came before, at one of so many endpoints.
+pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
+    let number = usize::try_from(retries).unwrap_or(usize::MAX);
+    match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
+        true => Wait::Short,
+        false => Wait::Whole,
+    }
 }
 
 /// A way to send one request.
@@ -100,6 +121,7 @@ impl Upstream {
             picked: Cell::new(None),
             failures: Cell::new(0),
             avoided_until: Cell::new(None),
+            is_unresponsive: Cell::new(false),
             connect_timeout: Cell::new(None),
             slot: Cell::new(watch::NOWHERE),
             links: RefCell::default(),
@@ -116,6 +138,7 @@ impl Upstream {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
+        wait: Wait,
     ) -> Result<Lease, Reason> {
         if let Some(link) = self.open_link() {
             worker.shard.add(Count::LeaseReused, 1);
@@ -133,10 +156,10 @@ impl Upstream {
         }
         let leased = if self.is_plain() {
             let spoken = connect::speaks(self, worker);
-            Box::pin(connect::plainly(self, worker, spoken)).await
+            Box::pin(connect::plainly(self, worker, (spoken, wait))).await
         } else {
             worker.shard.add(Count::LeaseOpened, 1);
-            connect::endpoint(self, worker).await
+            connect::endpoint(self, worker, wait).await
         };
         if let Some(timed) = timed {
             timed.connected();
@@ -146,13 +169,17 @@ impl Upstream {
 
     /// The same, at an endpoint without a sidecar, for a request of a client of HTTP/2: the application is spoken to in
     /// the same.
-    async fn lease_http2(self: &Rc<Self>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    async fn lease_http2(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        wait: Wait,
+    ) -> Result<Lease, Reason> {
         match self.http2.ready() {
             Some(lease) => {
                 worker.shard.add(Count::LeaseReused, 1);
                 Ok(Lease::Http2(lease))
             }
-            None => connect::plainly(self, worker, Speaks::Http2).await,
+            None => connect::plainly(self, worker, (Speaks::Http2, wait)).await,
         }
     }
 
@@ -209,7 +236,26 @@ impl Upstream {
     /// Whether nothing recent speaks against it. While one request tries whether it can be connected to
     /// again, the others wait for what comes of it elsewhere.
     pub(crate) fn is_usable(&self, now: Instant) -> bool {
-        self.avoided_until.get().is_none_or(|until| until <= now && self.attempt.borrow().is_none())
+        self.avoided_until.get().is_none_or(|until| {
+            until <= now && !self.is_unresponsive.get() && self.attempt.borrow().is_none()
+        })
+    }
+
+    /// Tries to connect to an unresponsive endpoint when it is time, beside all requests.
+    #[inline(never)]
+    pub(crate) fn probe(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
+        let is_due = self.avoided_until.get().is_some_and(|until| until <= now);
+        if is_due && self.is_unresponsive.get() && self.attempt.borrow().is_none() {
+            connect::probe(self, worker);
+        }
+    }
+
+    /// It did not answer in time: others are preferred until it can be connected to.
+    fn lose(&self, worker: &Worker) {
+        self.avoid(worker);
+        self.is_unresponsive.set(true);
+        self.foreign.clear();
+        self.http2.clear();
     }
 
     /// It, or the application behind it, could not be reached: others are preferred for a while.
@@ -229,6 +275,7 @@ impl Upstream {
     fn welcome(&self) {
         self.failures.set(0);
         self.avoided_until.set(None);
+        self.is_unresponsive.set(false);
     }
 
     /// Takes no more requests; those under way finish.
@@ -243,6 +290,14 @@ impl Upstream {
     /// How long connecting to it may take.
     fn patience(&self, worker: &Worker) -> Duration {
         self.connect_timeout.get().unwrap_or(worker.config.limits.connect_timeout)
+    }
+
+    /// How long a request waits for a connection to it. A policy's time is always waited for.
+    fn patience_of(&self, worker: &Worker, wait: Wait) -> Duration {
+        match (wait, self.connect_timeout.get()) {
+            (Wait::Short, None) => worker.config.limits.connect_timeout.min(SHORT_WAIT),
+            (Wait::Short | Wait::Whole, _) => self.patience(worker),
+        }
     }
 
     fn open_link(&self) -> Option<LinkHandle> {
@@ -407,6 +462,8 @@ impl Drop for Timed {
     }
 }
 
+/// The time that a request waits for a connection to an endpoint before it tries another one.
+const SHORT_WAIT: Duration = Duration::from_secs(1);
 /// Streams on one link before another is opened; below the peer's limit of 1024.
 const STREAMS_PER_LINK: usize = 1000;
 
@@ -457,17 +514,17 @@ impl Destined {
         &self,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
-        found_http2: bool,
+        (found_http2, wait): (bool, Wait),
     ) -> Result<Lease, Reason> {
         match self {
             Self::Application(application) => application.lease(worker).await,
             // Boxed, so that the others need no room for it.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
-                let leased = Box::pin(upstream.lease_http2(worker)).await;
+                let leased = Box::pin(upstream.lease_http2(worker, wait)).await;
                 timed.into_iter().for_each(Timed::connected);
                 leased
             }
-            Self::Upstream(upstream) => upstream.lease(worker, timed).await,
+            Self::Upstream(upstream) => upstream.lease(worker, timed, wait).await,
         }
     }
 

@@ -33,6 +33,7 @@ pub(crate) const ATTEMPT: Attempt = Attempt {
     body_replayable: true,
     response_started: false,
     number: 0,
+    others: 0,
 };
 
 pub(crate) fn hedging() -> HedgeRule {

@@ -17,6 +17,8 @@ pub struct Attempt {
     pub response_started: bool,
     /// How many attempts came before it: 0 for the first.
     pub number: u8,
+    /// The number of endpoints that it could have gone to instead.
+    pub others: usize,
 }
 
 /// How much of a request left this sidecar.
@@ -30,12 +32,13 @@ pub enum Sent {
 
 /// Whether the request may be sent once more.
 ///
-/// Never twice more than [`RETRIES_MAX`], never after a part of a response was passed on, and
+/// Never more often than [`RETRIES_MAX`], or [`unsent_max`] where nothing was sent, never after a part of a response was passed on, and
 /// never when bytes that would have to be sent again are gone. Otherwise the reason decides.
 #[must_use]
 pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
     let unsent = attempt.sent == Sent::Nothing;
-    if attempt.number >= RETRIES_MAX
+    let most = if unsent { unsent_max(attempt.others) } else { RETRIES_MAX.into() };
+    if usize::from(attempt.number) >= most
         || attempt.response_started
         || !(unsent || attempt.body_replayable)
     {
@@ -61,11 +64,17 @@ pub enum Setback {
 ///
 /// An answer counts when the rule names its status. A failure before anything was sent always
 /// counts. One after that, which may have had its effect, counts for methods that are idempotent;
-/// for others only when the rule names the status that the client would get for it.
+/// for others only when the rule names the status that the client would get for it. A rule without attempts permits none;
+/// any other lets a request of which nothing was sent go to one endpoint after another, as without a rule.
 #[must_use]
 pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> bool {
     let unsent = attempt.sent == Sent::Nothing;
-    if attempt.number >= rule.attempts
+    let most = match rule.attempts {
+        0 => 0,
+        attempts if unsent => unsent_max(attempt.others).max(attempts.into()),
+        attempts => attempts.into(),
+    };
+    if usize::from(attempt.number) >= most
         || attempt.response_started
         || !(unsent || attempt.body_replayable)
     {
@@ -105,6 +114,16 @@ pub fn is_idempotent(method: &str) -> bool {
 /// attempt multiplies the load of a service that is already in trouble.
 pub const RETRIES_MAX: u8 = 1;
 
+/// The most retries of a request of which nothing was sent, where there are so many other endpoints: several may be lost at once,
+/// with their node, and none of them has work with an attempt to connect.
+#[must_use]
+pub fn unsent_max(others: usize) -> usize {
+    others.clamp(RETRIES_MAX.into(), UNSENT_RETRIES_MAX)
+}
+
+/// Retries of a request of which nothing was sent: each waits for a connection for a second.
+pub const UNSENT_RETRIES_MAX: usize = 4;
+
 /// How many times its first length a pause may reach.
 pub const GROWTH_MAX: u32 = 10;
 
@@ -118,6 +137,7 @@ mod tests {
         body_replayable: false,
         response_started: false,
         number: 0,
+        others: 0,
     };
 
     #[test]
@@ -127,6 +147,31 @@ mod tests {
             assert_eq!(retry(*reason, &FIRST), expected, "{reason:?}");
             let second = Attempt { number: 1, ..FIRST };
             assert!(!retry(*reason, &second), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_never_sent_goes_to_one_endpoint_after_another() {
+        for (others, retries) in [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)] {
+            for number in 0..6 {
+                let unsent = Attempt { number, others, ..FIRST };
+                let expected = usize::from(number) < retries;
+                assert_eq!(
+                    retry(Reason::ConnectTimeout, &unsent),
+                    expected,
+                    "{number} of {others}"
+                );
+                assert!(!retry(Reason::Denied, &unsent));
+                let sent = Attempt { sent: Sent::HeadOrMore, body_replayable: true, ..unsent };
+                assert_eq!(
+                    retry(Reason::ConnectFailed, &sent),
+                    number == 0,
+                    "{number} of {others}"
+                );
+                let failed = Setback::Failed(Reason::ConnectFailed);
+                assert_eq!(retry_by_rule(&rule(&[], 1), failed, &unsent), expected);
+                assert!(!retry_by_rule(&rule(&[], 0), failed, &unsent));
+            }
         }
     }
 

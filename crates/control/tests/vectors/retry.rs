@@ -73,6 +73,7 @@ fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value
             body_replayable: case["body"].as_str() != Some("lost"),
             response_started: setback["started"].as_bool().unwrap_or(false),
             number,
+            others: 0,
         };
         let failed = setback["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
         let setback = match failed {

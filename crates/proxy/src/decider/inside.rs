@@ -16,8 +16,8 @@ use crate::http::body::send;
 use crate::http::grpc::{Call, message};
 use crate::http::route::tagged;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
-use crate::upstream::Lease;
 use crate::upstream::pick::pick;
+use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 
 pub(super) async fn ask(
@@ -42,7 +42,7 @@ pub(super) async fn ask(
     };
     let host = format!("{}.{}:{number}", service.name, service.namespace);
     let _under_way = upstream.enter();
-    let outcome = match upstream.lease(worker, None).await {
+    let outcome = match upstream.lease(worker, None, Wait::Whole).await {
         Ok(Lease::Link(link)) => converse(worker, (&link, &host), question).await,
         // A decider of the mesh has a sidecar of ours.
         Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),

@@ -79,6 +79,7 @@ impl<'a> KeepBack<'a> {
             body_replayable: self.held.is_none_or(|held| !held.is_lost()),
             response_started: false,
             number: u8::try_from(retries).unwrap_or(u8::MAX),
+            others: 0,
         };
         let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
             && self.retrying.1.claim(self.retrying.0)

@@ -46,7 +46,7 @@ use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
 use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::{Trial, Ward};
-use crate::upstream::{Destined, Timed, Upstream};
+use crate::upstream::{Destined, Timed, Upstream, wait_for};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
@@ -401,7 +401,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let again = match rule {
                 None => {
                     self.may_repeat(reason, bound)
-                        && retry::retry(reason, &self.attempt_so_far(aim))
+                        && retry::retry(reason, &self.attempt_so_far((aim, bound)))
                         && self.retrying.claim(bound.ward.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
@@ -445,7 +445,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         (aim, bound): (&Aim<'_>, &Bound),
     ) -> bool {
         let worker = &self.session.worker;
-        let attempt = self.attempt_so_far(aim);
+        let attempt = self.attempt_so_far((aim, bound));
         // An answer that was kept from the client is paid for.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
@@ -491,7 +491,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let lease = {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
-            let lease = pin!(destined.lease(worker, self.timed.as_ref(), found_http2));
+            let wait = wait_for(self.record.retries, bound.destination.endpoints());
+            let lease = destined.lease(worker, self.timed.as_ref(), (found_http2, wait));
+            let lease = pin!(lease);
             match &bound.ward {
                 None => lease.await,
                 Some(ward) => ward.wait(lease).await,
@@ -582,7 +584,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }
 
-    pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>) -> Attempt {
+    pub(crate) fn attempt_so_far(&self, (aim, bound): (&Aim<'_>, &Bound)) -> Attempt {
         let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
@@ -590,6 +592,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+            others: bound.destination.endpoints().saturating_sub(1),
         }
     }
 }

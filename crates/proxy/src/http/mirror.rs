@@ -19,8 +19,8 @@ use super::body::{Piece, send};
 use super::route::{Bound, tagged};
 use crate::error::lost_reason;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
-use crate::upstream::Lease;
 use crate::upstream::pick::pick;
+use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 use crate::world::Scene;
 
@@ -138,7 +138,7 @@ impl Copy {
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
         };
         let _under_way = upstream.enter();
-        let lease = upstream.lease(&worker, None);
+        let lease = upstream.lease(&worker, None, Wait::Whole);
         let lease = match &ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,

@@ -72,6 +72,16 @@ pub(crate) enum Destination {
     Redirected(Redirection),
 }
 
+impl Destination {
+    /// The number of endpoints to choose from.
+    pub(crate) fn endpoints(&self) -> usize {
+        match self {
+            Self::Endpoints(priorities) => priorities.len(),
+            Self::Application(_) | Self::Redirected(_) => 0,
+        }
+    }
+}
+
 /// Decides where a request goes, and names it in its record.
 pub(crate) async fn route(
     session: &Session,

@@ -1,12 +1,13 @@
-//! Driving a link: bytes between its state and its connection, and an ear for silence.
+//! Driving a link: bytes between its state and its connection, and an end when the peer is silent.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_wire::link::LinkError;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{LinkHandle, Opened};
 use crate::buffers::{self, Size};
@@ -25,27 +26,30 @@ impl LinkHandle {
         idle: Duration,
         on_open: impl FnMut(Opened),
     ) -> Result<(), LinkError> {
-        self.drive_at((BEAT, idle), io, on_open).await
+        self.drive_at(Rhythm { beat: BEAT, tick: TICK, idle }, io, on_open).await
     }
 
     async fn drive_at(
         self,
-        (period, idle): (Duration, Duration),
+        rhythm: Rhythm,
         io: Io,
         on_open: impl FnMut(Opened),
     ) -> Result<(), LinkError> {
-        let mut beat = interval_at(Instant::now() + period, period);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let beat_at = Instant::now() + rhythm.beat;
         let mut driver = Driver {
             link: self.clone(),
             io: io.clone(),
             input: BytesMut::new(),
             output: BytesMut::new(),
             on_open,
-            beat,
-            pulse: Pulse::Heard,
-            idle_left: idle,
-            idle,
+            rhythm,
+            timer: Box::pin(sleep_until(beat_at)),
+            beat_at,
+            pace: Pace::Idle,
+            heard: false,
+            unanswered: None,
+            used: false,
+            idle_left: rhythm.idle,
             parting: PARTING_BEATS,
             misuse: None,
         };
@@ -57,6 +61,17 @@ impl LinkHandle {
     }
 }
 
+/// The times of a link.
+#[derive(Debug, Clone, Copy)]
+struct Rhythm {
+    /// The time between two beats.
+    beat: Duration,
+    /// The time between two looks at a link that is in use.
+    tick: Duration,
+    /// The time without a stream after which the link retires.
+    idle: Duration,
+}
+
 /// Moves bytes between a link's state and its connection.
 struct Driver<F> {
     link: LinkHandle,
@@ -64,10 +79,19 @@ struct Driver<F> {
     input: BytesMut,
     output: BytesMut,
     on_open: F,
-    beat: Interval,
-    pulse: Pulse,
-    /// How long there may be no stream, and how much of that is left.
-    idle: Duration,
+    rhythm: Rhythm,
+    /// The next look. There is one timer for all that a link waits for.
+    timer: Pin<Box<Sleep>>,
+    /// The next beat.
+    beat_at: Instant,
+    pace: Pace,
+    /// Something arrived since the last look.
+    heard: bool,
+    /// The number of looks since a ping that has no answer yet.
+    unanswered: Option<u32>,
+    /// A stream was opened or written to since the last beat.
+    used: bool,
+    /// The rest of the time without a stream.
     idle_left: Duration,
     /// Beats that a peer still has to answer the ping of a link that retires.
     parting: u32,
@@ -75,13 +99,13 @@ struct Driver<F> {
     misuse: Option<LinkError>,
 }
 
-/// What was heard of the peer since the last beat.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pulse {
-    Heard,
-    Silent,
-    /// Nothing, though it was pinged.
-    Unanswered,
+/// The time between two looks at a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// As long as between two beats: no stream is open.
+    Idle,
+    /// A tick, doubled so many times: streams are open.
+    Watched(u32),
 }
 
 /// Whether more can arrive.
@@ -94,9 +118,16 @@ enum Input {
 impl<F: FnMut(Opened)> Driver<F> {
     /// One turn. Ready: the link is over.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.link.0.state.borrow_mut().driver = Some(cx.waker().clone());
+        let is_used = {
+            let mut state = self.link.0.state.borrow_mut();
+            state.driver = Some(cx.waker().clone());
+            state.used
+        };
+        if is_used && self.pace != Pace::Watched(0) {
+            self.watch_closely();
+        }
         let input = self.poll_input(cx);
-        let is_alive = self.poll_beat(cx);
+        let is_alive = self.poll_timer(cx);
         loop {
             if self.output.is_empty() && !self.io.is_unflushed() && !self.refill() {
                 let state = self.link.0.state.borrow();
@@ -114,37 +145,93 @@ impl<F: FnMut(Opened)> Driver<F> {
         }
     }
 
-    /// Every so often: new allowances for the peer, a ping if somebody waits for a silent one, and
-    /// an end of the link if nobody has needed it for long.
-    /// False: the peer did not answer the last ping, so it is gone without a word.
-    fn poll_beat(&mut self, cx: &mut Context<'_>) -> bool {
-        while self.beat.poll_tick(cx).is_ready() {
-            let mut state = self.link.0.state.borrow_mut();
-            state.link.renew_allowances();
-            let unused = state.slots.is_empty() && !std::mem::take(&mut state.used);
-            if state.retired && !state.concluded {
-                // Who leaves the ping unanswered and goes on opening streams has had its time.
-                match self.parting {
-                    0 => state.conclude(),
-                    left => self.parting = left - 1,
-                }
+    /// A stream was opened or written to: from now on a silent peer is noticed soon.
+    #[inline(never)]
+    fn watch_closely(&mut self) {
+        self.pace = Pace::Watched(0);
+        let next = Instant::now() + self.rhythm.tick;
+        if next < self.timer.deadline() {
+            self.timer.as_mut().reset(next);
+        }
+    }
+
+    /// Looks at the link when it is time. False: the peer did not answer the last ping, so it is gone without a word.
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            // After a stall of this process what the peer said meanwhile may not have been read yet.
+            let is_late = now > self.timer.deadline() + self.rhythm.tick;
+            let is_alive = self.look(is_late);
+            if now >= self.beat_at {
+                self.beat_at = now + self.rhythm.beat;
+                self.beat();
             }
-            match self.pulse {
-                Pulse::Unanswered => return false,
-                Pulse::Silent if !state.slots.is_empty() || state.retired => {
-                    state.link.ping();
-                    self.pulse = Pulse::Unanswered;
-                }
-                Pulse::Silent | Pulse::Heard => self.pulse = Pulse::Silent,
+            if !is_alive {
+                return false;
             }
-            drop(state);
-            let period = self.beat.period();
-            self.idle_left = if unused { self.idle_left.saturating_sub(period) } else { self.idle };
-            if self.idle_left.is_zero() {
-                self.link.retire();
-            }
+            let next = match self.pace {
+                Pace::Idle => self.beat_at,
+                Pace::Watched(doubled) => now + self.rhythm.tick.saturating_mul(1 << doubled),
+            };
+            self.timer.as_mut().reset(next);
         }
         true
+    }
+
+    /// A ping for a silent peer while streams are open, and an end of its patience.
+    fn look(&mut self, is_late: bool) -> bool {
+        let mut state = self.link.0.state.borrow_mut();
+        let is_used = std::mem::take(&mut state.used);
+        self.used |= is_used;
+        let was_answered = self.heard && self.unanswered.is_some();
+        let is_needed = !state.slots.is_empty() || state.retired;
+        self.pace = match self.pace {
+            _ if is_used => Pace::Watched(0),
+            _ if !is_needed => Pace::Idle,
+            // Streams without a word in either direction: the peer answers, and pings become rare.
+            Pace::Watched(doubled) if was_answered => Pace::Watched((doubled + 1).min(DOUBLED_MAX)),
+            Pace::Watched(doubled) => Pace::Watched(doubled),
+            Pace::Idle => Pace::Watched(0),
+        };
+        if std::mem::take(&mut self.heard) || is_late {
+            self.unanswered = self.unanswered.filter(|_| !was_answered);
+            return true;
+        }
+        match &mut self.unanswered {
+            Some(looks) => {
+                *looks += 1;
+                if *looks >= UNANSWERED_LOOKS {
+                    state.is_silent = true;
+                    return false;
+                }
+            }
+            None if is_needed => {
+                state.link.ping();
+                self.unanswered = Some(0);
+            }
+            None => {}
+        }
+        true
+    }
+
+    /// Every so often: new allowances for the peer, and an end of a link without streams for long.
+    fn beat(&mut self) {
+        let mut state = self.link.0.state.borrow_mut();
+        state.link.renew_allowances();
+        let unused = state.slots.is_empty() && !std::mem::take(&mut self.used);
+        if state.retired && !state.concluded {
+            // A peer that leaves the ping unanswered and goes on opening streams has had its time.
+            match self.parting {
+                0 => state.conclude(),
+                left => self.parting = left - 1,
+            }
+        }
+        drop(state);
+        let Rhythm { beat, idle, .. } = self.rhythm;
+        self.idle_left = if unused { self.idle_left.saturating_sub(beat) } else { idle };
+        if self.idle_left.is_zero() {
+            self.link.retire();
+        }
     }
 
     /// Takes what the turn has produced. False: nothing.
@@ -166,7 +253,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         for _ in 0..READS_PER_TURN {
             match self.io.poll_read(cx, &mut self.input) {
                 Poll::Ready(Ok(0) | Err(_)) => return Input::Over,
-                Poll::Ready(Ok(_)) => self.pulse = Pulse::Heard,
+                Poll::Ready(Ok(_)) => self.heard = true,
                 Poll::Pending => return Input::Open,
             }
             loop {
@@ -187,9 +274,15 @@ impl<F: FnMut(Opened)> Driver<F> {
     }
 }
 
-/// How often the peer may start anew with misuse (`docs/link.md`, Floods), and how long a silent
-/// one may leave a ping unanswered.
+/// The time after which a peer has its allowances again (`docs/link.md`, Floods).
 const BEAT: Duration = Duration::from_secs(10);
+/// The time between two looks at a link in use. A silent peer is pinged at the first look without a word of it, and given up
+/// at the second one after that: within 2 s of its last byte.
+const TICK: Duration = Duration::from_millis(500);
+/// Looks after which a ping counts as unanswered.
+const UNANSWERED_LOOKS: u32 = 2;
+/// The most doublings of the time between two looks: streams that are silent cost a ping every 8 s at most.
+const DOUBLED_MAX: u32 = 3;
 /// Beats that a peer has to answer the ping of a link that retires.
 const PARTING_BEATS: u32 = 1;
 /// Reads of one turn before the streams get to run: bounds how long they wait.
@@ -197,6 +290,9 @@ const READS_PER_TURN: usize = 4;
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use leno_wire::link::{Limits, Link, Role, StreamKind};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
@@ -223,7 +319,8 @@ mod tests {
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let driven = link.clone().drive_at((PERIOD, idle), Io::new(Stream::Plain(tcp)), |_| {});
+        let rhythm = Rhythm { beat: PERIOD, tick: PERIOD / 4, idle };
+        let driven = link.clone().drive_at(rhythm, Io::new(Stream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driven);
         link.ready().await.unwrap();
         link
@@ -233,9 +330,12 @@ mod tests {
     fn a_silent_peer_is_given_up_when_it_leaves_a_ping_unanswered() {
         run(async {
             let link = link_to(b"").await;
+            let was_silent = Rc::new(Cell::new(false));
+            let noted = was_silent.clone();
+            link.when_silent(move || noted.set(true));
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
             assert_eq!(stream.lost().await, Lost::Broken);
-            assert!(link.is_broken());
+            assert!(link.is_broken() && was_silent.get());
         });
     }
 
@@ -246,6 +346,7 @@ mod tests {
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
             let patience = PERIOD * 6;
             assert!(tokio::time::timeout(patience, stream.lost()).await.is_err());
+            assert!(!link.is_broken());
         });
     }
 

@@ -157,6 +157,7 @@ impl LinkStream {
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= end && sent.is_ok();
         }
+        state.used = true;
         state.wake_driver();
         sent.map_err(|_| Lost::Broken)
     }
@@ -172,6 +173,7 @@ impl LinkStream {
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= end && sent.is_ok();
         }
+        state.used = true;
         state.wake_driver();
         sent.map_err(|_| Lost::Broken)
     }
@@ -199,6 +201,7 @@ impl LinkStream {
         } else {
             slot.writer = Some(cx.waker().clone());
         }
+        state.used = true;
         state.wake_driver();
         if done { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
@@ -210,6 +213,7 @@ impl LinkStream {
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= sent.is_ok();
         }
+        state.used = true;
         state.wake_driver();
         sent.map_err(|_| Lost::Broken)
     }

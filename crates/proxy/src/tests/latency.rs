@@ -12,7 +12,7 @@ use leno_model::{
 
 use super::fixture::{Application, Client, GET, Mesh, OK, PORT, endpoint, run, until, view};
 use super::routes::{routed, rule};
-use crate::upstream::Upstream;
+use crate::upstream::{Upstream, Wait};
 
 const LONG: Duration = Duration::from_secs(1);
 /// As `Latency::step` tells of it.
@@ -56,7 +56,7 @@ fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_oth
         let upstream = known(&mesh, mesh.endpoint());
         chosen(&upstream, LONG);
         let (slow, connecting) = (upstream.time(), upstream.time());
-        assert!(upstream.lease(&mesh.client.worker, Some(&connecting)).await.is_ok());
+        assert!(upstream.lease(&mesh.client.worker, Some(&connecting), Wait::Whole).await.is_ok());
         connecting.answers(200);
         assert!(step(&upstream) < Some(LONG_STEP));
         slow.answers(200);

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::watch::Watch;
-use super::{Lease, Upstream};
+use super::{Lease, Upstream, Wait};
 use crate::decider::{NoAnswer, answer};
 use crate::http::body::Piece;
 use crate::http::grpc::health;
@@ -150,16 +150,18 @@ impl Asked {
             HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
                 Err(Reason::Unsupported)
             }
-            HealthProbe::Grpc { service } => match upstream.lease(&self.worker, None).await? {
-                Lease::Link(link) => self.call(&link, service).await,
-                Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
-            },
+            HealthProbe::Grpc { service } => {
+                match upstream.lease(&self.worker, None, Wait::Whole).await? {
+                    Lease::Link(link) => self.call(&link, service).await,
+                    Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
+                }
+            }
         }
     }
 
     async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<Ending, Reason> {
         let head = self.head("GET", path, "");
-        let status = match upstream.lease(&self.worker, None).await? {
+        let status = match upstream.lease(&self.worker, None, Wait::Whole).await? {
             Lease::Link(link) => {
                 let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
                 discard(&stream).await?

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Http1Upstream, Lease, Speaks, Upstream};
+use super::{Http1Upstream, Lease, Speaks, Upstream, Wait};
 use crate::config::Config;
 use crate::connections::Counted;
 use crate::dial::dial;
@@ -40,11 +40,23 @@ pub(crate) struct Attempt {
 pub(crate) async fn endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
+    wait: Wait,
 ) -> Result<Lease, Reason> {
+    let mut leased = pin!(patiently(upstream, worker));
+    if wait == Wait::Short {
+        let patience = upstream.patience_of(worker, wait);
+        if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
+            return leased;
+        }
+        // Without an attempt it is busy, not silent.
+        if upstream.attempt.borrow().is_some() {
+            upstream.lose(worker);
+            return Err(Reason::ConnectTimeout);
+        }
+    }
     let patience = upstream.patience(worker).saturating_mul(2);
-    let leased = tokio::time::timeout(patience, patiently(upstream, worker)).await;
     // Connecting has a limit of its own: who waited that long found an endpoint that was busy.
-    leased.unwrap_or(Err(Reason::UpstreamRefused))
+    tokio::time::timeout(patience, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
 async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
@@ -94,10 +106,10 @@ pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Resul
 pub(crate) async fn plainly(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    spoken: Speaks,
+    (spoken, wait): (Speaks, Wait),
 ) -> Result<Lease, Reason> {
     let address = upstream.endpoint.address;
-    let patience = upstream.patience(worker);
+    let patience = upstream.patience_of(worker, wait);
     let leased = match spoken {
         Speaks::Http2 => upstream.http2.lease(address, worker, patience).await.map(Lease::Http2),
         Speaks::Http1 => {
@@ -115,9 +127,10 @@ pub(crate) async fn plainly(
 pub(crate) async fn plain_bytes(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
+    wait: Wait,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::LeaseOpened, 1);
-    let patience = upstream.patience(worker);
+    let patience = upstream.patience_of(worker, wait);
     let connected = application(upstream.endpoint.address, worker, patience).await;
     note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
     connected
@@ -144,6 +157,7 @@ fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
         Ok(()) => upstream.welcome(),
         // Its own lack of room tells nothing of the endpoint.
         Err(Reason::TooManyConnections) => {}
+        Err(Reason::ConnectTimeout) => upstream.lose(worker),
         Err(_) => upstream.avoid(worker),
     }
     worker.shard.add(count_of(outcome), 1);
@@ -164,16 +178,29 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
         let outcome = reach(&upstream, &worker, &shared).await;
         if let Err(reason) = outcome {
             tracing::debug!(endpoint = %upstream.endpoint.address, reason = reason.label(), "connect");
-            upstream.avoid(&worker);
-        } else {
-            upstream.welcome();
         }
-        worker.shard.add(count_of(outcome), 1);
+        note(&upstream, &worker, outcome);
         shared.outcome.set(Some(outcome));
         upstream.attempt.borrow_mut().take();
         shared.done.notify_waiters();
     });
     attempt
+}
+
+/// Tries to connect to an endpoint that no request waits for.
+pub(super) fn probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
+    if !upstream.is_plain() {
+        drop(join_attempt(upstream, worker));
+        return;
+    }
+    *upstream.attempt.borrow_mut() = Some(Rc::default());
+    let (upstream, worker) = (upstream.clone(), worker.clone());
+    tokio::task::spawn_local(async move {
+        let connected = application(upstream.endpoint.address, &worker, upstream.patience(&worker));
+        let outcome = connected.await.map(drop);
+        note(&upstream, &worker, outcome);
+        upstream.attempt.borrow_mut().take();
+    });
 }
 
 async fn reach(
@@ -206,6 +233,13 @@ async fn reach(
     let link = LinkHandle::new(Role::Opener);
     let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
+    let (lost, by) = (Rc::downgrade(upstream), Rc::downgrade(worker));
+    link.when_silent(move || {
+        if let (Some(upstream), Some(worker)) = (lost.upgrade(), by.upgrade()) {
+            tracing::debug!(endpoint = %upstream.endpoint.address, "a link is silent");
+            upstream.lose(&worker);
+        }
+    });
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));

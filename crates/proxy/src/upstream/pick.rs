@@ -69,6 +69,7 @@ pub(crate) fn kept(
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream(endpoint), Instant::now());
     if !is_well(&upstream, ward, (avoid, now)) {
+        upstream.probe(worker, now);
         return None;
     }
     upstream.choose(Some(now));
@@ -113,7 +114,12 @@ impl Candidates for Field<'_> {
 
     fn usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
-            is_well(&self.worker.upstream(endpoint), self.ward, (self.avoid, self.now))
+            let upstream = self.worker.upstream(endpoint);
+            let is_well = is_well(&upstream, self.ward, (self.avoid, self.now));
+            if !is_well {
+                upstream.probe(self.worker, self.now);
+            }
+            is_well
         })
     }
 

@@ -25,6 +25,11 @@ impl Priorities {
         Self { first, others }
     }
 
+    /// The number of endpoints that are preferred.
+    pub(crate) fn len(&self) -> usize {
+        self.first.len()
+    }
+
     /// The same without the endpoints that have no sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
         let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed).collect();

@@ -30,7 +30,7 @@ use crate::record::Hedge;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick;
 use crate::upstream::ward::Trial;
-use crate::upstream::{Destined, Lease, Timed, Upstream};
+use crate::upstream::{Destined, Lease, Timed, Upstream, Wait};
 use crate::worker::Worker;
 
 /// What two attempts, one beside the other, know of each other.
@@ -284,7 +284,7 @@ impl Second<'_> {
         (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let lease = upstream.lease(self.worker, Some(timed));
+        let lease = upstream.lease(self.worker, Some(timed), Wait::Short);
         let lease = match &self.bound.ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,

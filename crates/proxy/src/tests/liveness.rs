@@ -1,0 +1,180 @@
+//! Issue 27, finding A11: endpoints that do not answer, before and after a link to them is open.
+
+use std::cell::Cell;
+use std::future::pending;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use leno_model::{Endpoint, Protocol};
+use leno_wire::link::Event;
+use tokio::net::TcpListener;
+
+use super::fixture::{Application, Client, Mesh, OK, Peer, credential, endpoint, run, until};
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi";
+
+/// A listener whose connections are accepted by the kernel alone: no handshake ends.
+async fn dead(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dead = endpoint(name, listener.local_addr().unwrap(), account.unwrap_or("ratings"));
+    let account = dead.account.clone().filter(|_| account.is_some());
+    (Endpoint { account, ..dead }, listener)
+}
+
+/// A sidecar that takes links and requests, and never says a word again. Counts the requests.
+async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = endpoint(name, listener.local_addr().unwrap(), "ratings");
+    let identity = credential(&mesh.authority, "ratings");
+    let taken = Rc::new(Cell::new(0));
+    let counted = taken.clone();
+    tokio::task::spawn_local(async move {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut peer = Peer::acceptor(tcp, &identity).await;
+        while let Some(event) = peer.next().await {
+            counted.set(counted.get() + usize::from(matches!(event, Event::Opened { .. })));
+        }
+        // Later connections are accepted by the kernel alone.
+        let _listener = listener;
+        pending::<()>().await;
+    });
+    (silent, taken)
+}
+
+async fn status(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
+    status_at(mesh.door, request).await
+}
+
+async fn status_at(door: SocketAddr, request: &str) -> (u16, Option<String>) {
+    let answer = Client::connect(door).await.ask(request).await;
+    let (status, reason) = answer.verdict();
+    (status, reason.map(str::to_owned))
+}
+
+/// Sixteen requests at once.
+async fn together(door: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
+    let ask = |_| tokio::task::spawn_local(status_at(door, request));
+    let asked: Vec<_> = (0..16).map(ask).collect();
+    let mut answers = Vec::new();
+    for answer in asked {
+        answers.push(answer.await.unwrap());
+    }
+    answers
+}
+
+#[test]
+fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut listeners = Vec::new();
+        let mut all = vec![mesh.endpoint()];
+        for name in ["ratings-2", "ratings-3", "ratings-4", "ratings-5"] {
+            let (dead, listener) = dead(name, Some("ratings")).await;
+            all.push(dead);
+            listeners.push(listener);
+        }
+        mesh.route_to(&all);
+        // Together: none of them profits by the others' failures.
+        for (status, reason) in together(mesh.door, POST).await {
+            assert_eq!((status, reason), (200, None));
+        }
+        assert_eq!((app.requests().len(), mesh.client.failures().len()), (16, 0));
+    });
+}
+
+#[test]
+fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let closed = Endpoint {
+            account: None,
+            ..endpoint("ratings-2", super::fixture::closed_port(), "ratings")
+        };
+        let other =
+            Endpoint { id: endpoint("ratings-3", app.address, "ratings").id, ..closed.clone() };
+        let plain = Endpoint { account: None, ..endpoint("ratings-4", app.address, "ratings") };
+        for protocol in [Protocol::Http, Protocol::Tcp] {
+            let all = [closed.clone(), other.clone(), plain.clone()];
+            mesh.client_knows(vec![super::fixture::view(protocol, &all)]);
+            for _ in 0..8 {
+                assert_eq!(status(&mesh, POST).await, (200, None), "{protocol}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (silent, taken) = silent(&mesh, "ratings-2").await;
+        mesh.route_to(&[silent.clone()]);
+        // What was sent and may have had its effect fails with a reason.
+        assert_eq!(status(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
+        assert_eq!(taken.get(), 1);
+        mesh.route_to(&[silent, mesh.endpoint()]);
+        for _ in 0..20 {
+            assert_eq!(status(&mesh, POST).await, (200, None));
+        }
+        assert_eq!((app.requests().len(), taken.get()), (20, 1));
+    });
+}
+
+#[test]
+fn an_idempotent_request_on_a_silent_link_is_answered_by_another_endpoint() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (silent, taken) = silent(&mesh, "ratings-2").await;
+        mesh.route_to(&[silent, mesh.endpoint()]);
+        for (status, reason) in together(mesh.door, GET).await {
+            assert_eq!((status, reason), (200, None));
+        }
+        assert!(taken.get() > 0);
+        assert_eq!(mesh.client.failures().len(), 0);
+    });
+}
+
+#[test]
+fn an_endpoint_that_answers_again_gets_requests_again() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (dead, listener) = dead("ratings-2", Some("ratings")).await;
+        mesh.route_to(&[dead, mesh.endpoint()]);
+        for _ in 0..20 {
+            assert_eq!(status(&mesh, POST).await, (200, None));
+        }
+        // It takes links from now on: those that wait in the backlog, and probes.
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let served = Rc::new(Cell::new(0));
+        let counted = served.clone();
+        tokio::task::spawn_local(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let (identity, counted) = (identity.clone(), counted.clone());
+                tokio::task::spawn_local(async move {
+                    let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
+                    let Ok(tls) = tls.await else { return };
+                    let role = leno_wire::link::Role::Acceptor;
+                    let mut peer = Peer::new(tls, role, leno_wire::link::Limits::default());
+                    peer.flush().await;
+                    while let Some(event) = peer.next().await {
+                        if let Event::Opened { stream, .. } = event {
+                            counted.set(counted.get() + 1);
+                            peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                        }
+                        peer.flush().await;
+                    }
+                });
+            }
+        });
+        while served.get() == 0 {
+            assert_eq!(status(&mesh, GET).await, (200, None));
+        }
+        until(|| served.get() > 0).await;
+    });
+}
