@@ -1,0 +1,347 @@
+//! JSON text (RFC 8259) into the same trees as YAML: one value after another, each with its line and column.
+
+use super::{Builder, Filling, Mark, Node, Unreadable, Value};
+
+/// The reader's answer for a text that is no JSON.
+pub(super) enum Failure {
+    /// It may be YAML.
+    Syntax(Unreadable),
+    /// It exceeds a bound.
+    Bound(Unreadable),
+}
+
+/// Reads a text of JSON values, with white space or a line `---` between them.
+pub(super) fn read_into(builder: &mut Builder, text: &str) -> Result<(), Failure> {
+    let mut reader = Reader { rest: text, mark: Mark::START };
+    loop {
+        reader.skip_blanks();
+        if reader.rest.is_empty() {
+            return Ok(());
+        }
+        if reader.mark.column == 1 && reader.skip("---") {
+            continue;
+        }
+        reader.document(builder)?;
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+    /// The place of `rest`.
+    mark: Mark,
+}
+
+/// The next thing that a document may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    Value,
+    /// A value, or the end of an empty list.
+    FirstItem,
+    /// A key, or the end of an empty object.
+    FirstKey,
+    Key,
+    /// A comma, or the end of the list or object.
+    Next,
+}
+
+impl Reader<'_> {
+    /// Reads one value, without recursion.
+    fn document(&mut self, builder: &mut Builder) -> Result<(), Failure> {
+        let mut expected = Expected::Value;
+        loop {
+            self.skip_blanks();
+            let mark = self.mark;
+            match (expected, self.peek()) {
+                (Expected::FirstItem, Some(']')) | (Expected::FirstKey, Some('}')) => {
+                    self.skip_one();
+                    builder.end().map_err(Failure::Bound)?;
+                }
+                (Expected::FirstKey | Expected::Key, _) => {
+                    let key = self.string()?;
+                    let node = Node { mark, value: Value::Text(key) };
+                    builder.place(node, 0).map_err(Failure::Bound)?;
+                    self.skip_blanks();
+                    self.expect(':', "a colon after the key")?;
+                    expected = Expected::Value;
+                    continue;
+                }
+                (Expected::Value | Expected::FirstItem, Some('{')) => {
+                    self.skip_one();
+                    let filling = Filling::Map(Vec::new(), None);
+                    builder.begin(mark, 0, None, filling).map_err(Failure::Bound)?;
+                    expected = Expected::FirstKey;
+                    continue;
+                }
+                (Expected::Value | Expected::FirstItem, Some('[')) => {
+                    self.skip_one();
+                    let filling = Filling::List(Vec::new());
+                    builder.begin(mark, 0, None, filling).map_err(Failure::Bound)?;
+                    expected = Expected::FirstItem;
+                    continue;
+                }
+                (Expected::Value | Expected::FirstItem, _) => {
+                    let value = self.scalar()?;
+                    builder.place(Node { mark, value }, 0).map_err(Failure::Bound)?;
+                }
+                (Expected::Next, _) => {
+                    let is_map = match builder.open.last().map(|open| &open.filling) {
+                        Some(Filling::Map(..)) => true,
+                        Some(Filling::List(_)) => false,
+                        None => return Ok(()),
+                    };
+                    let end = if is_map { '}' } else { ']' };
+                    if self.skip(",") {
+                        expected = if is_map { Expected::Key } else { Expected::Value };
+                        continue;
+                    }
+                    self.expect(end, if is_map { "a comma or }" } else { "a comma or ]" })?;
+                    builder.end().map_err(Failure::Bound)?;
+                }
+            }
+            expected = Expected::Next;
+            if builder.open.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn scalar(&mut self) -> Result<Value, Failure> {
+        for (word, value) in [
+            ("null", Value::Null),
+            ("true", Value::Boolean(true)),
+            ("false", Value::Boolean(false)),
+        ] {
+            if self.skip(word) {
+                return Ok(value);
+            }
+        }
+        match self.peek() {
+            Some('"') => self.string().map(Value::Text),
+            Some('-' | '0'..='9') => self.number(),
+            _ => Err(self.wrong("a value")),
+        }
+    }
+
+    fn number(&mut self) -> Result<Value, Failure> {
+        let end = self.rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
+        let text = self.rest.get(..end.unwrap_or(self.rest.len())).unwrap_or_default();
+        if !is_number(text) {
+            return Err(self.wrong("a number"));
+        }
+        let text = text.to_owned();
+        self.skip(&text);
+        Ok(Value::Number(text))
+    }
+
+    fn string(&mut self) -> Result<String, Failure> {
+        self.expect('"', "a text in quotes")?;
+        let mut text = String::new();
+        loop {
+            match self.peek() {
+                Some('"') => {
+                    self.skip_one();
+                    return Ok(text);
+                }
+                Some('\\') => text.push(self.escape()?),
+                Some(character) if character >= ' ' => {
+                    self.skip_one();
+                    text.push(character);
+                }
+                _ => return Err(self.wrong("the quote that ends a text")),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, Failure> {
+        for (escape, character) in ESCAPES {
+            if self.skip(escape) {
+                return Ok(character);
+            }
+        }
+        let Some(unit) = self.unit(0) else {
+            return Err(self.wrong("an escape of JSON"));
+        };
+        let units = [Some(unit), self.unit(UNIT_BYTES)];
+        let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
+        // Half a pair means no character.
+        let character = decoded.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER);
+        for _ in 0..UNIT_BYTES * character.len_utf16() {
+            self.skip_one();
+        }
+        Ok(character)
+    }
+
+    /// The number in `\uXXXX`, so many bytes from here.
+    fn unit(&self, at: usize) -> Option<u16> {
+        let digits = self.rest.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+        digits.bytes().all(|it| it.is_ascii_hexdigit()).then_some(())?;
+        u16::from_str_radix(digits, 16).ok()
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest.chars().next()
+    }
+
+    fn skip_one(&mut self) {
+        let mut characters = self.rest.chars();
+        match characters.next() {
+            Some('\n') => {
+                let line = self.mark.line.saturating_add(1);
+                self.mark = Mark { line, column: 1 };
+            }
+            Some(_) => self.mark.column = self.mark.column.saturating_add(1),
+            None => {}
+        }
+        self.rest = characters.as_str();
+    }
+
+    fn skip_blanks(&mut self) {
+        while matches!(self.peek(), Some(' ' | '\t' | '\n' | '\r')) {
+            self.skip_one();
+        }
+    }
+
+    /// Skips a text without line ends, if it is next.
+    fn skip(&mut self, text: &str) -> bool {
+        let is_next = self.rest.starts_with(text);
+        if is_next {
+            text.chars().for_each(|_| self.skip_one());
+        }
+        is_next
+    }
+
+    fn expect(&mut self, character: char, what: &str) -> Result<(), Failure> {
+        if self.peek() != Some(character) {
+            return Err(self.wrong(what));
+        }
+        self.skip_one();
+        Ok(())
+    }
+
+    fn wrong(&self, expected: &str) -> Failure {
+        let found = match self.peek() {
+            None => "the end".to_owned(),
+            Some(character) => format!("{character:?}"),
+        };
+        Failure::Syntax(Unreadable {
+            mark: self.mark,
+            problem: format!("is not JSON (expected {expected}, found {found})"),
+            remedy: super::CORRECT_SYNTAX.to_owned(),
+        })
+    }
+}
+
+/// The grammar of RFC 8259, 6.
+fn is_number(text: &str) -> bool {
+    fn after_digits(text: &str) -> Option<&str> {
+        let rest = text.trim_start_matches(|it: char| it.is_ascii_digit());
+        (rest.len() < text.len()).then_some(rest)
+    }
+    fn parts(text: &str) -> Option<&str> {
+        let text = text.strip_prefix('-').unwrap_or(text);
+        let mut rest = match text.strip_prefix('0') {
+            Some(rest) => rest,
+            None => after_digits(text)?,
+        };
+        if let Some(fraction) = rest.strip_prefix('.') {
+            rest = after_digits(fraction)?;
+        }
+        if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
+            rest = after_digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
+        }
+        Some(rest)
+    }
+    parts(text).is_some_and(str::is_empty)
+}
+
+/// Escapes of one character (RFC 8259, 7).
+const ESCAPES: [(&str, char); 8] = [
+    ("\\\"", '"'),
+    ("\\\\", '\\'),
+    ("\\/", '/'),
+    ("\\b", '\u{8}'),
+    ("\\f", '\u{c}'),
+    ("\\n", '\n'),
+    ("\\r", '\r'),
+    ("\\t", '\t'),
+];
+/// The length of `\uXXXX`.
+const UNIT_BYTES: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::super::documents;
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        format!("{:?}", documents(text).unwrap()[0].value)
+    }
+
+    #[test]
+    fn each_escape_of_json_is_read() {
+        for (json, text) in [
+            (r#"{"a": "\ud83d\ude00"}"#, "\u{1F600}"),
+            (r#"{"a": "x\uD83D\uDE00y\u00e9"}"#, "x\u{1F600}y\u{e9}"),
+            (r#"{"a": "\ud83d"}"#, "\u{FFFD}"),
+            (r#"{"a": "\ud83dx"}"#, "\u{FFFD}x"),
+            (r#"{"a": "\\ud83d\\ude00"}"#, r"\\ud83d\\ude00"),
+            (r#"{"a": "\"\ud83d\ude00"}"#, "\\\"\u{1F600}"),
+            (r#"{"a": "\u0041\/\u002f"}"#, "A//"),
+            (r#"{"\u006bind": 1}"#, "kind"),
+            (r#"{"a": "\b\f\n\r\t\\"}"#, r"\u{8}\u{c}\n\r\t\\"),
+            (r#"{"a": [1, -2.5e+3, true, false, null, {}, []]}"#, "-2.5e+3"),
+        ] {
+            assert!(shown(json).contains(text), "{json}: {}", shown(json));
+        }
+        // The texts "yes" and "1" stay texts, and a text of JSON has no further meaning in YAML.
+        assert!(shown(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
+    }
+
+    #[test]
+    fn each_value_has_its_line_and_column() {
+        let node = documents("\n {\"é\": [1,\n  {\"b\": \"c\"}]}").unwrap().remove(0);
+        assert_eq!(node.mark, Mark { line: 2, column: 2 });
+        let Value::Map(map) = &node.value else { panic!() };
+        assert_eq!(map[0].1.mark, Mark { line: 2, column: 8 });
+        let Value::List(list) = &map[0].1.value else { panic!() };
+        let Value::Map(inner) = &list[1].value else { panic!() };
+        assert_eq!(inner[0].1.mark, Mark { line: 3, column: 9 });
+    }
+
+    #[test]
+    fn documents_follow_each_other() {
+        for text in ["{\"a\":1}{\"b\":2}", "{\"a\":1}\n---\n{\"b\":2}\n", "{\"a\":1} [2]"] {
+            assert_eq!(documents(text).unwrap().len(), 2, "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_say_where_and_what_is_expected() {
+        for (text, line, column, expected) in [
+            ("{\"a\": 1,\n \"b\" 2}", 2, 6, "a colon after the key, found '2'"),
+            ("{\"a\": 01, \"b\" 2}", 1, 7, "a number"),
+            ("{\"a\": \"\\q\"}", 1, 8, "an escape"),
+            ("{\"a\": [1, 2}", 1, 12, "a comma or ]"),
+            ("{\"a\": \"b", 1, 9, "the quote"),
+        ] {
+            let error = documents(text).expect_err(text);
+            assert_eq!(error.mark, Mark { line, column }, "{text}: {}", error.problem);
+            assert!(error.problem.contains(expected), "{text}: {}", error.problem);
+        }
+    }
+
+    #[test]
+    fn yaml_in_braces_stays_yaml() {
+        for text in ["{a: b}", "{\"a\": b}", "[a, b] # comment", "{\"a\": \"\\x41\"}", "{a: 1,}"] {
+            assert_eq!(documents(text).unwrap().len(), 1, "{text}");
+        }
+        let error = documents("{a: [b}").expect_err("a bracket is open");
+        assert!(error.problem.contains("is not YAML"), "{}", error.problem);
+    }
+
+    #[test]
+    fn depth_and_number_of_values_are_bounded() {
+        let deep = "[".repeat(200) + &"]".repeat(200);
+        assert!(documents(&deep).unwrap_err().problem.contains("nested deeper"));
+    }
+}
