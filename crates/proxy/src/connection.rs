@@ -290,6 +290,7 @@ pub(crate) async fn half_open_http2(
 async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
     if let Served::Http2 { first, early } = serve(&session, io, early).await {
         listed.goes_on_in("http2");
+        session.is_exclusive.set(false);
         Box::pin(http2::server::go_on(Rc::new(session), io, (first, early))).await;
     }
 }

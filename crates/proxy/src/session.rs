@@ -1,6 +1,6 @@
 //! A connection's standing: by which entrance it came, and who is at its other end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use leno_model::{EndpointId, Reason, Scheme, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
 use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, Ruling};
 
+use crate::http::exchange::Pins;
 use crate::record::{Series, Subject};
 use crate::upstream::Application;
 use crate::worker::Worker;
@@ -61,6 +62,10 @@ pub(crate) struct Session {
     pub(crate) edge: Option<Box<Edge>>,
     /// The server outside that its last request went to.
     pub(crate) outside: RefCell<Option<Rc<Application>>>,
+    /// One client has this connection to itself: its requests come one after another over HTTP/1.1.
+    pub(crate) is_exclusive: Cell<bool>,
+    /// Connections that serve this client alone, since their servers authenticate them.
+    pub(crate) pinned: Pins,
     /// What its exchanges were counted under, so that they are not looked up each time.
     series: RefCell<Vec<Rc<Series>>>,
     /// Given by the access rules of one world; asked for again when they change.
@@ -102,6 +107,8 @@ impl Session {
             found_http2: false,
             host,
             edge,
+            is_exclusive: Cell::new(false),
+            pinned: Pins::default(),
             series,
             permit,
             told,

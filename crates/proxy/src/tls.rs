@@ -22,6 +22,8 @@ use crate::worker::Worker;
 
 /// The link protocol of this version.
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
+/// HTTP/1.1 between two sidecars, for the requests of one client alone.
+pub(crate) const ALPN_ALONE: &[u8] = b"leno-http/1";
 /// For peers that are not Leno and speak HTTP/2.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 /// The fallback for peers that are not Leno.
@@ -58,6 +60,8 @@ pub(crate) enum Clients {
 pub(crate) enum Offer {
     /// The link, or what a peer that is not Leno would rather speak.
     All,
+    /// HTTP/1.1 for one client; a sidecar of an older release takes the link instead.
+    Alone,
     /// HTTP/1.1 alone.
     Http1,
 }
@@ -66,6 +70,7 @@ impl Offer {
     fn alpn(self) -> &'static [&'static [u8]] {
         match self {
             Self::All => &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1],
+            Self::Alone => &[ALPN_ALONE, ALPN_LINK, ALPN_HTTP1],
             Self::Http1 => &[ALPN_HTTP1],
         }
     }
@@ -109,7 +114,7 @@ impl TlsConfigs {
         if let Some(config) = held {
             return Ok(config.clone());
         }
-        let alpn = [ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
+        let alpn = [ALPN_ALONE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
         let config = match clients {
             Clients::Members => server_config(credential, &alpn),
             Clients::Guests => guest_server_config(credential, &alpn),

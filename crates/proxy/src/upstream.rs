@@ -334,6 +334,12 @@ impl Application {
         self.address == address
     }
 
+    /// True for the same server by the same protocol.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.address, self.speaks) == (other.address, other.speaks)
+            && self.is_outside == other.is_outside
+    }
+
     /// A connection to the application, kept warm or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
@@ -344,6 +350,15 @@ impl Application {
         if let Some(connection) = self.pool.take() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http1(connection));
+        }
+        worker.shard.add(Count::LeaseOpened, 1);
+        Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
+    }
+
+    /// A connection that no other client uses; HTTP/2 has none.
+    async fn lease_alone(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+        if self.speaks == Speaks::Http2 {
+            return self.lease(worker).await;
         }
         worker.shard.add(Count::LeaseOpened, 1);
         Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
@@ -550,6 +565,22 @@ impl Destined {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker).await,
+        };
+        if let Some(timed) = timed {
+            timed.connected();
+        }
+        leased
+    }
+
+    /// A connection of HTTP/1.1 for the requests of one client alone, where the way there has such.
+    pub(crate) async fn lease_alone(
+        &self,
+        worker: &Rc<Worker>,
+        timed: Option<&Timed>,
+    ) -> Result<Lease, Reason> {
+        let leased = match self {
+            Self::Application(application) => application.lease_alone(worker).await,
+            Self::Upstream(upstream) => connect::alone(upstream, worker).await,
         };
         if let Some(timed) = timed {
             timed.connected();

@@ -4,10 +4,12 @@ mod aside;
 mod begun;
 mod guarded;
 mod hedged;
+mod pinned;
 mod shown;
 mod witness;
 
 pub(crate) use hedged::Beside;
+pub(crate) use pinned::Pins;
 use witness::Seat;
 pub(crate) use witness::Witness;
 
@@ -477,7 +479,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         bound: &Bound,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
-        let destined = self.pick(bound, tried.as_ref())?;
+        let (destined, own) = match self.is_private() {
+            false => (self.pick(bound, tried.as_ref())?, None),
+            true => self.private(bound, tried.as_ref())?,
+        };
         *tried = destined.endpoint();
         if self.witness.is_some() || bound.stay.is_some() {
             self.goes_to(tried.as_ref(), bound);
@@ -489,7 +494,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(sighting) = &mut self.record.sighting {
             sighting.upstream = Some(destined.address());
         }
-        let lease = {
+        let lease = if self.progress.pins {
+            Box::pin(self.lease_private(&destined, own)).await
+        } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
             let wait = wait_for(self.record.retries, bound.destination.endpoints());
             let lease = destined.lease(worker, self.timed.as_ref(), (found_http2, wait));

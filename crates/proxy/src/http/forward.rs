@@ -52,6 +52,8 @@ pub(crate) struct Progress {
     pub(crate) on_reused: bool,
     /// An answer came, and is kept from the client: the request is sent once more.
     pub(crate) kept_back: Cell<Option<KeptBack>>,
+    /// The connection to the upstream serves this client alone.
+    pub(crate) pins: bool,
     /// The code of HTTP/2 by which the upstream reset its stream.
     pub(crate) reset: Cell<Option<ResetCode>>,
 }
@@ -84,8 +86,12 @@ pub(crate) async fn forward(
                 exchange.hold_briefly();
             }
             let clean = over_http1(exchange, aim, &mut connection).await?;
-            if clean && !exchange.request.head.authenticates_connection {
-                destined.give_back(connection);
+            match exchange.progress.pins {
+                true if clean => exchange.pin(destined, connection),
+                false if clean && !exchange.request.head.authenticates_connection => {
+                    destined.give_back(connection);
+                }
+                true | false => {}
             }
             Ok(())
         }
@@ -181,7 +187,8 @@ async fn over_http1(
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
     let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Http1(reader)).await
+    let upstream = Upstreamed::Http1(reader, exchange.progress.pins);
+    converse(exchange, (sink, sending), upstream).await
 }
 
 /// What becomes of the request's head by actions: of rules on the way to endpoints, of guards at the application.
@@ -215,7 +222,8 @@ pub(crate) fn edits<'a>(
 /// Where a response comes from.
 enum Upstreamed<'a> {
     Link(&'a LinkStream),
-    Http1(&'a mut Reader),
+    /// True: the connection serves this client alone, also when it is authenticated.
+    Http1(&'a mut Reader, bool),
     Http2(Box<Awaited>),
 }
 
@@ -379,7 +387,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             return finished.map(|()| true);
         },
         Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
-        Upstreamed::Http1(reader) => loop {
+        Upstreamed::Http1(reader, pins) => loop {
             let mut head = reply.worker.response_heads.lend();
             let bytes =
                 reader.response(&mut head, reply.answers).await.map_err(|e| upstream_reason(&e))?;
@@ -394,7 +402,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             }
             let reusable = head.keep_alive
                 && head.body != BodyLength::UntilClose
-                && !head.authenticates_connection(&bytes);
+                && (pins || !head.authenticates_connection(&bytes));
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
             let source = Source::http1(reader, length);
             reply.finish(&bytes, &head, source).await?;

@@ -41,6 +41,7 @@ pub(crate) enum Served {
 /// nobody has used for a while holds no more than it needs to wait.
 pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Served {
     let mut phase = session.worker.phase.clone();
+    session.is_exclusive.set(true);
     loop {
         let served = Box::pin(serve_busy(session, io, std::mem::take(&mut early))).await;
         if let Some(served) = served {

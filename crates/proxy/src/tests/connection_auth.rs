@@ -42,6 +42,11 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
                     format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
                 };
                 alice.ask(&ask(first)).await;
+                // Its next request finds the connection that it has authenticated.
+                if first == "alice" {
+                    let answer = alice.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    assert_eq!(answer.text(), "alice");
+                }
                 assert_eq!(alice.ask(&ask("alice")).await.text(), "alice");
                 let mut bob = Client::connect(mesh.door).await;
                 for _ in 0..3 {
@@ -66,5 +71,69 @@ fn other_credentials_leave_a_connection_shared() {
             assert_eq!(Client::connect(mesh.door).await.ask(&request).await.status, 401);
         }
         assert_eq!(app.accepted.get(), 1);
+    });
+}
+
+/// An application that lets a client in by the third message of NTLM, on the connection of its challenge.
+async fn challenging() -> Application {
+    Application::start(move |mut client| async move {
+        let (mut challenged, mut user) = (false, None);
+        while let Some(request) = client.head().await {
+            let token = request.field("authorization").map(str::to_owned);
+            let token = token.as_deref().and_then(|it| it.strip_prefix("NTLM "));
+            let answer = match (token, &user) {
+                (Some("type1"), _) => {
+                    challenged = true;
+                    CHALLENGE.replace("NTLM", "NTLM type2")
+                }
+                (Some(name), _) if challenged => {
+                    user = Some(name.to_owned());
+                    hello(name)
+                }
+                (None, Some(user)) => hello(user),
+                _ => CHALLENGE.to_owned(),
+            };
+            client.send(answer).await;
+        }
+    })
+    .await
+}
+
+fn hello(user: &str) -> String {
+    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{user}", user.len())
+}
+
+const CHALLENGE: &str =
+    "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: NTLM\r\ncontent-length: 0\r\n\r\n";
+
+/// The handshake takes three requests on one connection of the client; each client has a connection of its own to the
+/// application, and all its later requests are the user's.
+#[test]
+fn a_client_completes_ntlm_over_a_connection_of_its_own() {
+    run(async {
+        let app = challenging().await;
+        let mesh = Mesh::permissive(app.address).await;
+        let ask = |token: &str| match token {
+            "" => "GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
+            token => format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM {token}\r\n\r\n"),
+        };
+        let mut clients = Vec::new();
+        for name in ["alice", "bob", "carol"] {
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(&ask("")).await.status, 401);
+            let challenge = client.ask(&ask("type1")).await;
+            assert!(challenge.head.contains("NTLM type2"), "{}", challenge.head);
+            clients.push((name, client));
+        }
+        // Handshakes of several clients interleave.
+        for (name, client) in &mut clients {
+            assert_eq!(client.ask(&ask(name)).await.text(), *name);
+        }
+        for _ in 0..3 {
+            for (name, client) in &mut clients {
+                assert_eq!(client.ask(&ask("")).await.text(), *name);
+            }
+            assert_eq!(Client::connect(mesh.door).await.ask(&ask("")).await.status, 401);
+        }
     });
 }

@@ -96,10 +96,37 @@ pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Resul
     let shaken = handshake(upstream, worker, Offer::Http1);
     let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
+    Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
+}
+
+/// A connection of HTTP/1.1 for the requests of one client. A peer without such gives an ordinary lease.
+pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    if upstream.is_plain() {
+        return match speaks(upstream, worker) {
+            Speaks::Http1 => {
+                let connected = plain_bytes(upstream, worker).await;
+                connected.map(|connection| Lease::Http1(Box::new(connection)))
+            }
+            Speaks::Http2 => plainly(upstream, worker).await,
+        };
+    }
+    worker.shard.add(Count::LeaseOpened, 1);
+    let shaken = handshake(upstream, worker, Offer::Alone);
+    let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
+    let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
+    note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
+    let (tls, expires) = shaken?;
+    if tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK) {
+        return upstream.lease(worker, None).await;
+    }
+    Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
+}
+
+fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
     let io = Io::new(Stream::Client(Box::new(tls)));
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = worker.config.limits.body_stall_timeout;
-    Ok(Lease::Http1(Box::new(Http1Upstream::new(io, patience, counted).until(expires))))
+    Http1Upstream::new(io, patience, counted).until(expires)
 }
 
 /// A lease of an endpoint without a sidecar, in the protocol that is spoken there.

@@ -50,6 +50,11 @@ impl Http1Upstream {
         Self { expires: Some(expires), ..self }
     }
 
+    /// True while the peer keeps it open and is silent.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.reader.io.is_quiet() && !self.is_expired()
+    }
+
     fn is_expired(&self) -> bool {
         self.expires.is_some_and(|expires| expires <= Instant::now())
     }
@@ -61,7 +66,7 @@ impl Pool {
         let mut idle = self.0.borrow_mut();
         loop {
             let connection = idle.pop_back()?.connection;
-            if connection.reader.io.is_quiet() && !connection.is_expired() {
+            if connection.is_usable() {
                 return Some(connection);
             }
         }

@@ -72,6 +72,10 @@ impl Exchange<'_, '_> {
     #[inline]
     pub(super) fn hedge<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
         let hedging = bound.unusual.as_ref()?.hedging.as_ref()?;
+        // A second attempt would go over a connection that is not the client's own.
+        if self.is_private() {
+            return None;
+        }
         self.may_hedge(&hedging.rule, aim, bound).then_some(&hedging.rule)
     }
 

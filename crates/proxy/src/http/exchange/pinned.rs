@@ -1,0 +1,127 @@
+//! Requests of a client whose connection the server authenticates (NTLM, Negotiate): each such client has a connection to
+//! the server to itself.
+
+use std::cell::{Cell, RefCell};
+
+use leno_model::{EndpointId, Reason};
+use leno_telemetry::Count;
+
+use super::Exchange;
+use crate::http::route::{Bound, Destination};
+use crate::upstream::pick::kept;
+use crate::upstream::{Destined, Http1Upstream, Lease};
+
+/// The connections of one client, each to a server of its own; the newest is the last.
+#[derive(Default)]
+pub(crate) struct Pins {
+    pins: RefCell<Vec<Pin>>,
+    is_used: Cell<bool>,
+}
+
+struct Pin {
+    destined: Destined,
+    connection: Box<Http1Upstream>,
+}
+
+impl Pins {
+    /// True if the client has any.
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.get()
+    }
+
+    fn add(&self, pin: Pin) {
+        let mut pins = self.pins.borrow_mut();
+        if pins.len() >= PINS_MAX {
+            pins.remove(0);
+        }
+        pins.push(pin);
+        self.is_used.set(true);
+    }
+
+    /// Removes the pins that `choose` accepts, and returns the first choice.
+    fn take<T>(&self, mut choose: impl FnMut(&Pin) -> Option<T>) -> Option<(T, Pin)> {
+        let mut pins = self.pins.borrow_mut();
+        pins.retain(|pin| pin.connection.is_usable());
+        let found = pins.iter().enumerate().find_map(|(at, pin)| Some((at, choose(pin)?)));
+        let taken = found.map(|(at, chosen)| (chosen, pins.remove(at)));
+        self.is_used.set(!pins.is_empty());
+        taken
+    }
+}
+
+impl Exchange<'_, '_> {
+    /// True for a request that authenticates its connection, and for each one of a client that has such a connection.
+    #[inline]
+    pub(super) fn is_private(&self) -> bool {
+        self.session.pinned.is_used() || self.request.head.authenticates_connection
+    }
+
+    /// The destination of a request that authenticates its connection, or of a client that has such a connection; and
+    /// that connection.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn private(
+        &mut self,
+        bound: &Bound,
+        avoid: Option<&EndpointId>,
+    ) -> Result<(Destined, Option<Box<Http1Upstream>>), Reason> {
+        // Streams of one link or one HTTP/2 connection may belong to different clients.
+        if !self.session.is_exclusive.get() {
+            return Ok((self.pick(bound, avoid)?, None));
+        }
+        let pinned = self.session.pinned.take(|pin| self.leads_there(pin, bound, avoid));
+        self.progress.pins = pinned.is_some() || self.request.head.authenticates_connection;
+        match pinned {
+            Some((destined, Pin { connection, .. })) => Ok((destined, Some(connection))),
+            None => Ok((self.pick(bound, avoid)?, None)),
+        }
+    }
+
+    /// The destination, if the request may go where a pinned connection leads.
+    fn leads_there(
+        &self,
+        pin: &Pin,
+        bound: &Bound,
+        avoid: Option<&EndpointId>,
+    ) -> Option<Destined> {
+        match (&bound.destination, &pin.destined) {
+            (Destination::Application(there), Destined::Application(pinned)) => {
+                there.is_same(pinned).then(|| Destined::Application(there.clone()))
+            }
+            (Destination::Endpoints(priorities), Destined::Upstream(pinned)) => {
+                let (worker, ward) = (&self.session.worker, bound.ward.as_deref());
+                let endpoints = priorities.serving(worker, ward, avoid);
+                let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
+                kept(worker, (endpoint, ward), avoid).map(Destined::Upstream)
+            }
+            _ => None,
+        }
+    }
+
+    /// A connection of the client's own.
+    pub(super) async fn lease_private(
+        &self,
+        destined: &Destined,
+        connection: Option<Box<Http1Upstream>>,
+    ) -> Result<Lease, Reason> {
+        let worker = &self.session.worker;
+        match connection {
+            Some(connection) => {
+                worker.shard.add(Count::LeaseReused, 1);
+                Ok(Lease::Http1(connection))
+            }
+            None => destined.lease_alone(worker, self.timed.as_ref()).await,
+        }
+    }
+
+    /// Keeps a connection for the next request of its client.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn pin(&self, destined: &Destined, mut connection: Box<Http1Upstream>) {
+        connection.reused = true;
+        self.session.pinned.add(Pin { destined: destined.clone(), connection });
+    }
+}
+
+/// Servers that one client of the HTTP proxy may use in turn over one connection.
+const PINS_MAX: usize = 4;
