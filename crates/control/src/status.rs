@@ -150,7 +150,7 @@ pub struct ApplicationStatus {
 /// A condition that breaks traffic at a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
-    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, or another.
+    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`, or another.
     pub kind: String,
     /// The listener, directory or service port that it concerns.
     pub subject: String,

@@ -35,6 +35,8 @@ pub mod kind {
     pub const DNS_CLOSED: &str = "dns-closed";
     /// A file of the state directory cannot be written.
     pub const STATE_UNWRITABLE: &str = "state-unwritable";
+    /// A table is full and evicts entries. The subject is the table.
+    pub const TABLE_FULL: &str = "table-full";
     /// A circuit breaker sends nothing to a service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }

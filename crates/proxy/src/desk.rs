@@ -1,11 +1,13 @@
 //! The control thread's desk: what requests ask for, what has gone idle, which doors to open.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use leno_discovery::condition::kind;
 use leno_discovery::{ADDRESSES_MAX, NAMES_MAX, ProxyReport, Request, SUBSCRIPTIONS_MAX};
+use leno_model::ServiceName;
 use leno_traffic::backoff;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, sleep_until};
@@ -13,6 +15,7 @@ use tokio::time::{MissedTickBehavior, sleep_until};
 use crate::follow::Follower;
 use crate::listeners::{ListenError, Listeners};
 use crate::opened::Doors;
+use crate::subscriptions::{Priority, Subscriptions, Table};
 use crate::world::Want;
 
 /// Subscribes on first use and unsubscribes what nobody uses any more.
@@ -33,7 +36,10 @@ pub(crate) async fn keep_subscriptions(
                 }
                 subscribe(&follower, &mut batch)
             }
-            _ = sweep.tick() => unsubscribe(&follower, idle),
+            _ = sweep.tick() => {
+                follower.forget_evictions();
+                unsubscribe(&follower, idle)
+            }
         };
         for request in wishes.into_iter().flatten() {
             if let Err(unsent) = requests.try_send(request) {
@@ -43,82 +49,128 @@ pub(crate) async fn keep_subscriptions(
     }
 }
 
-/// At most one request about services, and two about addresses and about names: some may have to
-/// make room.
-type Wishes = [Option<Request>; 5];
+/// At most two requests about each of services, addresses and names: some make room for others.
+type Requests = [Option<Request>; 6];
 
-fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Wishes {
-    let mut subscribed = follower.subscribed.borrow_mut();
+fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     let crowded = follower.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
-    let forgotten = if crowded { forget(follower, IDLE_IF_CROWDED) } else { None };
+    let mut forgotten =
+        if crowded { idle_addresses(follower, IDLE_IF_CROWDED) } else { Vec::new() };
     let crowded = follower.looked_up.borrow().len() > NAMES_MAX / 4 * 3;
-    let lost = if crowded { forget_names(follower, IDLE_IF_CROWDED) } else { None };
+    let mut lost = if crowded { idle_names(follower, IDLE_IF_CROWDED) } else { Vec::new() };
+    let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
     let mut looked_up = follower.looked_up.borrow_mut();
     let (mut services, mut addresses, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for want in batch.drain(..) {
         match want {
-            Want::Service(service) => {
-                if subscribed.len() < SUBSCRIPTIONS_MAX && subscribed.insert(service.clone()) {
-                    services.push(service);
-                }
-            }
-            Want::Address(address) => {
-                if asked.len() < ADDRESSES_MAX && asked.insert(address) {
-                    addresses.push(address);
-                }
-            }
-            Want::Name(name) => {
-                if looked_up.len() < NAMES_MAX && looked_up.insert(name.clone()) {
-                    names.push(name);
-                }
-            }
+            Want::Service(service) if subscribed.insert(service.clone()) => services.push(service),
+            Want::Address(address) if asked.insert(address) => addresses.push(address),
+            Want::Name(name) if looked_up.insert(name.clone()) => names.push(name),
+            Want::Service(_) | Want::Address(_) | Want::Name(_) => {}
         }
     }
-    let services = (!services.is_empty()).then_some(Request::Subscribe(services));
-    let addresses = (!addresses.is_empty()).then_some(Request::Ask(addresses));
-    let names = (!names.is_empty()).then_some(Request::LookUp(names));
-    [forgotten, lost, services, addresses, names]
+    // The batch is pending and newer than all others, so none of it is evicted.
+    let mut left = evict_unknown(follower, &mut subscribed);
+    let by_use = follower.world.services_by_use();
+    left.extend(evict(follower, (&mut subscribed, SUBSCRIPTIONS_MAX), Table::Services, by_use));
+    let by_use = follower.world.addresses_by_use();
+    forgotten.extend(evict(follower, (&mut asked, ADDRESSES_MAX), Table::Addresses, by_use));
+    let by_use = follower.world.names_by_use();
+    lost.extend(evict(follower, (&mut looked_up, NAMES_MAX), Table::Names, by_use));
+    [
+        (!left.is_empty()).then_some(Request::Unsubscribe(left)),
+        (!forgotten.is_empty()).then_some(Request::Forget(forgotten)),
+        (!lost.is_empty()).then_some(Request::ForgetNames(lost)),
+        (!services.is_empty()).then_some(Request::Subscribe(services)),
+        (!addresses.is_empty()).then_some(Request::Ask(addresses)),
+        (!names.is_empty()).then_some(Request::LookUp(names)),
+    ]
 }
 
-/// The queue is full: what could not be said is not so, and whoever needs it asks again.
+/// Evicts the names of services that do not exist beyond [`UNKNOWN_MAX`], so that an application that invents names
+/// leaves the table to the services that exist.
+fn evict_unknown(
+    follower: &Follower,
+    subscribed: &mut Subscriptions<ServiceName>,
+) -> Vec<ServiceName> {
+    let Some(scene) = follower.world.scene() else {
+        return Vec::new();
+    };
+    let unknown = scene.absent().filter(|name| subscribed.contains(name)).count();
+    if unknown <= UNKNOWN_MAX {
+        return Vec::new();
+    }
+    let by_use = follower.world.services_by_use();
+    let absent = |name: &ServiceName| {
+        Some(by_use(name)).filter(|priority| matches!(priority, Priority::Absent(_)))
+    };
+    let evicted = subscribed.evict(unknown - UNKNOWN_KEPT, absent);
+    follower.note_evicted(Table::UnknownServices, evicted.len());
+    evicted
+}
+
+/// Evicts the entries beyond the bound of a table, and a few more: the next entries find room.
+fn evict<K: Ord + Clone>(
+    follower: &Follower,
+    (subscriptions, max): (&mut Subscriptions<K>, usize),
+    table: Table,
+    by_use: impl Fn(&K) -> Priority,
+) -> Vec<K> {
+    if subscriptions.len() <= max {
+        return Vec::new();
+    }
+    let evicted =
+        subscriptions.evict(subscriptions.len() - max + BATCH_MAX, |key| Some(by_use(key)));
+    follower.note_evicted(table, evicted.len());
+    evicted
+}
+
+/// The queue is full: the subscriptions stay as they were, and later requests ask again.
 fn take_back(follower: &Follower, unsent: Request) {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
     let mut looked_up = follower.looked_up.borrow_mut();
     match unsent {
-        Request::Ask(addresses) => asked.retain(|address| !addresses.contains(address)),
+        Request::Ask(addresses) => asked.remove_all(&addresses),
         Request::Forget(addresses) => asked.extend(addresses),
-        Request::LookUp(names) => looked_up.retain(|name| !names.contains(name)),
+        Request::LookUp(names) => looked_up.remove_all(&names),
         Request::ForgetNames(names) => looked_up.extend(names),
-        Request::Subscribe(services) => subscribed.retain(|service| !services.contains(service)),
+        Request::Subscribe(services) => subscribed.remove_all(&services),
         Request::Unsubscribe(services) => subscribed.extend(services),
         Request::Listeners(..) | Request::Renew { .. } | Request::Tapped { .. } => {}
     }
 }
 
-fn unsubscribe(follower: &Follower, after: Duration) -> Wishes {
+fn unsubscribe(follower: &Follower, after: Duration) -> Requests {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut idle = follower.world.idle_services(after);
     idle.retain(|service| subscribed.remove(service));
-    let services = (!idle.is_empty()).then_some(Request::Unsubscribe(idle));
-    [services, forget(follower, after), forget_names(follower, after), None, None]
+    let (addresses, names) = (idle_addresses(follower, after), idle_names(follower, after));
+    [
+        (!idle.is_empty()).then_some(Request::Unsubscribe(idle)),
+        (!addresses.is_empty()).then_some(Request::Forget(addresses)),
+        (!names.is_empty()).then_some(Request::ForgetNames(names)),
+        None,
+        None,
+        None,
+    ]
 }
 
-/// Lets go of addresses to which nobody has connected for this long.
-fn forget(follower: &Follower, after: Duration) -> Option<Request> {
+/// Removes the addresses to which no connection went for this long.
+fn idle_addresses(follower: &Follower, after: Duration) -> Vec<IpAddr> {
     let mut asked = follower.asked.borrow_mut();
     let mut idle = follower.world.idle_addresses(after);
     idle.retain(|address| asked.remove(address));
-    (!idle.is_empty()).then_some(Request::Forget(idle))
+    idle
 }
 
-/// Lets go of names that nobody has looked up for this long.
-fn forget_names(follower: &Follower, after: Duration) -> Option<Request> {
+/// Removes the names that were not resolved for this long.
+fn idle_names(follower: &Follower, after: Duration) -> Vec<ServiceName> {
     let mut looked_up = follower.looked_up.borrow_mut();
     let mut idle = follower.world.idle_names(after);
     idle.retain(|name| looked_up.remove(name));
-    (!idle.is_empty()).then_some(Request::ForgetNames(idle))
+    idle
 }
 
 /// Keeps the doors in step with the plan, and tells the control plane where they are. A door whose
@@ -191,7 +243,15 @@ fn closed(problem: &ListenError) -> (String, String) {
 const IDLE_IF_CROWDED: Duration = Duration::from_secs(20);
 /// The pause between two reports of conditions: circuits may open and close many times in a second.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
+/// Names of services that do not exist and are subscribed to, so that a service with that name is found as soon as it
+/// exists: as many as an application with a long list of wrong names uses.
+const UNKNOWN_MAX: usize = 1024;
+/// The number that is left after an eviction, so that it does not happen for each new name.
+const UNKNOWN_KEPT: usize = UNKNOWN_MAX / 4 * 3;
 /// Services and addresses taken up at once.
 const BATCH_MAX: usize = 64;
 /// How long a door that could not be opened is left alone at most.
 const DOOR_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

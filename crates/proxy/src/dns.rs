@@ -7,6 +7,7 @@ use std::rc::Rc;
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
+use leno_telemetry::Count;
 use leno_traffic::host;
 use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
@@ -15,6 +16,7 @@ use crate::config::Interception;
 use crate::follow::Follower;
 use crate::look_ups::{Over, bound};
 use crate::names::{IsNew, to_v6};
+use crate::subscriptions::Table;
 
 /// Answers look-ups over UDP for as long as the proxy lives.
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
@@ -31,9 +33,11 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         if query.metadata.message_type != MessageType::Query {
             continue;
         }
-        // An application that asks faster than the control plane answers loses look-ups; it
-        // asks again.
-        let Ok(slot) = slots.clone().try_acquire_owned() else { continue };
+        // An application that sends more queries than the control plane answers loses some, and sends them again.
+        let Ok(slot) = slots.clone().try_acquire_owned() else {
+            follower.shard.add(Count::LookUpsFailed, 1);
+            continue;
+        };
         let (follower, socket) = (follower.clone(), socket.clone());
         tokio::task::spawn_local(async move {
             if let Err(error) = answer(&follower, &socket, &query, client).await {
@@ -106,7 +110,10 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
     }
     let names = follower.world.names();
     let (address, is_new) = names.address(&service).ok_or(ResponseCode::ServFail)?;
-    if is_new == IsNew::Yes {
+    if is_new == IsNew::InPlaceOfAnother {
+        follower.note_evicted(Table::ServiceAddresses, 1);
+    }
+    if is_new != IsNew::No {
         follower.state.keep_names(&names.to_text());
     }
     Ok(Some(address))

@@ -35,6 +35,7 @@ use crate::keeper::Keeper;
 use crate::proof::{Proof, Unproved};
 use crate::renew;
 use crate::state::StateDir;
+use crate::subscriptions::{Subscriptions, Table};
 use crate::world::World;
 
 /// What the tasks of the control thread share.
@@ -48,11 +49,13 @@ pub(crate) struct Follower {
     /// What the control plane was told of that.
     pub(crate) counted: RefCell<Counted>,
     /// The services that requests have asked for and not yet forgotten.
-    pub(crate) subscribed: RefCell<BTreeSet<ServiceName>>,
+    pub(crate) subscribed: RefCell<Subscriptions<ServiceName>>,
     /// The same for addresses.
-    pub(crate) asked: RefCell<BTreeSet<IpAddr>>,
+    pub(crate) asked: RefCell<Subscriptions<IpAddr>>,
     /// The same for names that were looked up.
-    pub(crate) looked_up: RefCell<BTreeSet<ServiceName>>,
+    pub(crate) looked_up: RefCell<Subscriptions<ServiceName>>,
+    /// The tables in which entries were evicted since the last sweep.
+    evicted: RefCell<BTreeSet<Table>>,
     /// A control plane is told of what is wanted, and tells of changes.
     pub(crate) connected: Cell<bool>,
     /// What is listening now, for each hello.
@@ -90,6 +93,7 @@ impl Follower {
             subscribed: RefCell::default(),
             asked: RefCell::default(),
             looked_up: RefCell::default(),
+            evicted: RefCell::default(),
             connected: Cell::new(false),
             listening: RefCell::default(),
             addresses: RefCell::default(),
@@ -117,6 +121,27 @@ impl Follower {
         let others = others.map(|(name, address)| (name.clone(), *address));
         let health = self.config.health.map(|address| ("health".to_owned(), address));
         self.addresses.replace(others.chain(health).collect());
+    }
+
+    /// Counts evictions, and lists the table among the conditions until a whole interval between two sweeps passes
+    /// without one.
+    pub(crate) fn note_evicted(&self, table: Table, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.shard.add(table.count(), count as u64);
+        self.world.conditions.set(kind::TABLE_FULL, table.subject(), table.reason());
+        if self.evicted.borrow_mut().insert(table) {
+            let (table, reason) = (table.subject(), table.reason());
+            tracing::warn!(table, reason, "a table is full: its oldest entries are evicted");
+        }
+    }
+
+    /// Ends the conditions of the tables in which nothing was evicted since the last sweep.
+    pub(crate) fn forget_evictions(&self) {
+        let recent = self.evicted.take();
+        let recent = recent.iter().map(|table| (table.subject().to_owned(), table.reason()));
+        self.world.conditions.replace(kind::TABLE_FULL, recent);
     }
 
     /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate that is
@@ -186,7 +211,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
     // Services that were used before are likely to be used again; the others go idle and are dropped.
     // Names without a service are forgotten: most are mistyped, and a new request asks again.
     follower.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
-    follower.asked.borrow_mut().extend(update.snapshot.addresses.keys());
+    follower.asked.borrow_mut().extend(update.snapshot.addresses.keys().copied());
     follower.looked_up.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
@@ -216,9 +241,9 @@ async fn follow_one(
         admin: Some(follower.admin),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        services: follower.subscribed.borrow().iter().cloned().collect(),
-        addresses: follower.asked.borrow().iter().copied().collect(),
-        looked_up: follower.looked_up.borrow().iter().cloned().collect(),
+        services: follower.subscribed.borrow().keys().cloned().collect(),
+        addresses: follower.asked.borrow().keys().copied().collect(),
+        looked_up: follower.looked_up.borrow().keys().cloned().collect(),
         session: session(SystemTime::now()),
         edition: credential.edition(),
         process: follower.seed,

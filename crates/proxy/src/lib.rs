@@ -55,6 +55,7 @@ mod session;
 mod sight;
 mod splice;
 mod state;
+mod subscriptions;
 mod tapped;
 mod tcp;
 #[cfg(test)]

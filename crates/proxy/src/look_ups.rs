@@ -12,7 +12,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_discovery::NAMES_MAX;
 use leno_discovery::condition::kind;
 use leno_listen::Listener;
 use leno_model::{ServiceName, Whereabouts};
@@ -290,8 +289,7 @@ impl Answerer {
         }
         let mut changes = world.changes();
         world.want_in_passing(Want::Name(name.clone()));
-        let is_full = is_new && looked_up.borrow().len() >= NAMES_MAX;
-        if is_full || self.silent_until.get().is_some_and(|until| now < until) {
+        if self.silent_until.get().is_some_and(|until| now < until) {
             return None;
         }
         let found = async {

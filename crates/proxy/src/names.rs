@@ -1,6 +1,6 @@
 //! Addresses for service names: what the name answerer gave out, and whom each stands for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,18 @@ pub(crate) struct Names(Mutex<Given>);
 #[derive(Debug, Default)]
 struct Given {
     services: BTreeMap<ServiceName, Ipv4Addr>,
-    addresses: HashMap<Ipv4Addr, ServiceName>,
+    addresses: HashMap<Ipv4Addr, Stands>,
+    /// Evicted entries, oldest first: an application may remember their addresses, so no other service gets them yet.
+    evicted: VecDeque<(ServiceName, Ipv4Addr)>,
+    uses: u64,
+}
+
+/// The service that an address stands for.
+#[derive(Debug)]
+struct Stands {
+    service: ServiceName,
+    /// Its last use: the number of that among all uses.
+    used: u64,
 }
 
 impl Names {
@@ -37,21 +48,21 @@ impl Names {
         given.services.iter().map(|(service, address)| format!("{address} {service}\n")).collect()
     }
 
-    /// The address that stands for a service, and whether it is new; `None` when all are given.
+    /// The address that stands for a service, and whether that is new. A full table evicts the service that was not
+    /// used for the longest time.
     pub(crate) fn address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
         let mut given = self.lock();
-        if let Some(address) = given.services.get(service) {
-            return Some((*address, IsNew::No));
+        if let Some(address) = given.services.get(service).copied() {
+            given.note(address);
+            return Some((address, IsNew::No));
         }
-        if given.services.len() >= NAMES_MAX {
-            return None;
+        let is_full = given.services.len() >= NAMES_MAX;
+        if is_full {
+            given.evict();
         }
-        let start = hash(service);
-        let address = (0..HOSTS)
-            .map(|step| nth(start.wrapping_add(step) % HOSTS))
-            .find(|address| !given.addresses.contains_key(address))?;
+        let address = given.free(service)?;
         given.give(service.clone(), address);
-        Some((address, IsNew::Yes))
+        Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
     }
 
     /// The service that an address stands for, of either version.
@@ -60,7 +71,7 @@ impl Names {
             IpAddr::V4(address) => address,
             IpAddr::V6(address) => from_v6(address)?,
         };
-        self.lock().addresses.get(&address).cloned()
+        self.lock().note(address)
     }
 
     fn lock(&self) -> MutexGuard<'_, Given> {
@@ -70,8 +81,42 @@ impl Names {
 
 impl Given {
     fn give(&mut self, service: ServiceName, address: Ipv4Addr) {
-        self.addresses.insert(address, service.clone());
+        self.uses += 1;
+        self.addresses.insert(address, Stands { service: service.clone(), used: self.uses });
         self.services.insert(service, address);
+    }
+
+    /// Notes a use of an address.
+    fn note(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
+        let stands = self.addresses.get_mut(&address)?;
+        self.uses += 1;
+        stands.used = self.uses;
+        Some(stands.service.clone())
+    }
+
+    /// Evicts the service that was not used for the longest time.
+    fn evict(&mut self) {
+        let oldest = self.addresses.iter().min_by_key(|(_, stands)| stands.used);
+        let Some(address) = oldest.map(|(address, _)| *address) else { return };
+        if let Some(stands) = self.addresses.remove(&address) {
+            self.services.remove(&stands.service);
+            self.evicted.push_back((stands.service, address));
+        }
+        if self.evicted.len() > NAMES_MAX {
+            self.evicted.pop_front();
+        }
+    }
+
+    /// An address for a service: its own one of before, or one that no service had recently.
+    fn free(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
+        if let Some(at) = self.evicted.iter().position(|(before, _)| before == service) {
+            return self.evicted.remove(at).map(|(_, address)| address);
+        }
+        let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
+        let start = hash(service);
+        (0..HOSTS)
+            .map(|step| nth(start.wrapping_add(step) % HOSTS))
+            .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
     }
 }
 
@@ -79,6 +124,8 @@ impl Given {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IsNew {
     Yes,
+    /// The table was full: another service has no address any more.
+    InPlaceOfAnother,
     No,
 }
 
@@ -123,7 +170,7 @@ mod tests {
     #[test]
     fn addresses_are_kept_apart_and_survive_a_restart() {
         let names = Names::default();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for index in 0..1000 {
             let (address, is_new) = names.address(&service(&format!("s{index}"))).unwrap();
             assert_eq!(is_new, IsNew::Yes);
@@ -153,11 +200,40 @@ mod tests {
     }
 
     #[test]
-    fn an_application_that_invents_names_is_bounded() {
+    fn a_full_table_evicts_the_service_that_was_not_used_for_the_longest_time() {
         let names = Names::default();
-        for index in 0..NAMES_MAX {
-            assert!(names.address(&service(&format!("s{index}"))).is_some());
+        let first = names.address(&service("s0")).unwrap().0;
+        let second = names.address(&service("s1")).unwrap().0;
+        for index in 2..NAMES_MAX {
+            assert_eq!(names.address(&service(&format!("s{index}"))).unwrap().1, IsNew::Yes);
         }
-        assert_eq!(names.address(&service("one-more")), None);
+        // A connection to its address is a use of a service.
+        assert_eq!(names.service(first.into()), Some(service("s0")));
+        let (new, is_new) = names.address(&service("new")).unwrap();
+        assert_eq!(is_new, IsNew::InPlaceOfAnother);
+        assert_eq!(names.service(new.into()), Some(service("new")));
+        assert_eq!(names.service(first.into()), Some(service("s0")));
+        assert_eq!(names.service(second.into()), None);
+        // Very many more names are as bounded, and never have an address that was evicted just now.
+        for index in 0..NAMES_MAX {
+            assert_ne!(names.address(&service(&format!("t{index}"))).unwrap().0, second);
+        }
+        assert_eq!(names.lock().services.len(), NAMES_MAX);
+        assert_eq!(names.lock().addresses.len(), NAMES_MAX);
+        let again = names.address(&service("t0")).unwrap();
+        assert_eq!(again.1, IsNew::No);
+        names.address(&service("one-more"));
+        assert!(names.lock().evicted.len() <= NAMES_MAX);
+    }
+
+    #[test]
+    fn an_evicted_service_gets_its_address_again() {
+        let names = Names::default();
+        let first = names.address(&service("s0")).unwrap().0;
+        for index in 1..=NAMES_MAX {
+            names.address(&service(&format!("s{index}"))).unwrap();
+        }
+        assert_eq!(names.service(first.into()), None);
+        assert_eq!(names.address(&service("s0")), Some((first, IsNew::InPlaceOfAnother)));
     }
 }

@@ -22,6 +22,7 @@ use crate::conditions::Conditions;
 use crate::edge::{self, EdgeConfigs};
 use crate::names::Names;
 use crate::sight::Sights;
+use crate::subscriptions::Priority;
 
 /// The current world, shared by all threads of a proxy.
 pub(crate) struct World {
@@ -393,6 +394,28 @@ impl World {
             || scene.pinned().any(|known| known.is_same_place(endpoint))
     }
 
+    /// The priority of each service when room is made, by its last use.
+    pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
+        let (scene, now) = (self.scene(), self.seconds());
+        move |name| match scene.as_ref().and_then(|scene| scene.known.get(name)) {
+            None => Priority::Pending,
+            Some(known) if known.plan.is_none() => Priority::Absent(known.usage.look(now)),
+            Some(known) => Priority::Used(known.usage.look(now)),
+        }
+    }
+
+    /// The same for addresses.
+    pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> Priority + use<> {
+        let (scene, now) = (self.scene(), self.seconds());
+        move |address| by_use(scene.as_ref().and_then(|it| it.addresses.get(address)), now)
+    }
+
+    /// The same for names.
+    pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
+        let (scene, now) = (self.scene(), self.seconds());
+        move |name| by_use(scene.as_ref().and_then(|it| it.names.get(name)), now)
+    }
+
     /// The services that nobody has used for `idle`, if somebody looks more often than that.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
         let Some(scene) = self.scene() else {
@@ -486,6 +509,10 @@ fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
         (key.clone(), KnownAnswer { answer: Arc::clone(answer), usage })
     };
     answers.iter().map(known).collect()
+}
+
+fn by_use<A>(known: Option<&KnownAnswer<A>>, now: u64) -> Priority {
+    known.map_or(Priority::Pending, |known| Priority::Used(known.usage.look(now)))
 }
 
 /// Those that nobody has used for `idle`.

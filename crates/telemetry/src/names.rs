@@ -305,6 +305,19 @@ closed_list! {
         /// No name server answered in time, there were too many at once, or it was no look-up.
         LookUpsFailed ["failed"];
     }
+    "leno_table_evictions_total" ["table"]
+    "Entries evicted from a full table of what the application uses, by table. A later use adds the entry again." {
+        /// The name of a service that does not exist.
+        EvictedUnknownService ["unknown-services"];
+        /// A service.
+        EvictedService ["services"];
+        /// An address to which a connection was redirected.
+        EvictedAddress ["addresses"];
+        /// A name that was resolved.
+        EvictedName ["names"];
+        /// An address that stood for a service.
+        EvictedServiceAddress ["service-addresses"];
+    }
     "leno_application_scrapes_total" ["result"]
     "Times that the application's own metrics were read to be told beside these, by how that ended." {
         /// They are there.

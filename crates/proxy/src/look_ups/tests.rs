@@ -181,19 +181,6 @@ fn nobody_waits_for_a_control_plane_that_says_nothing() {
 }
 
 #[test]
-fn names_beyond_the_bound_are_left_to_the_resolvers() {
-    run(async {
-        let (bench, _wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
-        bench.know(&[]);
-        let many = (0..NAMES_MAX).map(|index| format!("shop/s{index}").parse().unwrap());
-        bench.answerer.follower.looked_up.borrow_mut().extend(many);
-        assert!(bench.ask(WEB, Over::Udp).await.is_some());
-        assert!(bench.answerer.silent_until.get().is_none(), "it waited");
-        assert_eq!(bench.counts(), [0, 1, 0]);
-    });
-}
-
-#[test]
 fn the_next_name_server_is_asked_when_one_fails() {
     run(async {
         let port = name_server().await;

@@ -109,6 +109,7 @@ const LABELS: &str = r#"
 | `fault` | what was injected: `delay` or `abort` |
 | `result` | how an attempt ended: `ok`, `failed` or `timeout`; of a copy of a request: `answered`, `failed` or `dropped`; of spans, points and lines: `exported`, `overflowed` (too many waited) or `refused` (the collector is away, or did not take them); of readings of keys: `changed`, `same` or `failed` |
 | `source` | `pool`: open already; `new`: opened for the request |
+| `table` | the table of a sidecar that was full: `unknown-services` (names of services that do not exist), `services`, `addresses` (of redirected connections), `names` (resolved by DNS) or `service-addresses` (given out by `leno up --netns`) |
 | `to` | what a circuit became: `open` or `closed` |
 | `kind` | the kind of the object that holds a rule; empty for rules that had no room |
 | `namespace` | the namespace of that object |

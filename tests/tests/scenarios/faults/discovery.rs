@@ -57,6 +57,32 @@ fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time()
     });
 }
 
+/// Case f03: names that do not exist leave room for services.
+#[test]
+fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
+    let (ratings, details) = (Counted::echo(), Counted::echo());
+    let control = control(&ratings, &details);
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let _details = Proxy::join(&control, "shop/details-1", &[]);
+    let web = Proxy::join(&control, "shop/web-1", &[]);
+    let door = web.page.http_proxy();
+    assert_eq!(ask(door, "ratings.shop").status, 200);
+    for index in 0..4200 {
+        let unknown = ask(door, &format!("nobody-{index}.shop"));
+        assert_eq!((unknown.status, unknown.reason()), (404, Some("unknown-service")), "{index}");
+    }
+    assert_eq!(ask(door, "details.shop").status, 200);
+    assert_eq!(ask(door, "ratings.shop").status, 200);
+    let evicted = web.page.metric("leno_table_evictions_total{table=\"unknown-services\"}");
+    assert!(evicted >= 4200.0 - 1200.0, "{evicted}");
+    let status = eventually("status has a notice", PATIENCE, || {
+        let output = control.leno(&["status"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.contains("shop/web-1: the table unknown-services is full").then_some(text)
+    });
+    assert!(status.0.contains("leno_table_evictions_total"), "{}", status.0);
+}
+
 fn control(ratings: &Counted, details: &Counted) -> ControlPlane {
     let manifests = [
         mesh_config("permissive"),

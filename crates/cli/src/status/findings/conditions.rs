@@ -44,6 +44,13 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
     findings.extend(shortened(joins.collect(), "leno status -o json"));
     findings.extend(state(facts));
+    let tables = all("table-full").map(|(workload, it)| {
+        Finding::notice(
+            format!("{}: the table {} is full: {}", workload.name, it.subject, it.reason),
+            "leno_table_evictions_total counts evictions; docs/limits.md lists the bounds",
+        )
+    });
+    findings.extend(shortened(tables.collect(), "leno get workloads -o json"));
     findings.extend(unknown(facts));
     findings
 }
@@ -124,7 +131,8 @@ fn state(facts: &Facts) -> Vec<Finding> {
 
 /// Conditions of kinds that this release does not know.
 fn unknown(facts: &Facts) -> Vec<Finding> {
-    const KNOWN: [&str; 4] = ["listener-closed", "dns-closed", "circuit-open", "state-unwritable"];
+    const KNOWN: [&str; 5] =
+        ["listener-closed", "dns-closed", "circuit-open", "state-unwritable", "table-full"];
     let all = facts.workloads.iter().flat_map(|workload| {
         let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
         unknown.map(|it| {
@@ -163,6 +171,7 @@ mod tests {
             ("conditions", condition("dns-closed"), "not answered at somewhere", Weight::Problem),
             ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
             ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
+            ("conditions", condition("table-full"), "somewhere is full", Weight::Notice),
             ("conditions", condition("new-kind"), "new-kind somewhere", Weight::Problem),
             ("application", application(true, json!({})), "restarts: 7", Weight::Problem),
             ("application", application(false, json!({})), "has exited", Weight::Notice),

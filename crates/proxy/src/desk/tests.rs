@@ -1,0 +1,144 @@
+//! Tests: full tables evict the entries that were not used for the longest time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use leno_discovery::{ChangeId, Update};
+use leno_model::{Access, Occupant, Snapshot, TrustDomain, Whereabouts};
+use leno_telemetry::{Count, Telemetry};
+
+use super::*;
+use crate::config::Config;
+use crate::state::StateDir;
+use crate::tests::fixture::{plan, workload};
+use crate::world::World;
+
+/// The control thread of a sidecar, and the control plane that it is subscribed at.
+struct Desk {
+    follower: Follower,
+    telemetry: Arc<Telemetry>,
+    control: ControlPlane,
+    _scratch: tempfile::TempDir,
+}
+
+#[derive(Default)]
+struct ControlPlane {
+    services: BTreeSet<ServiceName>,
+    addresses: BTreeSet<IpAddr>,
+    names: BTreeSet<ServiceName>,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("state");
+        let config =
+            Config::sidecar(workload("web-1"), TrustDomain::new("a").unwrap(), path.clone());
+        let state = StateDir::open(&path).unwrap();
+        let (world, _) = World::new(state.names(), Instant::now());
+        let telemetry = Telemetry::new();
+        let told = (telemetry.clone(), world);
+        let admin = ([127, 0, 0, 1], 0).into();
+        let follower = Follower::new(Arc::new(config), told, state, admin, 0);
+        Self { follower, telemetry, control: ControlPlane::default(), _scratch: scratch }
+    }
+
+    /// Requests use these; the control plane receives the subscriptions and answers that no service exists.
+    fn want(&mut self, wants: impl IntoIterator<Item = Want>) {
+        let wants: Vec<Want> = wants.into_iter().collect();
+        for part in wants.chunks(BATCH_MAX) {
+            let requests = subscribe(&self.follower, &mut part.to_vec());
+            self.receive(requests);
+            self.answer();
+        }
+    }
+
+    fn receive(&mut self, requests: Requests) {
+        let ControlPlane { services, addresses, names } = &mut self.control;
+        for request in requests.into_iter().flatten() {
+            match request {
+                Request::Subscribe(new) => services.extend(new),
+                Request::Unsubscribe(old) => services.retain(|it| !old.contains(it)),
+                Request::Ask(new) => addresses.extend(new),
+                Request::Forget(old) => addresses.retain(|it| !old.contains(it)),
+                Request::LookUp(new) => names.extend(new),
+                Request::ForgetNames(old) => names.retain(|it| !old.contains(it)),
+                Request::Listeners(..) | Request::Renew { .. } | Request::Tapped { .. } => {}
+            }
+        }
+    }
+
+    fn answer(&self) {
+        let ControlPlane { services, addresses, names } = &self.control;
+        let outside = Arc::new(Occupant::Outside);
+        let nowhere: Arc<Whereabouts> = Arc::new(std::iter::empty().collect());
+        let snapshot = Snapshot {
+            plan: Arc::new(plan("web", Access::Permissive)),
+            services: BTreeMap::new(),
+            addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
+            names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),
+        };
+        let snapshot = Arc::new(snapshot);
+        let update = Update { snapshot, absent: services.clone(), change: ChangeId(1) };
+        self.follower.world.swap(&update).unwrap();
+    }
+
+    fn full_tables(&self) -> Vec<String> {
+        let full = self.follower.report().conditions.into_iter();
+        full.filter(|it| it.kind == kind::TABLE_FULL).map(|it| it.subject).collect()
+    }
+}
+
+fn named(index: usize) -> ServiceName {
+    format!("shop/s{index}").parse().unwrap()
+}
+
+/// Case f03 of issue 26.
+#[test]
+fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
+    let mut desk = Desk::new();
+    desk.want((0..UNKNOWN_MAX).map(|index| Want::Service(named(index))));
+    assert_eq!((desk.control.services.len(), desk.full_tables()), (UNKNOWN_MAX, vec![]));
+    desk.want((UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX).map(|index| Want::Service(named(index))));
+    let known = desk.control.services.len();
+    assert!((UNKNOWN_KEPT..=UNKNOWN_MAX + BATCH_MAX).contains(&known), "{known}");
+    assert!(!desk.control.services.contains(&named(0)), "the oldest is evicted");
+    assert!(desk.control.services.contains(&named(2 * SUBSCRIPTIONS_MAX - 1)));
+    assert_eq!(desk.full_tables(), ["unknown-services"]);
+    let evicted = desk.telemetry.count(Count::EvictedUnknownService);
+    assert_eq!(evicted, (2 * SUBSCRIPTIONS_MAX - known) as u64);
+    assert_eq!(desk.control.services.len(), desk.follower.subscribed.borrow().len());
+    // The condition ends with the second sweep after the last eviction.
+    desk.follower.forget_evictions();
+    assert_eq!(desk.full_tables(), ["unknown-services"]);
+    desk.follower.forget_evictions();
+    assert_eq!(desk.full_tables(), Vec::<String>::new());
+}
+
+#[test]
+fn services_without_an_answer_leave_room_for_new_ones() {
+    let mut desk = Desk::new();
+    for first in (0..SUBSCRIPTIONS_MAX + 2 * BATCH_MAX).step_by(BATCH_MAX) {
+        let mut batch = (first..first + BATCH_MAX).map(|it| Want::Service(named(it))).collect();
+        let requests = subscribe(&desk.follower, &mut batch);
+        desk.receive(requests);
+    }
+    assert!(desk.control.services.len() <= SUBSCRIPTIONS_MAX);
+    assert!(desk.control.services.contains(&named(SUBSCRIPTIONS_MAX + 2 * BATCH_MAX - 1)));
+    assert!(!desk.control.services.contains(&named(0)));
+    assert_eq!(desk.full_tables(), ["services"]);
+}
+
+#[test]
+fn full_tables_of_addresses_and_names_take_new_entries() {
+    let mut desk = Desk::new();
+    let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
+    desk.want((0..ADDRESSES_MAX + BATCH_MAX).map(|index| Want::Address(address(index))));
+    desk.want((0..NAMES_MAX + BATCH_MAX).map(|index| Want::Name(named(index))));
+    let ControlPlane { addresses, names, .. } = &desk.control;
+    assert!(addresses.len() <= ADDRESSES_MAX && names.len() <= NAMES_MAX);
+    assert!(addresses.contains(&address(ADDRESSES_MAX + BATCH_MAX - 1)));
+    assert!(names.contains(&named(NAMES_MAX + BATCH_MAX - 1)));
+    assert!(!addresses.contains(&address(0)) && !names.contains(&named(0)));
+    assert_eq!(desk.full_tables(), ["addresses", "names"]);
+}

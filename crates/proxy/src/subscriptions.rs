@@ -1,0 +1,169 @@
+//! A table of subscriptions within a bound: the entry that was not used for the longest time makes room.
+
+use std::collections::BTreeMap;
+
+use leno_telemetry::Count;
+
+/// Keys that this sidecar is subscribed to, in the order of their subscription.
+#[derive(Debug)]
+pub(crate) struct Subscriptions<K> {
+    numbers: BTreeMap<K, u64>,
+    next: u64,
+}
+
+/// The priority of an entry when room is made: entries with a smaller one are evicted first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Priority {
+    /// Nothing has this name; the time of its last use.
+    Absent(u64),
+    /// The time of its last use.
+    Used(u64),
+    /// The control plane has not answered yet: a request may wait for it.
+    Pending,
+}
+
+/// A bounded table of the control thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Table {
+    /// Services that do not exist.
+    UnknownServices,
+    /// All services.
+    Services,
+    /// Addresses to which connections were redirected.
+    Addresses,
+    /// Names that were resolved.
+    Names,
+    /// Addresses that stand for services.
+    ServiceAddresses,
+}
+
+impl Table {
+    /// The subject of its condition.
+    pub(crate) const fn subject(self) -> &'static str {
+        match self {
+            Self::UnknownServices => "unknown-services",
+            Self::Services => "services",
+            Self::Addresses => "addresses",
+            Self::Names => "names",
+            Self::ServiceAddresses => "service-addresses",
+        }
+    }
+
+    /// The cause of its condition.
+    pub(crate) fn reason(self) -> String {
+        let cause = match self {
+            Self::UnknownServices => {
+                "the application requests very many services that do not exist"
+            }
+            Self::Services => "the application uses more services than one sidecar subscribes to",
+            Self::Addresses => {
+                "the application connects to more addresses than one sidecar subscribes to"
+            }
+            Self::Names => "the application resolves more names than one sidecar subscribes to",
+            Self::ServiceAddresses => {
+                "the application resolves more services than there are addresses for"
+            }
+        };
+        format!("{cause}; the entry that was not used for the longest time is evicted")
+    }
+
+    /// The count of its evictions.
+    pub(crate) const fn count(self) -> Count {
+        match self {
+            Self::UnknownServices => Count::EvictedUnknownService,
+            Self::Services => Count::EvictedService,
+            Self::Addresses => Count::EvictedAddress,
+            Self::Names => Count::EvictedName,
+            Self::ServiceAddresses => Count::EvictedServiceAddress,
+        }
+    }
+}
+
+impl<K> Default for Subscriptions<K> {
+    fn default() -> Self {
+        Self { numbers: BTreeMap::new(), next: 0 }
+    }
+}
+
+impl<K: Ord + Clone> Subscriptions<K> {
+    /// Adds a key; false if it is there already.
+    pub(crate) fn insert(&mut self, key: K) -> bool {
+        let is_new = !self.numbers.contains_key(&key);
+        if is_new {
+            self.next += 1;
+            self.numbers.insert(key, self.next);
+        }
+        is_new
+    }
+
+    /// Removes a key; false if it was not there.
+    pub(crate) fn remove(&mut self, key: &K) -> bool {
+        self.numbers.remove(key).is_some()
+    }
+
+    pub(crate) fn remove_all(&mut self, keys: &[K]) {
+        for key in keys {
+            self.remove(key);
+        }
+    }
+
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.numbers.contains_key(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// All keys, in their own order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.numbers.keys()
+    }
+
+    pub(crate) fn extend(&mut self, keys: impl IntoIterator<Item = K>) {
+        for key in keys {
+            self.insert(key);
+        }
+    }
+
+    /// Evicts up to `count` of the entries that have a priority: the smallest first, and of equal ones the oldest.
+    pub(crate) fn evict(
+        &mut self,
+        count: usize,
+        priority: impl Fn(&K) -> Option<Priority>,
+    ) -> Vec<K> {
+        let candidate = |(key, number): (&K, &u64)| Some((priority(key)?, *number, key.clone()));
+        let mut candidates: Vec<_> = self.numbers.iter().filter_map(candidate).collect();
+        candidates.sort_unstable_by_key(|(priority, number, _)| (*priority, *number));
+        candidates.truncate(count);
+        let evicted: Vec<K> = candidates.into_iter().map(|(_, _, key)| key).collect();
+        self.remove_all(&evicted);
+        evicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_that_was_not_used_for_the_longest_time_is_evicted() {
+        let mut table = Subscriptions::default();
+        assert!((0..6).all(|key| table.insert(key)));
+        assert!(!table.insert(3));
+        let priority = |key: &i32| match key {
+            0 => Some(Priority::Used(1)),
+            1 => Some(Priority::Absent(9)),
+            2 => Some(Priority::Pending),
+            3 => Some(Priority::Used(0)),
+            4 => Some(Priority::Absent(9)),
+            _ => None,
+        };
+        assert_eq!(table.evict(0, priority), Vec::<i32>::new());
+        assert_eq!(table.evict(3, priority), [1, 4, 3]);
+        assert_eq!(table.evict(9, priority), [0, 2], "an entry without a priority stays");
+        assert_eq!(table.keys().collect::<Vec<_>>(), [&5]);
+        assert!(table.insert(1) && table.insert(0));
+        assert_eq!(table.evict(1, |_| Some(Priority::Pending)), [5], "the oldest of equal ones");
+    }
+}
