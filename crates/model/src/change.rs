@@ -89,7 +89,25 @@ impl Object {
             Self::HttpRoute(route) | Self::GrpcRoute(route) => route.created = seconds,
             Self::TlsRoute(route) => route.created = seconds,
             Self::GatewayTcpRoute(route) => route.created = seconds,
-            _ => {}
+            Self::ServicePolicy(policy) => policy.created = seconds,
+            Self::TagRoute(route) => route.created = seconds,
+            Self::SermantRouteRule(rule) => rule.created = seconds,
+            Self::Lane(lane) => lane.created = seconds,
+            Self::TrafficSplit(split) => split.created = seconds,
+            Self::Ingress(policy) => policy.created = seconds,
+            Self::Retry(policy) => policy.created = seconds,
+            // Of one key there is one; others of these kinds add up, or are found by name alone.
+            Self::Workload(_)
+            | Self::Service(_)
+            | Self::MeshConfig(_)
+            | Self::TrafficTarget(_)
+            | Self::HttpRouteGroup(_)
+            | Self::TcpRoute(_)
+            | Self::ReferenceGrant(_)
+            | Self::AccessPolicy(_)
+            | Self::Gateway(_)
+            | Self::Egress(_)
+            | Self::AccessCert(_) => {}
         }
     }
 

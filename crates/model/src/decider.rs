@@ -180,7 +180,7 @@ pub enum Guard {
 
 impl PortGuard {
     /// What these policies say about requests at a port: for each kind of guard the policy that is
-    /// attached most closely, and of equals the first by name.
+    /// attached most closely, and of equals the oldest, then the first by name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,

@@ -88,7 +88,7 @@ impl AttachedRoutes<'_> {
         }
         let splits = self.splits.iter().filter(|split| split.root.service == *service);
         let for_some = splits.clone().filter(|it| it.groups.is_some() && !is_opaque);
-        let whole = splits.filter(|it| it.groups.is_none()).min_by_key(|it| &it.name);
+        let whole = splits.filter(|it| it.groups.is_none()).min_by_key(|it| it.precedence());
         for split in for_some.chain(whole) {
             add((RouteKind::Split, &split.name), &split.at(port));
         }

@@ -21,9 +21,19 @@ pub struct IngressPolicy {
     pub sources: Vec<IngressSource>,
     /// What they may ask; everything when there are none. Of its own namespace.
     pub groups: Vec<RouteGroupName>,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
 }
 
-/// The name of an [`IngressPolicy`]. One that opens a port comes before those that are greater.
+impl IngressPolicy {
+    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &IngressName) {
+        (self.created, &self.name)
+    }
+}
+
+/// The name of an [`IngressPolicy`]; of two of one age the smaller one opens a port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IngressName {
     /// The namespace that holds it.

@@ -117,6 +117,7 @@ pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use request_need::RequestNeed;
 pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use revocation::{Revocations, RevokedWorkload};
+pub use rivals::first_because;
 pub use route::{
     FieldMatch, HttpRoute, PathMatch, RequestMatch, RouteKind, RouteParent, RouteRule, ValueMatch,
     WeightedBackend, leads_back,

@@ -19,9 +19,17 @@ pub struct RetryPolicy {
     pub rule: RetryRule,
     /// How long one attempt may take until its answer begins; no limit of its own when absent.
     pub answer_timeout: Option<Duration>,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
 }
 
 impl RetryPolicy {
+    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &PolicyName) {
+        (self.created, &self.name)
+    }
+
     /// What it says of requests to one of its services.
     #[must_use]
     pub fn of_service(&self) -> ServiceRetry {

@@ -52,7 +52,9 @@ impl TrafficSplit {
     #[must_use]
     pub fn goes_before(&self, other: &Self) -> bool {
         let are_whole = self.groups.is_none() && other.groups.is_none();
-        are_whole && self.root.service == other.root.service && self.name < other.name
+        are_whole
+            && self.root.service == other.root.service
+            && self.precedence() < other.precedence()
     }
 }
 
@@ -61,8 +63,14 @@ impl RetryPolicy {
     #[must_use]
     pub fn goes_before(&self, other: &Self, service: &ServiceName) -> bool {
         let are_both = self.services.contains(service) && other.services.contains(service);
-        are_both && self.source == other.source && self.name < other.name
+        are_both && self.source == other.source && self.precedence() < other.precedence()
     }
+}
+
+/// The reason for the first of two objects to decide, as the end of a sentence about it.
+#[must_use]
+pub fn first_because(first: i64, other: i64) -> &'static str {
+    if first < other { "is older" } else { "comes first by name" }
 }
 
 /// The oldest goes first, then the first by name; of another namespace it is for other clients.

@@ -22,9 +22,17 @@ pub struct ServicePolicy {
     pub scope: PolicyScope,
     /// What it says.
     pub rule: ServiceRule,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
 }
 
 impl ServicePolicy {
+    /// Its rank among those that are attached as closely: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &Name, ServicePolicyKind) {
+        (self.created, &self.name.name, self.name.kind)
+    }
+
     /// How closely it is attached to a port; `None` when it is not.
     #[must_use]
     pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Closeness> {
@@ -225,7 +233,7 @@ pub struct Treatment {
 
 impl Treatment {
     /// What these policies say about a port. For each concern the one that is attached most
-    /// closely decides, and of equals the first by name.
+    /// closely decides, and of equals the oldest, then the first by name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -283,7 +291,7 @@ impl Treatment {
 
 impl PortLimits {
     /// What these policies say may come in at a port: the one that is attached most closely
-    /// decides, and of equals the first by name.
+    /// decides, and of equals the oldest, then the first by name.
     pub fn of<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -297,7 +305,7 @@ impl PortLimits {
     }
 }
 
-/// The policies that are attached to a port, the closest first, and of equals by name.
+/// The policies that are attached to a port, the closest first, and of equals by age, then by name.
 pub(crate) fn attached<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
@@ -309,8 +317,7 @@ pub(crate) fn attached<'a>(
     });
     let mut attached: Vec<_> = attached.collect();
     attached.sort_by(|(a, one), (b, other)| {
-        let (one, other) = (&one.name, &other.name);
-        b.cmp(a).then(one.name.cmp(&other.name)).then(one.kind.cmp(&other.kind))
+        b.cmp(a).then_with(|| one.precedence().cmp(&other.precedence()))
     });
     attached.into_iter().map(|(_, policy)| policy).collect()
 }
@@ -478,7 +485,7 @@ mod tests {
             default_rule: None,
         };
         let name = ServicePolicyName::new(kind, "shop", name).expect("names");
-        ServicePolicy { name, scope, rule: ServiceRule::SermantRemoval(config) }
+        ServicePolicy { name, scope, rule: ServiceRule::SermantRemoval(config), created: 0 }
     }
 
     #[test]

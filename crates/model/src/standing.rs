@@ -81,6 +81,7 @@ mod tests {
             name: ServicePolicyName::new(ServicePolicyKind::Hedging, "shop", name).unwrap(),
             scope: PolicyScope::Services(vec![RouteParent { service, port }]),
             rule: ServiceRule::Hedging(HedgeRule { after, methods: Vec::new() }),
+            created: 0,
         }
     }
 

@@ -20,6 +20,16 @@ pub struct TagRoute {
     pub scope: TagScope,
     /// What it says.
     pub rules: TagRules,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
+}
+
+impl TagRoute {
+    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &TagRouteName) {
+        (self.created, &self.name)
+    }
 }
 
 /// A `SermantRouteRule`: one item of a configuration centre, as its service-router understands it.
@@ -29,6 +39,16 @@ pub struct SermantRouteRule {
     pub name: TagRouteName,
     /// What it says, for each service or for all services of its namespace.
     pub entries: Vec<(TagScope, SermantRules)>,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
+}
+
+impl SermantRouteRule {
+    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &TagRouteName) {
+        (self.created, &self.name)
+    }
 }
 
 /// What a configuration centre says about one service, or about all.
@@ -49,6 +69,16 @@ pub struct Lane {
     pub service: ServiceName,
     /// Its rules.
     pub rules: Vec<LaneRule>,
+    /// Its creation in a cluster, in seconds; 0 in a file.
+    pub created: i64,
+}
+
+impl Lane {
+    /// Its rank among others for the same traffic: the oldest goes first, then the first by name.
+    #[must_use]
+    pub fn precedence(&self) -> (i64, &TagRouteName) {
+        (self.created, &self.name)
+    }
 }
 
 /// The traffic that tag rules decide: that to one service, or to every one.
@@ -404,12 +434,14 @@ impl TagRules {
         found
     }
 
-    /// The rules of all `TagRoute`s for the same traffic, which come by name. What takes requests that no rule
-    /// fits is what the strictest of them says.
+    /// The rules of all `TagRoute`s for the same traffic; of rules of one precedence those of the oldest object
+    /// come first, then by name. The strictest of them decides about requests that no rule fits.
     #[must_use]
     pub fn joined<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
         let mut joined = Self::default();
         let mut strictest: Option<&Vec<Otherwise>> = None;
+        let mut routes: Vec<&TagRoute> = routes.into_iter().collect();
+        routes.sort_by_key(|route| route.precedence());
         for route in routes {
             joined.rules.extend(route.rules.rules.iter().cloned());
             joined.by_caller.extend(route.rules.by_caller.iter().cloned());

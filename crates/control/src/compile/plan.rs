@@ -142,7 +142,7 @@ fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
     guards
 }
 
-/// Which requests of a workload are sent once more: by the first policy, by name, that names the service.
+/// The retries of a workload's requests, by service: from the oldest policy that names the service, then the first by name.
 fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
     let mut retries = BTreeMap::new();
     for policy in mesh.retries_of(&workload.account) {

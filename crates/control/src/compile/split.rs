@@ -3,13 +3,14 @@
 
 use leno_model::{
     Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
+    first_because,
 };
 
 use super::service::take_ungranted;
 use crate::mesh::Mesh;
 
 /// The rules for requests to a port that no `HTTPRoute` or `GRPCRoute` is attached to: that of a
-/// TCP route; or those of splits, first the ones for some requests, by name, then the one for
+/// TCP route; or those of splits, first the ones for some requests, by age and name, then the one for
 /// everything. What no rule is about goes to the service's own endpoints.
 pub(super) fn rules(
     mesh: &Mesh,
@@ -23,8 +24,10 @@ pub(super) fn rules(
         return Vec::new();
     }
     let for_some = mesh.splits().of(service).filter(|split| split.groups.is_some());
-    let splits = for_some.chain(for_everything(mesh, service));
-    splits.filter_map(|split| rule(mesh, split, port)).collect()
+    let mut splits: Vec<&TrafficSplit> = for_some.collect();
+    splits.sort_by_key(|split| split.precedence());
+    splits.extend(for_everything(mesh, service));
+    splits.into_iter().filter_map(|split| rule(mesh, split, port)).collect()
 }
 
 /// Where the connections to a port go in which no request is seen: no split for some requests is
@@ -49,7 +52,8 @@ pub(crate) fn rivals(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
     let other = first.map(|first| {
-        format!("TrafficSplit {} is for the same service, and comes first by name", first.name)
+        let why = first_because(first.created, split.created);
+        format!("TrafficSplit {} is for the same service, and {why}", first.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let at = |port: u16| {
@@ -87,9 +91,10 @@ fn tcp_route(
     Some(granted(mesh, service, route.rule.clone()))
 }
 
-/// The first split of a root that is not only for some requests.
+/// The oldest split of a root, then the first by name, that is not only for some requests.
 fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
-    mesh.splits().of(root).find(|split| split.groups.is_none())
+    let whole = mesh.splits().of(root).filter(|split| split.groups.is_none());
+    whole.min_by_key(|split| split.precedence())
 }
 
 /// A route of the Gateway API that is attached to a port: beside it splits have no say there.

@@ -35,10 +35,13 @@ impl Mesh {
         self.border.ingress.values()
     }
 
-    /// What opens ports of workloads of a namespace, the first before others.
+    /// The policies that open ports of workloads of a namespace, the oldest first, then by name.
     pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
         let names = self.border.ingress_by_namespace.of(namespace);
-        names.filter_map(|name| self.border.ingress.get(name))
+        let policies = names.filter_map(|name| self.border.ingress.get(name));
+        let mut policies: Vec<&IngressPolicy> = policies.collect();
+        policies.sort_by_key(|policy| policy.precedence());
+        policies.into_iter()
     }
 
     /// The policy that opens this port before `policy` could.
@@ -48,8 +51,9 @@ impl Mesh {
         backend: &IngressBackend,
     ) -> Option<&IngressName> {
         let same = |it: &IngressBackend| (&it.service, it.port) == (&backend.service, backend.port);
-        let mut before =
-            self.ingress_in(&policy.name.namespace).take_while(|it| it.name < policy.name);
+        let mut before = self
+            .ingress_in(&policy.name.namespace)
+            .take_while(|it| it.precedence() < policy.precedence());
         before.find(|it| it.backends.iter().any(same)).map(|it| &it.name)
     }
 

@@ -25,13 +25,16 @@ impl Mesh {
         self.retries.by_name.values()
     }
 
-    /// Those about requests of an account, by name.
+    /// Those about requests of an account, the oldest first, then by name.
     pub(crate) fn retries_of(
         &self,
         account: &ServiceAccount,
     ) -> impl Iterator<Item = &RetryPolicy> {
         let names = self.retries.by_source.of(account);
-        names.filter_map(|name| self.retries.by_name.get(name))
+        let policies = names.filter_map(|name| self.retries.by_name.get(name));
+        let mut policies: Vec<&RetryPolicy> = policies.collect();
+        policies.sort_by_key(|policy| policy.precedence());
+        policies.into_iter()
     }
 
     pub(super) fn set_retry(

@@ -114,7 +114,9 @@ impl Tags {
     /// What requests for a service are marked with at its entrance.
     pub(crate) fn lanes_of(&self, service: &ServiceName) -> Vec<LaneRule> {
         let names = self.lanes_by_service.of(service);
-        let native = names.filter_map(|name| self.lanes.get(name)).flat_map(|lane| &lane.rules);
+        let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
+        lanes.sort_by_key(|lane| lane.precedence());
+        let native = lanes.into_iter().flat_map(|lane| &lane.rules);
         let published = self.published(&Scope::Service(service.clone()));
         let published = published.into_iter().flat_map(|(_, rules)| &rules.lanes);
         let mut rules: Vec<LaneRule> = native.chain(published).cloned().collect();
@@ -171,10 +173,11 @@ impl Tags {
         TagRules::joined(routes)
     }
 
-    /// A key of a configuration centre has one value: that of the first object by name.
+    /// A key of a configuration centre has one value: that of the oldest object, then the first by name.
     fn published(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
-        let mut names = self.sermant_by_scope.of(scope);
-        let object = self.sermant.get(names.next()?)?;
+        let names = self.sermant_by_scope.of(scope);
+        let objects = names.filter_map(|name| self.sermant.get(name));
+        let object = objects.min_by_key(|object| object.precedence())?;
         object.entries.iter().find(|(known, _)| scope_of(known) == *scope)
     }
 }

@@ -48,7 +48,7 @@ impl Report<'_> {
         routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane(lane)))
     }
 
-    fn tag_route(&self, TagRoute { name, scope, rules }: &TagRoute) -> PolicyStatus {
+    fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
         let own = (TagDialect::TagRoute, name);
         self.of_scopes(own, &[(scope, rules, &[])])
     }

@@ -70,7 +70,9 @@ pub(crate) fn preference(service: &ServiceName, nearness: Nearness) -> Option<Ta
         goes_on: true,
     };
     let rules = TagRules { by_caller: vec![rule], ..TagRules::default() };
-    Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules })
+    // Every rule that a user wrote goes before it.
+    let created = i64::MAX;
+    Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules, created })
 }
 
 /// The name of the preference of a service.

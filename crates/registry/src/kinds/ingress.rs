@@ -19,7 +19,7 @@ pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<In
         check_sources(element, &backend.entry, &sources);
     }
     let backends = backends.into_iter().map(|(_, backend)| backend).collect();
-    Some(IngressPolicy { name, backends, sources, groups: groups? })
+    Some(IngressPolicy { name, backends, sources, groups: groups?, created: 0 })
 }
 
 fn read_backends<'a>(

@@ -26,7 +26,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Lane> {
     let mut rules: Vec<LaneRule> = rules.collect();
     rules.sort_by_key(|rule| Reverse(rule.precedence));
     let service = ServiceName { namespace: name.namespace.clone(), name: service? };
-    Some(Lane { name, service, rules })
+    Some(Lane { name, service, rules, created: 0 })
 }
 
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {

@@ -20,7 +20,14 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
     let services = each(&fields, "destinations", "name the services", read_service);
     let retried = fields.require("retryPolicy").and_then(read_policy);
     let (rule, answer_timeout) = retried?;
-    Some(RetryPolicy { name, source: source?, services: services?, rule, answer_timeout })
+    Some(RetryPolicy {
+        name,
+        source: source?,
+        services: services?,
+        rule,
+        answer_timeout,
+        created: 0,
+    })
 }
 
 /// Whoever may write into a namespace decides about its clients, and about no others.

@@ -33,7 +33,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
         }
         _ => read_content(content, &key, &name),
     };
-    Some(SermantRouteRule { name, entries: entries? })
+    Some(SermantRouteRule { name, entries: entries?, created: 0 })
 }
 
 /// What a key of the configuration centre holds.

@@ -70,7 +70,7 @@ pub(super) fn read(
             (scope, ServiceRule::Guard(Guard::Authorization(Box::new(rule))))
         }
     };
-    Some(ServicePolicy { name, scope, rule })
+    Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
 /// The services that `targetRefs` names.

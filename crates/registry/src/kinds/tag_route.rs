@@ -35,7 +35,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
     if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
         spec.refuse("says nothing", "add `rules` or `sameTag`");
     }
-    Some(TagRoute { name, scope: scope?, rules: TagRules { rules, otherwise, by_caller } })
+    let rules = TagRules { rules, otherwise, by_caller };
+    Some(TagRoute { name, scope: scope?, rules, created: 0 })
 }
 
 fn is_empty_list(field: &Field<'_>) -> bool {

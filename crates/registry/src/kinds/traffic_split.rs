@@ -22,6 +22,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>, version: &str) -> Option<Traffi
         root: RouteParent { service: root?, port: None },
         groups,
         backends: backends?,
+        created: 0,
     })
 }
 

@@ -117,10 +117,12 @@ impl World<'_> {
         let opens_the_same = |other: &&&IngressPolicy| {
             let mut theirs = other.backends.iter();
             other.name.namespace == policy.name.namespace
-                && other.name < policy.name
+                && other.precedence() < policy.precedence()
                 && theirs.any(|it| it.service == backend.service && it.port == backend.port)
         };
-        if let Some(first) = self.openings.iter().filter(opens_the_same).min_by_key(|it| &it.name) {
+        if let Some(first) =
+            self.openings.iter().filter(opens_the_same).min_by_key(|it| it.precedence())
+        {
             lint.warn(
                 format!("spec.backends[{index}]"),
                 format!("the {} opens this port, so that this one does not", first.name),

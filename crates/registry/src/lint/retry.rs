@@ -26,9 +26,12 @@ impl World<'_> {
                 Reference { service, port: None, field: field.clone(), name_field: "name" };
             self.lint_reference(&reference, lint);
             let before = |it: &&&RetryPolicy| {
-                it.source == *source && it.name < policy.name && it.services.contains(service)
+                it.source == *source
+                    && it.precedence() < policy.precedence()
+                    && it.services.contains(service)
             };
-            if let Some(first) = self.retries.iter().filter(before).min_by_key(|it| &it.name) {
+            if let Some(first) = self.retries.iter().filter(before).min_by_key(|it| it.precedence())
+            {
                 lint.warn(
                     field,
                     format!("decides nothing: Retry {} is about the same requests", first.name),

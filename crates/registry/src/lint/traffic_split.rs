@@ -1,6 +1,8 @@
 //! Looks at splits: what they name, and what decides instead of them.
 
-use leno_model::{RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit};
+use leno_model::{
+    RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, first_because,
+};
 
 use super::suggestion::{known, suggestion};
 use super::{Lint, Reference, World};
@@ -86,7 +88,7 @@ impl World<'_> {
         }
     }
 
-    /// What decides alone on a port of the root, or comes first by name.
+    /// Objects that decide alone on a port of the root, or go before this one.
     fn lint_split_rivals(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached {
@@ -105,17 +107,19 @@ impl World<'_> {
             }
         }
         let for_everything = self.splits.iter().filter(|other| {
-            other.groups.is_none() && other.root.service == *root && other.name < split.name
+            other.groups.is_none()
+                && other.root.service == *root
+                && other.precedence() < split.precedence()
         });
-        if let Some(first) = for_everything.min_by_key(|other| &other.name)
+        if let Some(first) = for_everything.min_by_key(|other| other.precedence())
             && split.groups.is_none()
         {
             lint.warn(
                 "spec.service".to_owned(),
                 format!(
-                    "the TrafficSplit {} is for the same service and comes first by name, so that \
-                     this one decides nothing",
-                    first.name
+                    "the TrafficSplit {} is for the same service and {}, so that this one decides nothing",
+                    first.name,
+                    first_because(first.created, split.created)
                 ),
                 "remove one of the two, or say by `matches` which requests this one splits",
             );

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use leno_model::{
     AttachedRoutes, Name, Object, ObjectKey, RetryPolicy, RouteParent, SermantRouteRule,
     SermantRules, Service, ServiceAccount, ServiceName, TagRoute, TagRules, TagScope, TrafficSplit,
+    first_because,
 };
 
 use super::Ledger;
@@ -51,7 +52,10 @@ impl<'a> Rivals<'a> {
             }
             Object::SermantRouteRule(rule) => {
                 for (scope, _) in &rule.entries {
-                    self.published.entry(traffic(scope)).or_insert(rule);
+                    let first = self.published.entry(traffic(scope)).or_insert(rule);
+                    if rule.precedence() < first.precedence() {
+                        *first = rule;
+                    }
                 }
             }
             _ => {}
@@ -149,12 +153,11 @@ impl Ledger {
         rivals: &Rivals<'_>,
     ) -> Option<String> {
         let root = &split.root.service;
-        let mut splits = rivals.splits.get(root).into_iter().flatten();
-        if let Some(first) = splits.find(|it| it.goes_before(split)) {
-            let name = &first.name;
-            return Some(format!(
-                "TrafficSplit {name} is for the same service, and comes first by name"
-            ));
+        let splits = rivals.splits.get(root).into_iter().flatten();
+        let before = splits.filter(|it| it.goes_before(split));
+        if let Some(first) = before.min_by_key(|it| it.precedence()) {
+            let (name, why) = (&first.name, first_because(first.created, split.created));
+            return Some(format!("TrafficSplit {name} is for the same service, and {why}"));
         }
         let ports = self.ports(root, None);
         let attached = |port| rivals.at(root, port, &root.namespace).first().map(|it| it.key());
@@ -171,10 +174,14 @@ impl Ledger {
     ) -> Option<String> {
         let of_source = || rivals.retries.get(&policy.source).into_iter().flatten();
         let there = policy.services.iter().filter(|it| self.services.get(it).is_some());
-        let firsts = there.map(|service| of_source().find(|it| it.goes_before(policy, service)));
+        let firsts = there.map(|service| {
+            let before = of_source().filter(|it| it.goes_before(policy, service));
+            before.min_by_key(|it| it.precedence())
+        });
         let firsts: Option<Vec<_>> = firsts.collect();
-        let first = &firsts?.first()?.name;
-        Some(format!("Retry {first} is about the same requests, and comes first by name"))
+        let first = *firsts?.first()?;
+        let (name, why) = (&first.name, first_because(first.created, policy.created));
+        Some(format!("Retry {name} is about the same requests, and {why}"))
     }
 
     /// What decides instead of rules about tags, whatever they are for.
