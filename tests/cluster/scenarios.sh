@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
 # Runs the scenarios in a cluster that with.sh brought up: scenarios.sh PROGRAM
-# First as Leno is installed by default, then with network plugins that lead connections to sidecars,
-# then without Leno again (nothing of it may be left on the nodes), and at the end by Helm.
+# First with the defaults of `leno install`, as in the README, then with gateways, then with network plugins that
+# redirect connections to sidecars, then without Leno again (no file of it may be left on the nodes), and at the end by Helm.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
 # Those with cert-manager are another target of ./test, which builds it.
 run api_server --test-threads 2 --skip issuer::
-run kubernetes --test-threads 4 --skip by_plugin --skip alone::
+run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways::
+# IngressBackends open ports in each installation: the defaults (above), gateways, and Helm (below).
+entrances=(policies::an_ingress_backend entrances::)
+"$1" install --image "$KC_IMAGE" --gateways --apply
+run kubernetes --test-threads 4 gateways:: "${entrances[@]}"
 # These trouble everything in the cluster, and have it for themselves.
 run kubernetes --test-threads 1 alone::
 "$1" install --image "$KC_IMAGE" --cni --apply
@@ -19,8 +23,9 @@ if grep -rl leno "$KC_STATE"/n*/opt/cni/bin "$KC_STATE"/n*/etc/cni/net.d; then
 fi
 chart=$KC_HERE/../../deploy/helm/leno
 helm() { "$KC_HERE/helm.sh" "$@"; }
+kubectl apply -f "$KC_HERE/manifests/smi.yaml" > /dev/null
 helm install leno "$chart" --namespace leno-system --create-namespace --set "image=$KC_IMAGE" --wait
-run kubernetes connectivity
+run kubernetes --test-threads 4 connectivity "${entrances[@]}"
 # Another installation by values: what is not known, or of another type, is refused, and the rest is there.
 for wrong in replicas=none gatways=true cni.enabled=perhaps accessCerts=all; do
   if helm template leno "$chart" --set "$wrong" > /dev/null 2>&1; then

@@ -28,5 +28,7 @@ export KUBECONFIG=$KC_STATE/admin.conf PATH=$KC_BIN:$PATH LENO_IMAGE=$KC_IMAGE L
 kubectl apply -f "$here/manifests/smi.yaml" > /dev/null
 "$here/image.sh" "$program" "$KC_STATE/leno.tar"
 "$here/load.sh" "$KC_STATE/leno.tar"
-"$program" install --image "$KC_IMAGE" --gateways --apply
+# KC_INSTALL replaces the option: an empty value installs with the defaults, as in the README.
+# shellcheck disable=SC2086 # It has several options, or none.
+"$program" install --image "$KC_IMAGE" ${KC_INSTALL---gateways} --apply
 "$@"

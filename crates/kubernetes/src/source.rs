@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kube::Client;
 use leno_model::{Floor, Name, TrustDomain};
-use leno_registry::{Update, served_kinds};
+use leno_registry::{Update, Warning, served_kinds};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -23,6 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use self::arrivals::watch_arrivals;
 pub use self::exclusions::sidecar_settings;
 use self::kinds::{Following, Watched};
+pub(crate) use self::kinds::{Found, find};
 use self::ledger::Ledger;
 pub(crate) use self::news::Id;
 use self::news::News;
@@ -49,6 +50,7 @@ pub struct Source {
     guests: watch::Sender<Arc<GuestWishes>>,
     grants: Grants,
     outcomes: watch::Receiver<Arc<Outcomes>>,
+    unwritten: watch::Receiver<Arc<Vec<Warning>>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
     assumed: Option<TrustDomain>,
@@ -65,8 +67,8 @@ pub struct Options {
     pub quiet_max: Duration,
     /// How often a kind is looked for that the server does not have.
     pub look_again: Duration,
-    /// Whether what only gateways need is watched too: their own kinds, Secrets, Deployments,
-    /// endpoints that somebody lists, and pods without sidecars.
+    /// True to watch also the kinds that only gateways need: their own, Secrets, Deployments, and EndpointSlices
+    /// that are not made from pods.
     pub gateways: bool,
 }
 
@@ -102,6 +104,7 @@ impl Source {
             guests: watch::Sender::default(),
             grants: Grants::default(),
             outcomes: watch::Sender::default().subscribe(),
+            unwritten: watch::Sender::default().subscribe(),
             exclusions: watch::Sender::default(),
             floor: watch::Sender::default(),
             assumed: None,
@@ -133,6 +136,12 @@ impl Source {
     #[must_use]
     pub fn granting(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
         Self { grants, outcomes, ..self }
+    }
+
+    /// The statuses that [`keep_statuses`](crate::status::keep_statuses) cannot write are warnings of this source.
+    #[must_use]
+    pub fn with_unwritten(self, unwritten: watch::Receiver<Arc<Vec<Warning>>>) -> Self {
+        Self { unwritten, ..self }
     }
 
     /// Which kinds have still to be listed once, now and whenever that changes: what readiness
@@ -192,7 +201,6 @@ impl Source {
                 covering: None,
                 news: news.clone(),
                 look_again: self.options.look_again,
-                for_gateways: self.options.gateways,
             };
             tasks.spawn(following.run());
         }
@@ -207,9 +215,9 @@ impl Source {
             ledger.take_image(image);
         }
         let Self { options, progress, statements, wishes, guests, exclusions, .. } = self;
-        let (floor, outcomes) = (self.floor, self.outcomes);
+        let (floor, outcomes, unwritten) = (self.floor, self.outcomes, self.unwritten);
         let out = Out { progress, statements, wishes, guests, exclusions, floor, secrets };
-        let joined = Joined { ledger, options, out, told, outcomes, failed: None };
+        let joined = Joined { ledger, options, out, told, outcomes, unwritten, failed: None };
         joined.run(updates).await;
     }
 }
@@ -222,6 +230,8 @@ struct Joined {
     told: mpsc::Receiver<(usize, News)>,
     /// What became of the certificates of guests.
     outcomes: watch::Receiver<Arc<Outcomes>>,
+    /// The statuses that cannot be written.
+    unwritten: watch::Receiver<Arc<Vec<Warning>>>,
     /// When the server could not be asked last.
     failed: Option<Instant>,
 }
@@ -244,6 +254,7 @@ impl Joined {
             let news = tokio::select! {
                 () = updates.closed() => return,
                 Ok(()) = self.outcomes.changed() => None,
+                Ok(()) = self.unwritten.changed() => None,
                 news = self.told.recv() => match news {
                     Some(news) => Some(news),
                     None => return,
@@ -255,7 +266,10 @@ impl Joined {
                     self.take(news);
                     self.settle(noticed).await;
                 }
-                None => self.ledger.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update())),
+                None => {
+                    self.ledger.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
+                    self.ledger.take_unwritten(Arc::clone(&self.unwritten.borrow_and_update()));
+                }
             }
             self.ledger.resolve();
             self.ledger.settle_guests();
@@ -306,8 +320,8 @@ impl Joined {
         let progress = self.ledger.progress();
         let secrets = self.ledger.secrets();
         self.out.secrets.send_if_modified(|known| {
-            let news = known != secrets;
-            known.clone_from(secrets);
+            let news = *known != secrets;
+            *known = secrets;
             news
         });
         let wishes = self.ledger.wishes();

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Patch, PatchParams};
+use leno_registry::{Place, Warning};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
@@ -32,15 +33,18 @@ pub struct Writer {
     pub name: String,
 }
 
-/// Writes what is to be said of objects into their status, and an event for each refusal and for what is not heeded, while
-/// this control plane leads: the one that [holds](hold) the lease of all. Never ends by itself.
+/// Writes the status of objects, and an event for each refusal and each field that is not heeded, while this control
+/// plane leads: the one that [holds](hold) the lease. Statuses that cannot be written are retried with growing
+/// pauses, and listed in `unwritten`. Never ends by itself.
 pub async fn keep_statuses(
     client: Client,
     name: String,
     statements: watch::Receiver<Arc<Vec<Statement>>>,
     leading: watch::Receiver<bool>,
+    unwritten: watch::Sender<Arc<Vec<Warning>>>,
 ) {
-    Scribe { client, name, written: HashMap::new() }.run(statements, leading).await;
+    let scribe = Scribe { client, name, written: HashMap::new(), unwritten };
+    Box::pin(scribe.run(statements, leading)).await;
 }
 
 /// Writes, and remembers what it has written: the watch tells of it a moment later.
@@ -49,17 +53,52 @@ struct Scribe {
     /// The name of this control plane among all.
     name: String,
     written: HashMap<Target, Written>,
+    /// The statuses that cannot be written, for `leno status`.
+    unwritten: watch::Sender<Arc<Vec<Warning>>>,
 }
 
 /// What was last written about an object.
 struct Written {
     statement: Statement,
-    /// When, if it could be.
-    at: Option<Instant>,
+    /// The time of the last attempt.
+    at: Instant,
     /// Whether the API server took it.
     landed: bool,
-    /// The events beside it, in the order of [`Statement::notes`].
-    told: [Option<event::Told>; 3],
+    /// Set from the first rejected attempt until one succeeds.
+    failure: Option<Failure>,
+    /// Its events, by their reasons.
+    told: HashMap<&'static str, event::Told>,
+}
+
+/// A status that the API server rejects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Failure {
+    problem: String,
+    /// The time until the next attempt.
+    pause: Duration,
+}
+
+impl Written {
+    /// True while the same need not be written again.
+    fn stands(&self, statement: &Statement, now: Instant) -> bool {
+        let is_same =
+            self.statement == *statement || self.landed && self.statement.repeats(statement);
+        let pause = self.failure.as_ref().map_or(SAME_AGAIN, |failure| failure.pause);
+        is_same && now.duration_since(self.at) < pause
+    }
+
+    fn warning(&self) -> Option<Warning> {
+        let failure = self.failure.as_ref()?;
+        let Target { kind, namespace, name, .. } = &self.statement.target;
+        let at = Place {
+            kind: Some((*kind).to_owned()),
+            namespace: Some(namespace.clone()).filter(|it| !it.is_empty()),
+            name: Some(name.clone()),
+            field: Some("status".to_owned()),
+            ..Place::default()
+        };
+        Some(Warning { at, problem: failure.problem.clone(), remedy: UNWRITTEN_REMEDY.to_owned() })
+    }
 }
 
 impl Scribe {
@@ -83,40 +122,43 @@ impl Scribe {
                 if !*leading.borrow() {
                     break;
                 }
-                self.say(statement).await;
+                Box::pin(self.say(statement)).await;
             }
+            self.report(*leading.borrow());
         }
     }
 
+    /// Lists the statuses that cannot be written; another control plane lists them while it leads.
+    fn report(&self, leads: bool) {
+        let failed = self.written.values().filter(|_| leads).filter_map(Written::warning);
+        let mut failed: Vec<Warning> = failed.collect();
+        failed.sort_by_cached_key(ToString::to_string);
+        self.unwritten.send_if_modified(|known| {
+            let is_news = **known != failed;
+            if is_news {
+                *known = Arc::new(failed);
+            }
+            is_news
+        });
+    }
+
     async fn say(&mut self, statement: &Statement) {
+        let now = Instant::now();
         let before = self.written.get(&statement.target);
-        let fresh = |at: Instant| at.elapsed() < SAME_AGAIN;
-        let same = |it: &&Written| {
-            let again = it.statement == *statement || it.landed && it.statement.repeats(statement);
-            again && it.at.is_some_and(fresh)
-        };
-        if before.filter(same).is_some() {
+        if before.is_some_and(|it| it.stands(statement, now)) {
             return;
         }
-        let told = self.tell(statement).await;
-        let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        let (mut at, mut landed) = (Some(Instant::now()), true);
-        if let Some(status) = statement.status(&now)
-            && let Err(error) = self.write(statement, status).await
-        {
-            // Somebody else was faster, the object has gone, or its kind has no status.
-            let expected = matches!(error.code(), Some(404 | 409));
-            let target = &statement.target;
-            landed = false;
-            match expected {
-                true => tracing::debug!(%target, %error, "a status is not written"),
-                false => {
-                    at = None;
-                    tracing::warn!(%target, %error, "a status cannot be written");
-                }
-            }
-        }
-        let written = Written { statement: statement.clone(), at, landed, told };
+        let before = self.written.remove(&statement.target);
+        let (failure, told) = before.map(|it| (it.failure, it.told)).unwrap_or_default();
+        let stamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+        let outcome = match statement.status(&stamp) {
+            Some(status) => self.write(statement, status).await,
+            None => Ok(()),
+        };
+        let landed = outcome.is_ok();
+        let failure = settle(&statement.target, outcome, failure);
+        let told = self.tell(statement, failure.as_ref(), told).await;
+        let written = Written { statement: statement.clone(), at: now, landed, failure, told };
         self.written.insert(statement.target.clone(), written);
     }
 
@@ -138,7 +180,12 @@ impl Scribe {
     }
 
     /// Writes events, and renews those that stand there and still say what is so.
-    async fn tell(&mut self, statement: &Statement) -> [Option<event::Told>; 3] {
+    async fn tell(
+        &self,
+        statement: &Statement,
+        failure: Option<&Failure>,
+        mut before: HashMap<&'static str, event::Told>,
+    ) -> HashMap<&'static str, event::Told> {
         let Statement { target, resource, .. } = statement;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
@@ -148,25 +195,69 @@ impl Scribe {
             uid: Some(target.uid.clone()),
             ..ObjectReference::default()
         };
-        let before = self.written.remove(target).map(|before| before.told).unwrap_or_default();
         let now = Instant::now();
-        let mut told = [None, None, None];
-        for ((told, before), (reason, note)) in told.iter_mut().zip(before).zip(statement.notes()) {
+        let mut told = HashMap::new();
+        let unwritten = (UNWRITTEN, failure.map(|failure| failure.problem.as_str()));
+        for (reason, note) in statement.notes().into_iter().chain([unwritten]) {
             let Some(note) = note else { continue };
-            if let Some(mut standing) = before.filter(|it| it.tells(note))
+            if let Some(mut standing) = before.remove(reason).filter(|it| it.tells(note))
                 && standing.renew(&self.client, now).await
             {
-                *told = Some(standing);
+                told.insert(reason, standing);
                 continue;
             }
             let about = (self.name.as_str(), &object);
-            *told = event::Told::write(&self.client, about, (reason, note), now).await;
+            let written = event::Told::write(&self.client, about, (reason, note), now).await;
+            told.extend(written.map(|written| (reason, written)));
         }
         told
     }
 }
 
-/// How often what is not written yet is tried again.
-const AGAIN_EVERY: Duration = Duration::from_secs(10);
+/// The state after an attempt, with one line in the log for the first of several failures and for their end.
+fn settle(
+    target: &Target,
+    outcome: Result<(), ApiError>,
+    before: Option<Failure>,
+) -> Option<Failure> {
+    let error = match outcome {
+        Ok(()) => {
+            if before.is_some() {
+                tracing::info!(%target, "the API server takes the status again");
+            }
+            return None;
+        }
+        Err(error) => error,
+    };
+    // Another writer was faster, the object has gone, or its kind has no status.
+    if matches!(error.code(), Some(404 | 409)) {
+        tracing::debug!(%target, %error, "a status is not written");
+        return before;
+    }
+    if let Some(before) = before {
+        tracing::debug!(%target, %error, "a status still cannot be written");
+        return Some(Failure { pause: (before.pause * 2).min(RETRY_PAUSE_MAX), ..before });
+    }
+    tracing::warn!(%target, %error, "a status cannot be written; it is retried, and this is reported once");
+    let error = event::shortened(&error.to_string(), PROBLEM_BYTES_MAX);
+    let problem = format!("the API server does not take the status: {error}");
+    Some(Failure { problem, pause: RETRY_PAUSE_MIN })
+}
+
+/// The reason of the event about an object with a status that cannot be written.
+const UNWRITTEN: &str = "StatusNotWritten";
+const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the rights of leno-control with those \
+                                that `leno install` prints; the write is retried";
+/// As much of an error as an event has room for.
+const PROBLEM_BYTES_MAX: usize = 700;
+/// The interval of looks for statuses that are due.
+const AGAIN_EVERY: Duration = Duration::from_secs(5);
 /// After this time the same is written again, if it still does not stand there.
 const SAME_AGAIN: Duration = Duration::from_secs(60);
+/// The pause after the first rejected write; it doubles,
+const RETRY_PAUSE_MIN: Duration = Duration::from_secs(5);
+/// up to this.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(300);
+
+#[cfg(test)]
+mod tests;

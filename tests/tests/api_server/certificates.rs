@@ -41,9 +41,15 @@ impl Control {
             name: "leno-control-a".to_owned(),
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(hold(client.clone(), writer, leads));
+        tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
         let said = (source.statements(), leading.clone());
-        tasks.spawn(keep_statuses(client.clone(), "leno-control-a".to_owned(), said.0, said.1));
+        tasks.spawn(keep_statuses(
+            client.clone(),
+            "leno-control-a".to_owned(),
+            said.0,
+            said.1,
+            watch::Sender::default(),
+        ));
         let wishes = (source.guests(), leading);
         tasks.spawn(keep_guests(client, DAY, current, wishes, outcomes));
         let (told, mut queue) = mpsc::channel(4);

@@ -130,7 +130,13 @@ fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
         let mut tasks = JoinSet::new();
         let (_leads, leading) = watch::channel(true);
         let name = "leno-control-a".to_owned();
-        tasks.spawn(keep_statuses(server.client().await, name, statements, leading));
+        tasks.spawn(keep_statuses(
+            server.client().await,
+            name,
+            statements,
+            leading,
+            watch::Sender::default(),
+        ));
         let (told, mut queue) = mpsc::channel(4);
         tasks.spawn(source.follow(told));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });

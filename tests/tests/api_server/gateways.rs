@@ -115,9 +115,15 @@ impl Cluster {
         let name = "leno-control-a".to_owned();
         let writer =
             Writer { namespace: NamespaceName::literal("leno-system"), name: name.clone() };
-        tasks.spawn(hold(server.client().await, writer, leads));
+        tasks.spawn(hold(server.client().await, writer, leads, watch::channel(false).1));
         let statements = source.statements();
-        tasks.spawn(keep_statuses(server.client().await, name, statements, leading.clone()));
+        tasks.spawn(keep_statuses(
+            server.client().await,
+            name,
+            statements,
+            leading.clone(),
+            watch::Sender::default(),
+        ));
         let domain = TrustDomain::new("cluster.local").unwrap();
         let settings = Settings::new(
             "leno:test".to_owned(),

@@ -173,8 +173,9 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
         let statements = source.statements();
         let writer = Writer { namespace: NamespaceName::literal("mesh"), name: (*name).to_owned() };
         let (leads, leading) = watch::channel(false);
-        tasks.spawn(hold(client.clone(), writer, leads));
-        tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading));
+        tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
+        let unwritten = watch::Sender::default();
+        tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading, unwritten));
         let (told, mut queue) = mpsc::channel(4);
         tasks.spawn(source.follow(told));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });

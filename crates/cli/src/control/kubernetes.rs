@@ -26,7 +26,7 @@ use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{ClientRanges, Floor, Name, TrustDomain, WorkloadName};
-use leno_registry::{Rejected, Update};
+use leno_registry::{Rejected, Update, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -112,24 +112,27 @@ impl ClusterArgs {
 pub(super) struct Cluster {
     tasks: JoinSet<&'static str>,
     stop: watch::Sender<bool>,
-    has_webhook: bool,
+    /// The tasks that end by themselves after `stop`, and have to.
+    ending: Vec<&'static str>,
 }
 
 impl Cluster {
-    /// Ends it. The webhook answers on for the moment in which API servers still ask here.
+    /// Ends it: releases the lease at once, while the webhook answers on for the moment in which API servers still
+    /// call it.
     pub(super) async fn shutdown(mut self) {
         self.stop.send_replace(true);
-        while self.has_webhook
+        while !self.ending.is_empty()
             && let Some(ended) = self.tasks.join_next().await
         {
-            if ended.is_ok_and(|name| name == WEBHOOK) {
-                return;
+            if let Ok(ended) = ended {
+                self.ending.retain(|name| *name != ended);
             }
         }
     }
 }
 
 const WEBHOOK: &str = "the webhook";
+const LEASE: &str = "the keeper of the lease";
 
 /// Starts a control plane that follows the API server.
 ///
@@ -148,18 +151,15 @@ pub(super) async fn start(
 
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
     let (outcomes, became) = watch::channel(Arc::default());
+    let (unwritten, failed) = watch::channel(Arc::default());
     let source = Source::new(client.clone(), options(args))
         .assuming(args.trust_domain.clone())
         .with_settings_of(args.settings_namespaces())
         .with_image(args.image.clone())
-        .granting(args.grants(), became);
-    let (leads, leading) = watch::channel(false);
-    if let Some(name) = args.pod_name.clone() {
-        let writer = Writer { namespace: namespace.clone(), name: name.clone() };
-        tasks.spawn(named("the keeper of the lease", hold(client.clone(), writer, leads)));
-        let writing = keep_statuses(client.clone(), name, source.statements(), leading.clone());
-        tasks.spawn(named("the writer of statuses", writing));
-    }
+        .granting(args.grants(), became)
+        .with_unwritten(failed);
+    let writing = (&client, args, &stopped);
+    let leading = write_statuses(writing, &source, unwritten, &mut tasks);
     let mut progress = source.progress();
     let choices = Choices { exclusions: source.exclusions(), floor: source.floor() };
     let (guests, lifetime) = (source.guests(), config.certificate_lifetime);
@@ -213,7 +213,31 @@ pub(super) async fn start(
         );
         tasks.spawn(named(WEBHOOK, serving));
     }
-    Ok((control, Cluster { tasks, stop, has_webhook: args.webhook.is_some() }))
+    Ok((control, Cluster { tasks, stop, ending: ending(args) }))
+}
+
+/// The tasks that have to end by themselves.
+fn ending(args: &ClusterArgs) -> Vec<&'static str> {
+    let lease = args.pod_name.is_some().then_some(LEASE);
+    let webhook = args.webhook.is_some().then_some(WEBHOOK);
+    lease.into_iter().chain(webhook).collect()
+}
+
+/// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
+fn write_statuses(
+    (client, args, stopped): (&Client, &ClusterArgs, &watch::Receiver<bool>),
+    source: &Source,
+    unwritten: watch::Sender<Arc<Vec<Warning>>>,
+    tasks: &mut JoinSet<&'static str>,
+) -> watch::Receiver<bool> {
+    let (leads, leading) = watch::channel(false);
+    let Some(name) = args.pod_name.clone() else { return leading };
+    let writer = Writer { namespace: args.pod_namespace.clone(), name: name.clone() };
+    tasks.spawn(named(LEASE, hold(client.clone(), writer, leads, stopped.clone())));
+    let writing =
+        keep_statuses(client.clone(), name, source.statements(), leading.clone(), unwritten);
+    tasks.spawn(named("the writer of statuses", writing));
+    leading
 }
 
 /// What sidecars are given.

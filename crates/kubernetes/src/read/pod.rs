@@ -9,7 +9,7 @@ use leno_model::{
     Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Uid, Weight,
     Workload, WorkloadName, WorkloadPort,
 };
-use leno_registry::{Rejected, Warning};
+use leno_registry::{NODE_NETWORK_LABEL, Rejected, Warning};
 
 use super::choices::Choices;
 use super::image::images_of_others;
@@ -108,11 +108,15 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
     let (weight, warning) = weight(meta);
+    let mut labels = meta.labels.clone().unwrap_or_default();
+    if spec.host_network == Some(true) {
+        labels.insert(NODE_NETWORK_LABEL.to_owned(), String::new());
+    }
     let workload = Workload {
         account: ServiceAccount { namespace: namespace.clone(), name: account },
         name: WorkloadName { namespace, name: name(meta.name.as_deref(), "metadata.name")? },
         uid: meta.uid.as_deref().and_then(|uid| Uid::new(uid).ok()),
-        labels: meta.labels.clone().unwrap_or_default(),
+        labels,
         ports: declared_ports(spec),
         address,
         other_addresses,

@@ -86,8 +86,6 @@ pub(crate) struct Following {
     pub(crate) covering: Option<Covering>,
     pub(crate) news: mpsc::Sender<(usize, News)>,
     pub(crate) look_again: Duration,
-    /// Whether anybody asks what objects are to gateways.
-    pub(crate) for_gateways: bool,
 }
 
 /// What a stream of secrets is about.
@@ -108,7 +106,7 @@ enum End {
 }
 
 /// What the server has of a kind.
-pub(super) enum Found {
+pub(crate) enum Found {
     Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
     Absent,
 }
@@ -260,9 +258,7 @@ impl Following {
             let news = match event {
                 Ok(Event::Init) => News::Begin,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    let seen = read(object);
-                    let seen = if self.for_gateways { seen } else { seen.without_gateways() };
-                    News::Seen(Box::new(seen))
+                    News::Seen(Box::new(read(object)))
                 }
                 Ok(Event::InitDone) => match &self.covering {
                     Some(covering) => {
@@ -309,7 +305,7 @@ async fn until_others(
 }
 
 /// The best version of a kind that the server has.
-pub(super) async fn find(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
+pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
     for api_version in kind.api_versions {
         let list = match resources_of(client, api_version).await {
             Ok(list) => list,

@@ -1,6 +1,7 @@
 //! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
 
 mod border;
+mod dangling;
 mod edge;
 mod elected;
 mod enforcement;
@@ -14,6 +15,7 @@ mod rivals;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use leno_model::{
     Admission, Change, Name, Object, ObjectKey, Service, ServiceName, Workload, WorkloadName,
@@ -32,7 +34,6 @@ use super::kinds::Watched;
 use super::news::{Id, Item, News, Offered, Seen};
 use super::progress::Progress;
 use super::record::Record;
-use crate::gateway::Fact;
 use crate::read::{Custom, IN_DOUBT, Member, NamespaceReading, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
@@ -43,7 +44,8 @@ pub(crate) struct Ledger {
     workloads: BTreeMap<WorkloadName, Workload>,
     services: Services,
     listed: Listed,
-    edge: Edge,
+    /// Gateways, where the kinds that they need are watched.
+    edge: Option<Edge>,
     namespaces: BTreeMap<Name, Admission>,
     settings: Settings,
     floors: Floors,
@@ -53,6 +55,8 @@ pub(crate) struct Ledger {
     /// The services whose pods come in from outside the mesh somewhere.
     let_in: BTreeSet<ServiceName>,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
+    /// Statuses that the API server does not take.
+    unwritten: Arc<Vec<Warning>>,
     /// What is kept of custom resources for their status.
     records: BTreeMap<Origin, Record>,
     /// Whether what is to be said of them may be different.
@@ -84,6 +88,7 @@ struct Standing {
 
 impl Ledger {
     pub(crate) fn new(kinds: Vec<Watched>) -> Self {
+        let edge = kinds.contains(&Watched::Entrances).then(Edge::default);
         let standing = |watched| Standing { watched, settled: false, listing: 0, forbidden: None };
         Self {
             kinds: kinds.into_iter().map(standing).collect(),
@@ -91,7 +96,7 @@ impl Ledger {
             workloads: BTreeMap::new(),
             services: Services::default(),
             listed: Listed::default(),
-            edge: Edge::default(),
+            edge,
             namespaces: BTreeMap::new(),
             settings: Settings::default(),
             floors: Floors::default(),
@@ -100,6 +105,7 @@ impl Ledger {
             customs: Elected::default(),
             let_in: BTreeSet::new(),
             remarks: BTreeMap::new(),
+            unwritten: Arc::default(),
             records: BTreeMap::new(),
             unjudged: false,
             dirty: BTreeSet::new(),
@@ -119,11 +125,16 @@ impl Ledger {
         let (forbidden, waiting): (Vec<_>, Vec<_>) =
             waiting.partition(|standing| standing.forbidden.is_some());
         // Nobody is told at first that gateways have no certificates.
-        let first = self.last.is_none() && self.edge.holds_back();
+        let first = self.last.is_none() && self.waits_for_secrets();
         Progress {
             waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
             forbidden: words(&forbidden).collect(),
         }
+    }
+
+    /// Takes in the statuses that cannot be written.
+    pub(crate) fn take_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
+        self.unwritten = unwritten;
     }
 
     /// Takes in what the stream of a kind tells.
@@ -144,7 +155,7 @@ impl Ledger {
                 if ids.is_empty() {
                     self.sweep(kind, |_| true);
                 }
-                self.edge.cover(ids);
+                self.edge.iter_mut().for_each(|edge| edge.cover(Arc::clone(&ids)));
             }
             News::Complete => {
                 standing.settled = true;
@@ -161,12 +172,12 @@ impl Ledger {
                 standing.settled |= !standing.watched.decides_access();
                 standing.forbidden = Some(why);
                 if standing.watched == Watched::Secrets {
-                    self.edge.cover_nothing();
+                    self.edge.iter_mut().for_each(Edge::cover_nothing);
                 }
             }
             News::Failing(_) => {
                 if standing.watched == Watched::Secrets {
-                    self.edge.fail();
+                    self.edge.iter_mut().for_each(Edge::fail);
                 }
             }
         }
@@ -174,7 +185,7 @@ impl Ledger {
 
     /// What is to be told now; nothing before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<Update> {
-        if !self.is_settled() || (self.last.is_none() && self.edge.holds_back()) {
+        if !self.is_settled() || (self.last.is_none() && self.waits_for_secrets()) {
             return None;
         }
         let (mut removals, mut upserts) = (Vec::new(), Vec::new());
@@ -216,29 +227,18 @@ impl Ledger {
         self.kinds.iter().all(|standing| standing.settled)
     }
 
+    /// True while gateways refer to secrets that have not been listed.
+    fn waits_for_secrets(&self) -> bool {
+        self.edge.as_ref().is_some_and(Edge::holds_back)
+    }
+
     fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
         let origin = Origin { kind, id: seen.id };
-        if seen.item.is_none() {
+        let item = seen.item.filter(|item| self.edge.is_some() || !item.is_for_gateways());
+        if item.is_none() {
             self.forget_item(&origin);
         }
-        let before = self.edge.pod(&origin);
-        match seen.fact {
-            Some(fact) => {
-                if !before.is_empty() {
-                    self.edge.remove(&origin);
-                    before.into_iter().for_each(|address| self.touch_address(address));
-                }
-                if let Fact::Pod(addresses) = &fact {
-                    addresses.iter().for_each(|address| self.touch_address(*address));
-                }
-                self.edge.put(&origin, fact);
-                self.seen.insert(origin.clone(), listing);
-            }
-            None => {
-                self.edge.remove(&origin);
-                before.into_iter().for_each(|address| self.touch_address(address));
-            }
-        }
+        self.see_fact(&origin, listing, seen.fact);
         match seen.record {
             Some(record) => {
                 self.unjudged = true;
@@ -248,7 +248,7 @@ impl Ledger {
             // There is nothing to say of it any more.
             None => self.unjudged |= self.records.remove(&origin).is_some(),
         }
-        let Some(item) = seen.item else { return };
+        let Some(item) = item else { return };
         self.remarks.remove(&origin);
         match item {
             Item::Pod(pod) => self.see_pod(&origin, pod),
@@ -279,7 +279,6 @@ impl Ledger {
             }
         };
         self.see_choices_of_pod(&workload.name, choices);
-        self.mark_shared(origin, &mut workload);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
@@ -359,9 +358,7 @@ impl Ledger {
     }
 
     fn forget(&mut self, origin: &Origin) {
-        let address = self.edge.pod(origin);
-        self.edge.remove(origin);
-        address.into_iter().for_each(|address| self.touch_address(address));
+        self.forget_fact(origin);
         self.forget_item(origin);
     }
 
@@ -416,7 +413,7 @@ impl Ledger {
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
-        self.edge.touch();
+        self.edge.iter_mut().for_each(Edge::touch);
         let now = self.service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
@@ -465,10 +462,13 @@ impl Ledger {
                 Some(Object::Workload(self.placed(with_target_ports(workload, services))))
             }
             ObjectKey::Service(name) => {
-                let listed = || self.listed.service(name).filter(|_| self.edge.leads_to(name));
+                let listed = || self.listed.service(name).filter(|_| self.gateways_lead_to(name));
                 self.services.get(name).or_else(listed).cloned().map(Object::Service)
             }
-            ObjectKey::Gateway(name) => self.edge.gateway(name).cloned().map(Object::Gateway),
+            ObjectKey::Gateway(name) => {
+                let gateway = self.edge.as_ref().and_then(|edge| edge.gateway(name));
+                gateway.cloned().map(Object::Gateway)
+            }
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             ObjectKey::TagRoute(name) => {
                 self.customs.get(key).cloned().or_else(|| self.preference(name))
@@ -489,6 +489,7 @@ impl Ledger {
         warnings.extend(self.all_below_floor());
         rejected.extend(self.forbidden_images());
         warnings.extend(self.borrowed());
+        warnings.extend_from_slice(&self.unwritten);
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };
             let kind = standing.watched.word();

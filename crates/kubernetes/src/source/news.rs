@@ -73,6 +73,13 @@ pub(crate) enum Item {
     Node(Option<String>),
 }
 
+impl Item {
+    /// True for an object that concerns gateways alone.
+    pub(crate) fn is_for_gateways(&self) -> bool {
+        matches!(self, Self::Listed(_) | Self::Endpoints(_))
+    }
+}
+
 /// A service that clients in the mesh may call.
 pub(crate) struct Offered {
     pub(crate) service: Service,
@@ -156,13 +163,6 @@ impl Seen {
     pub(crate) fn entrance(service: ServedService) -> Self {
         let fact = Some(gateway::served(&service));
         Self { id: Id::of(&service), item: None, fact, record: None }
-    }
-
-    /// What is left of it where there are no gateways. Pods without a sidecar are: a port may be open
-    /// to them.
-    pub(crate) fn without_gateways(self) -> Self {
-        let item = self.item.filter(|item| !matches!(item, Item::Listed(_) | Item::Endpoints(_)));
-        Self { item, fact: None, ..self }
     }
 
     pub(crate) fn namespace(object: Namespace) -> Self {

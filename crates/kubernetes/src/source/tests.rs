@@ -42,6 +42,7 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
         out,
         told,
         outcomes: outcomes.subscribe(),
+        unwritten: watch::Sender::default().subscribe(),
         failed: None,
     };
     let (updates, mut queue) = mpsc::channel(1);

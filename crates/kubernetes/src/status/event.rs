@@ -98,7 +98,7 @@ fn warning(
         type_: Some("Warning".to_owned()),
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
-        note: Some(cut(note, NOTE_CHARACTERS_MAX)),
+        note: Some(shortened(note, NOTE_BYTES_MAX)),
         regarding: Some(object.clone()),
         event_time: Some(MicroTime(wall)),
         reporting_controller: Some(CONTROL.to_owned()),
@@ -114,6 +114,18 @@ async fn create(client: &Client, event: &Written) -> Result<(), ApiError> {
 fn api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
     Ok(ObjectApi::namespaced(client.clone(), &NamespaceName::new(namespace)?))
+}
+
+/// A text with `…` in place of its middle if it has more bytes than this: object and field are at its beginning, and the
+/// hint is at its end.
+pub(crate) fn shortened(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.to_owned();
+    }
+    let room = bytes.saturating_sub(ELLIPSIS.len());
+    let head = text.floor_char_boundary(room.div_ceil(2));
+    let tail = text.ceil_char_boundary(text.len().saturating_sub(room.saturating_sub(head)));
+    format!("{}{ELLIPSIS}{}", &text[..head], &text[tail..])
 }
 
 fn cut(text: &str, characters: usize) -> String {
@@ -134,8 +146,9 @@ pub(crate) async fn warn(
     }
 }
 
-/// An event's note has at most a kilobyte; characters may have four bytes.
-const NOTE_CHARACTERS_MAX: usize = 250;
+/// The API server takes no longer note.
+const NOTE_BYTES_MAX: usize = 1024;
+const ELLIPSIS: &str = "…";
 /// A name has at most 253 characters; those that are left are for the time.
 const NAME_CHARACTERS_MAX: usize = 220;
 const INSTANCE_CHARACTERS_MAX: usize = 128;
@@ -146,6 +159,20 @@ const RENEW_EVERY: Duration = Duration::from_secs(20 * 60);
 mod tests {
     use super::*;
     use crate::testing::Server;
+
+    #[test]
+    fn a_long_note_keeps_its_beginning_and_its_hint() {
+        assert_eq!(shortened("short", 1024), "short");
+        let middle = "é".repeat(2000);
+        let note = format!("spec.rules[0]: {middle}; use another one");
+        let cut = shortened(&note, 1024);
+        assert!(cut.len() <= 1024 && cut.len() > 1015, "{}", cut.len());
+        assert!(cut.starts_with("spec.rules[0]: é") && cut.ends_with("é; use another one"));
+        assert_eq!(cut.matches('…').count(), 1);
+        for bytes in 0..20 {
+            assert!(shortened("ééééééééééé", bytes).len() <= bytes.max(3));
+        }
+    }
 
     #[tokio::test]
     async fn it_is_counted_up_while_it_stands() {

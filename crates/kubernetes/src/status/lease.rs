@@ -9,19 +9,28 @@ use kube::Client;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use tokio::sync::watch;
-use tokio::time::{Instant, interval, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Writer;
 use crate::api::{ApiError, ObjectApi};
 use crate::words::{CONTROL, CONTROL_NAME};
 
-/// Takes the lease when it can and keeps it; tells whether it has it. Never ends by itself.
-pub async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) {
+/// Takes the lease when it can and keeps it, and reports in `leading` whether it has it. Ends when `stop` becomes true:
+/// then it gives the lease back, so that another control plane takes it within [`LOOK_EVERY`].
+pub async fn hold(
+    client: Client,
+    writer: Writer,
+    leading: watch::Sender<bool>,
+    mut stop: watch::Receiver<bool>,
+) {
     let api: ObjectApi<Lease> = ObjectApi::namespaced(client, &writer.namespace);
     let mut candidate = Candidate { name: writer.name, observed: None, renewed: None };
-    let mut clock = interval(RENEW_EVERY);
+    let mut pause = Duration::ZERO;
     loop {
-        clock.tick().await;
+        tokio::select! {
+            () = sleep(pause) => {}
+            Ok(_) = stop.wait_for(|stop| *stop) => break,
+        }
         // Who cannot renew in time must have stopped to write before others may begin.
         let tried = timeout(RENEW_EVERY, candidate.tried(&api)).await;
         let now = Instant::now();
@@ -34,6 +43,7 @@ pub async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) 
                 candidate.renewed.is_some_and(|renewed| now - renewed < RENEWED_AT_LATEST)
             }
         };
+        pause = if holds { RENEW_EVERY } else { LOOK_EVERY };
         if leading.send_replace(holds) != holds {
             let name = candidate.name.as_str();
             match holds {
@@ -41,6 +51,14 @@ pub async fn hold(client: Client, writer: Writer, leading: watch::Sender<bool>) 
                 false => tracing::info!(name, "writes no status of objects any more"),
             }
         }
+    }
+    // No status is written any more when another one begins to.
+    leading.send_replace(false);
+    match timeout(RELEASED_AT_LATEST, candidate.release(&api)).await {
+        Ok(Ok(true)) => tracing::info!(name = candidate.name, "the lease is given back"),
+        Ok(Ok(false)) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the lease cannot be given back; it runs out"),
+        Err(_) => tracing::warn!("the lease is not given back in time; it runs out"),
     }
 }
 
@@ -71,6 +89,21 @@ impl Candidate {
             api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(drop),
             began,
         )
+    }
+
+    /// Gives the lease back if it is its own; false if it is not.
+    async fn release(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
+        if self.renewed.is_none() {
+            return Ok(false);
+        }
+        let Some(mut lease) = api.get_opt(&CONTROL_NAME).await? else { return Ok(false) };
+        let Some(spec) = &mut lease.spec else { return Ok(false) };
+        if spec.holder_identity.as_ref() != Some(&self.name) {
+            return Ok(false);
+        }
+        spec.holder_identity = Some(String::new());
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(|_| true)
     }
 
     /// Whether the lease is its own, nobody's, or has not been renewed for as long as it is for, by
@@ -128,12 +161,18 @@ impl Candidate {
 const LASTS: Duration = Duration::from_secs(15);
 /// How often it is renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// The interval at which the others read it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A control plane that ends does not wait longer for the API server.
+const RELEASED_AT_LATEST: Duration = Duration::from_secs(2);
 /// Who has not renewed it for this long writes no more; less than it is for.
 const RENEWED_AT_LATEST: Duration = Duration::from_secs(9);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::NamespaceName;
+    use crate::testing::Server;
 
     fn lease(holder: &str, version: &str) -> Lease {
         Lease {
@@ -168,6 +207,40 @@ mod tests {
             let may = candidate.may_take(&lease(holder, version), now);
             assert_eq!(may, expected, "{seconds} s: {holder} {version}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_is_given_back_is_taken_before_it_runs_out() {
+        let server = Server::open().await;
+        let began = Instant::now();
+        let candidate = |name: &str| {
+            let writer = Writer {
+                namespace: NamespaceName::new("leno-system").unwrap(),
+                name: name.to_owned(),
+            };
+            let (leads, leading) = watch::channel(false);
+            let (stop, stopped) = watch::channel(false);
+            (
+                tokio::task::spawn_local(hold(server.client.clone(), writer, leads, stopped)),
+                leading,
+                stop,
+            )
+        };
+        tokio::task::LocalSet::new()
+            .run_until(async {
+                let (first, mut leading, stop) = candidate("a");
+                leading.wait_for(|leads| *leads).await.unwrap();
+                let (_second, mut next, _stays) = candidate("b");
+                stop.send_replace(true);
+                first.await.unwrap();
+                assert!(leading.borrow_and_update().eq(&false));
+                next.wait_for(|leads| *leads).await.unwrap();
+            })
+            .await;
+        assert!(began.elapsed() < LASTS, "it is not waited for until it runs out");
+        let store = server.store.lock().unwrap();
+        let lease = store.objects.values().next().unwrap();
+        assert_eq!(lease["spec"]["holderIdentity"], "b");
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct Statement {
     pub(crate) remark: Option<String>,
     /// What decides instead of it, where no status has room for that.
     pub(crate) conflict: Option<String>,
+    /// A missing object that it refers to, for kinds without a status.
+    pub(crate) dangling: Option<String>,
 }
 
 /// Which object is meant.
@@ -219,11 +221,12 @@ impl Statement {
     }
 
     /// What events tell of it, each with its reason.
-    pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 3] {
+    pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
             ("Refused", self.refusal.as_deref()),
             ("Unheeded", self.remark.as_deref()),
             ("Conflicted", self.conflict.as_deref()),
+            ("RefNotFound", self.dangling.as_deref()),
         ]
     }
 
@@ -317,6 +320,7 @@ mod tests {
             refusal: None,
             remark: None,
             conflict: None,
+            dangling: None,
         }
     }
 

@@ -38,13 +38,6 @@ impl Ledger {
         near.any(|service| selects(&service.selector, &workload.labels))
     }
 
-    /// Notes of a pod that its addresses are those of its node.
-    pub(super) fn mark_shared(&self, origin: &Origin, workload: &mut Workload) {
-        if self.edge.pod(origin).is_empty() {
-            workload.labels.insert(NODE_NETWORK_LABEL.to_owned(), String::new());
-        }
-    }
-
     /// What is said of openings hangs on the pods behind the services that they name.
     pub(super) fn touch_openings(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let shape = |it: &Workload| (it.labels.clone(), it.ports.clone(), it.sidecar);
@@ -84,11 +77,11 @@ impl Ledger {
             let same = |other: &IngressPolicy| {
                 let mut theirs = other.backends.iter();
                 other.name.namespace == policy.name.namespace
-                    && other.name < policy.name
+                    && other.precedence() < policy.precedence()
                     && theirs.any(|it| (&it.service, it.port) == (&backend.service, backend.port))
             };
             let others = self.customs.all().filter_map(opening);
-            if let Some(first) = others.filter(|it| same(it)).min_by_key(|it| &it.name) {
+            if let Some(first) = others.filter(|it| same(it)).min_by_key(|it| it.precedence()) {
                 return Some(format!(
                     "spec.backends: the {} opens port {} of {}; put the sources of both into one",
                     first.name, backend.port, backend.service
@@ -134,8 +127,8 @@ impl Ledger {
     }
 
     /// What opens a port of a pod in another way already: through another service.
-    fn contradicted(
-        &self,
+    fn contradicted<'a>(
+        &'a self,
         pod: &Workload,
         (policy, backend): (&IngressPolicy, &IngressBackend),
     ) -> Option<IngressName> {
@@ -143,14 +136,14 @@ impl Ledger {
         let near: BTreeSet<&ServiceName> = near.map(|it| &it.name).collect();
         let all = self.customs.all().filter_map(opening);
         let all = all.filter(|it| it.name.namespace == policy.name.namespace);
-        let how = |it: &IngressPolicy| {
+        let how = |it: &'a IngressPolicy| {
             let mut those = it.backends.iter();
             let found = those
                 .find(|one| one.port == backend.port && near.contains(&service_of(it, one)))?;
-            Some((it.name.clone(), found.entry.clone()))
+            Some((it, found.entry.clone()))
         };
-        let (first, entry) = all.filter_map(how).min_by(|one, two| one.0.cmp(&two.0))?;
-        (entry != backend.entry).then_some(first)
+        let (first, entry) = all.filter_map(how).min_by_key(|(it, _)| it.precedence())?;
+        (entry != backend.entry).then(|| first.name.clone())
     }
 
     fn touch_let_in(&mut self) {

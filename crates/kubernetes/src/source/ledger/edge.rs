@@ -112,7 +112,7 @@ impl Edge {
     }
 
     /// The addresses of a pod.
-    pub(super) fn pod(&self, origin: &Origin) -> BTreeSet<IpAddr> {
+    fn pod(&self, origin: &Origin) -> BTreeSet<IpAddr> {
         match self.kept.get(origin) {
             Some(Kept::Pod(addresses, _)) => addresses.clone(),
             _ => BTreeSet::new(),
@@ -206,18 +206,20 @@ impl Ledger {
     /// Puts together what is known of gateways, if it may come out differently. Those whose secrets
     /// have still to be seen stay as they were.
     pub(crate) fn resolve(&mut self) {
-        if !self.edge.unresolved || !self.is_settled() {
+        let is_settled = self.is_settled();
+        let Some(edge) = self.edge.as_mut().filter(|edge| edge.unresolved && is_settled) else {
             return;
-        }
-        self.edge.wanted = Arc::new(secrets_of(&self.edge.facts));
-        self.edge.forget_unwanted();
-        self.edge.unresolved = false;
-        let services = |name: &ServiceName| self.service(name);
-        let pending = self.edge.pending();
-        let before = Before { resolved: &self.edge.resolved, pending: &pending };
-        let resolved = resolve(&self.edge.facts, &services, &before);
-        let before = std::mem::replace(&mut self.edge.resolved, resolved);
-        let now = &self.edge.resolved;
+        };
+        edge.wanted = Arc::new(secrets_of(&edge.facts));
+        edge.forget_unwanted();
+        edge.unresolved = false;
+        let pending = edge.pending();
+        let (own, listed) = (&self.services, &self.listed);
+        let services = |name: &ServiceName| own.get(name).or_else(|| listed.service(name));
+        let before = Before { resolved: &edge.resolved, pending: &pending };
+        let resolved = resolve(&edge.facts, &services, &before);
+        let before = std::mem::replace(&mut edge.resolved, resolved);
+        let now = &edge.resolved;
         let gateways = before.gateways.keys().chain(now.gateways.keys());
         self.dirty.extend(gateways.cloned().map(ObjectKey::Gateway));
         let led_to: Vec<ServiceName> =
@@ -231,12 +233,42 @@ impl Ledger {
     }
 
     /// The secrets that gateways refer to.
-    pub(crate) fn secrets(&self) -> &Arc<BTreeSet<Id>> {
-        &self.edge.wanted
+    pub(crate) fn secrets(&self) -> Arc<BTreeSet<Id>> {
+        self.edge.as_ref().map(|edge| Arc::clone(&edge.wanted)).unwrap_or_default()
     }
 
-    /// What has to run for gateways.
+    /// The Deployments and Services that gateways need.
     pub(crate) fn wishes(&self) -> &[Wish] {
-        &self.edge.resolved.wishes
+        self.edge.as_ref().map(|edge| edge.resolved.wishes.as_slice()).unwrap_or_default()
+    }
+
+    /// True for a service that a gateway leads to.
+    pub(super) fn gateways_lead_to(&self, service: &ServiceName) -> bool {
+        self.edge.as_ref().is_some_and(|edge| edge.leads_to(service))
+    }
+
+    /// Takes in the current fact about an object that concerns gateways.
+    pub(super) fn see_fact(&mut self, origin: &Origin, listing: u64, fact: Option<Fact>) {
+        let Some(edge) = &mut self.edge else { return };
+        let mut addresses = edge.pod(origin);
+        // A route keeps its last good version, which is part of the fact before this one.
+        if fact.is_none() || !addresses.is_empty() {
+            edge.remove(origin);
+        }
+        if let Some(fact) = fact {
+            if let Fact::Pod(now) = &fact {
+                addresses.extend(now);
+            }
+            edge.put(origin, fact);
+            self.seen.insert(origin.clone(), listing);
+        }
+        addresses.into_iter().for_each(|address| self.touch_address(address));
+    }
+
+    pub(super) fn forget_fact(&mut self, origin: &Origin) {
+        let Some(edge) = &mut self.edge else { return };
+        let addresses = edge.pod(origin);
+        edge.remove(origin);
+        addresses.into_iter().for_each(|address| self.touch_address(address));
     }
 }

@@ -15,6 +15,7 @@ use crate::gateway::{ParentSaid, RouteId};
 use crate::guests::ACCESS_CERT;
 use crate::read::selects;
 use crate::source::record::Record;
+use crate::status::event::shortened;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
 impl Ledger {
@@ -68,12 +69,12 @@ impl Ledger {
             .collect();
         let refusal = (!refusals.is_empty()).then(|| cut(&refusals.join("\n")));
         let id = &origin.id;
-        let edge = &self.edge;
+        let gateways = self.edge.as_ref();
         let said = match record.form {
             Form::Nothing => Said::Nothing,
-            Form::Gateway => Said::Gateway(edge.resolved.said.get(id)?.clone()),
+            Form::Gateway => Said::Gateway(gateways?.resolved.said.get(id)?.clone()),
             Form::Class => {
-                let (generation, conditions) = edge.resolved.classes.get(&id.name)?.clone();
+                let (generation, conditions) = gateways?.resolved.classes.get(&id.name)?.clone();
                 Said::Class(generation, conditions)
             }
             Form::Current if record.target.kind == ACCESS_CERT => {
@@ -104,8 +105,8 @@ impl Ledger {
                     }
                 });
                 let route = RouteId { kind: record.target.kind, id: id.clone() };
-                let gateways = edge.resolved.parents.get(&route).into_iter().flatten();
-                Said::Parents(parents.chain(gateways.cloned()).collect())
+                let of_gateways = gateways.and_then(|it| it.resolved.parents.get(&route));
+                Said::Parents(parents.chain(of_gateways.into_iter().flatten().cloned()).collect())
             }
         };
         Some(Statement {
@@ -115,9 +116,10 @@ impl Ledger {
             generation: record.generation,
             standing: record.standing.clone(),
             said,
-            refusal: refusal.or_else(|| self.edge.refusal(record.target.kind, id)),
+            refusal: refusal.or_else(|| gateways?.refusal(record.target.kind, id)),
             remark: self.remarks_of(origin),
             conflict: self.unsaid_conflict(origin, record, others),
+            dangling: self.unsaid_reference(origin, record),
         })
     }
 
@@ -169,6 +171,12 @@ impl Ledger {
             }
             _ => None,
         }
+    }
+
+    /// A missing object that a good one of a kind without a status refers to.
+    fn unsaid_reference(&self, origin: &Origin, record: &Record) -> Option<String> {
+        let object = self.customs.said(origin).filter(|_| record.form == Form::Nothing)?;
+        self.dangling(object)
     }
 
     /// Whether a good object decides something, and whether what it is about is there.
@@ -291,7 +299,7 @@ impl Ledger {
     }
 
     /// What of a service is not there.
-    fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
+    pub(super) fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(known) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
         };
@@ -486,9 +494,9 @@ fn of_kind<'a>(
 /// A backend: of which kind of route, in which namespace that is, the service and its port.
 type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
-/// As much as a condition may hold, with room for what else stands there.
+/// As much as a condition may hold, with room for the rest of a status.
 fn cut(text: &str) -> String {
-    text.chars().take(MESSAGE_CHARACTERS_MAX).collect()
+    shortened(text, MESSAGE_BYTES_MAX)
 }
 
 /// Of what gives way to another; also the word of the Gateway API for a route beside one of a kind that goes
@@ -502,5 +510,5 @@ const TOLD: &str = "on its way to each connected sidecar that it concerns";
 const NAMES_NOTHING: &str = "it names nothing";
 /// The most refusals told in one status.
 const REFUSALS_MAX: usize = 5;
-/// A message may have 32768 bytes; nobody reads that.
-const MESSAGE_CHARACTERS_MAX: usize = 2000;
+/// A message may have 32768 bytes; that is more than a reader takes in.
+const MESSAGE_BYTES_MAX: usize = 2000;

@@ -83,7 +83,8 @@ impl Ledger {
 
     /// Whether an address that somebody listed is that of a pod of another namespace.
     pub(super) fn is_borrowed(&self, workload: &Workload) -> bool {
-        self.edge.is_of_others(workload.address, &workload.name.namespace)
+        let edge = self.edge.as_ref();
+        edge.is_some_and(|it| it.is_of_others(workload.address, &workload.name.namespace))
     }
 
     /// A pod has come to this address, or has gone.
@@ -118,7 +119,7 @@ impl Ledger {
     pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
         let mut services = self.services.near(workload).chain(self.listed.services.near(workload));
         services.any(|service| {
-            self.edge.leads_to(&service.name) && selects(&service.selector, &workload.labels)
+            self.gateways_lead_to(&service.name) && selects(&service.selector, &workload.labels)
         })
     }
 }

@@ -34,9 +34,16 @@ fn index(kind: &str, group: &str) -> usize {
 
 /// A ledger for which every kind has been listed, empty.
 fn settled() -> Ledger {
-    let mut ledger = Ledger::new(kinds());
+    settled_with(true)
+}
+
+/// The same for an installation with or without gateways. Each kind that both watch has the same index.
+fn settled_with(gateways: bool) -> Ledger {
+    let watched = crate::source::watched(gateways);
+    let count = watched.len();
+    let mut ledger = Ledger::new(watched);
     ledger.take_settings_of(["leno-system", "osm-system"].map(|it| Name::new(it).unwrap()).into());
-    for kind in 0..kinds().len() {
+    for kind in 0..count {
         ledger.take(kind, News::Begin);
         ledger.take(kind, News::Complete);
     }

@@ -48,9 +48,17 @@ fn controller(host_network: bool) -> News {
 
 #[test]
 fn what_opens_nothing_says_why_until_it_does() {
+    opens_once_all_is_there(settled_with(true));
+}
+
+#[test]
+fn an_installation_without_gateways_lets_the_pods_of_a_service_in() {
+    opens_once_all_is_there(settled_with(false));
+}
+
+fn opens_once_all_is_there(mut ledger: Ledger) {
     let (kind, policy) = backend("a");
     let group = index("HTTPRouteGroup", "specs.smi-spec.io");
-    let mut ledger = settled();
     let nobody = "endpoints not found for service shop/edge";
     let port = "spec.backends: no pod behind shop/web has the port 81";
     ledger.take(kind, policy(81, "http"));

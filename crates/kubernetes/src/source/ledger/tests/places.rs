@@ -179,14 +179,16 @@ fn what_is_not_heeded_of_a_service_or_namespace_is_said_beside_it() {
 
 #[test]
 fn sidecars_are_not_told_of_services_without_a_selector() {
-    let mut ledger = settled();
-    let service: Served = serde_json::from_value(json!({
-        "metadata": {"name": "outside", "namespace": "shop"},
-        "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
-    }))
-    .unwrap();
-    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(service.clone()))));
-    assert!(ledger.flush().is_none(), "to them its address is outside the mesh");
-    let seen = Seen::service(service).without_gateways();
-    assert!(seen.item.is_none());
+    for gateways in [true, false] {
+        let mut ledger = settled_with(gateways);
+        let service: Served = serde_json::from_value(json!({
+            "metadata": {"name": "outside", "namespace": "shop"},
+            "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
+        }))
+        .unwrap();
+        ledger.take(SERVICES, News::Seen(Box::new(Seen::service(service))));
+        assert!(ledger.flush().is_none(), "to them its address is outside the mesh");
+        let name = ServiceName::new("shop", "outside").unwrap();
+        assert_eq!(ledger.service(&name).is_some(), gateways, "gateways alone lead there");
+    }
 }

@@ -25,19 +25,29 @@ fn said(ledger: &mut Ledger, kind: &str, name: &str) -> String {
 
 /// The second object is in force but while the first is there. Both are made on the same day.
 fn check(first: (&str, &str, Value), second: (&str, &str, Value), alone: &str, expected: &str) {
+    check_made(first, second, ["2025-01-01T00:00:00Z"; 2], alone, expected);
+}
+
+/// The same, with the times at which the two are made.
+fn check_made(
+    first: (&str, &str, Value),
+    second: (&str, &str, Value),
+    made: [&str; 2],
+    alone: &str,
+    expected: &str,
+) {
     let mut ledger = settled();
     ledger.take(SERVICES, service("web", 8080));
-    let day = "2025-01-01T00:00:00Z";
-    let put = |ledger: &mut Ledger, (kind, name, spec): &(&str, &str, Value)| {
+    let put = |ledger: &mut Ledger, (kind, name, spec): &(&str, &str, Value), made: &str| {
         let (word, group) = kind.split_once('.').unwrap();
         let kind = index(word, group);
-        ledger.take(kind, custom(kind, name, day, spec.clone()));
+        ledger.take(kind, custom(kind, name, made, spec.clone()));
         kind
     };
     let word = second.0.split('.').next().unwrap();
-    put(&mut ledger, &second);
+    put(&mut ledger, &second, made[1]);
     assert_eq!(said(&mut ledger, word, second.1), alone, "{word} alone");
-    let kind = put(&mut ledger, &first);
+    let kind = put(&mut ledger, &first, made[0]);
     assert_eq!(said(&mut ledger, word, second.1), expected, "{word}");
     ledger.take(kind, gone("shop", first.1));
     assert_eq!(said(&mut ledger, word, second.1), alone, "{word} again");
@@ -173,4 +183,202 @@ fn a_split_that_decides_nothing_is_told_of_in_an_event() {
     check((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
     let attached = "HTTPRoute shop/r is attached to shop/web, and decides there alone";
     check((HTTP, "r", route(None)), (SPLIT, "b", split()), "nothing", attached);
+}
+
+/// A kind of which one object decides where several meet: a spec, and the result while it decides alone.
+fn contested() -> Vec<(&'static str, Value, &'static str)> {
+    let opens = json!({
+        "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
+        "sources": [{"kind": "IPRange", "name": "10.0.0.0/8"}],
+    });
+    let mut tls = route(None);
+    tls["hostnames"] = json!(["a.example"]);
+    let client = json!({"kind": "ServiceAccount", "name": "client", "namespace": "shop"});
+    let host = "web.shop.svc.cluster.local";
+    let removal =
+        "rules:\n- {key: default-rule, scaleUpLimit: 0.6, minInstanceNum: 1, errorRate: 0.6}\n";
+    let flow = json!({
+        "kind": "routematcher.sermant.io/flow",
+        "rules": [{"precedence": 1, "match": {"headers": {"x": {"exact": "y"}}},
+                   "route": [{"weight": 100, "tags": {"version": "2"}}]}],
+    });
+    vec![
+        (
+            SPLIT,
+            json!({"service": "web", "backends": [{"service": "web", "weight": 1}]}),
+            "nothing",
+        ),
+        (TCP, route(None), "True"),
+        (TLS, tls, "True"),
+        (
+            RETRY,
+            json!({
+                "source": client,
+                "destinations": [{"kind": "Service", "name": "web", "namespace": "shop"}],
+                "retryPolicy": {"retryOn": "5xx", "numRetries": 1},
+            }),
+            "committed",
+        ),
+        ("IngressBackend.policy.openservicemesh.io", opens.clone(), "committed"),
+        ("AccessControl.policy.flomesh.io", opens, "committed"),
+        (
+            "UpstreamTrafficSetting.policy.openservicemesh.io",
+            json!({"host": host, "connectionSettings": {"tcp": {"maxConnections": 3}}}),
+            "committed",
+        ),
+        (
+            SERMANT,
+            json!({"compat": "sermant", "key": "servicecomb.routeRule.web", "rules": [flow]}),
+            "True",
+        ),
+        (
+            "SermantRemoval.leno.dev",
+            json!({"compat": "sermant", "config": format!("enableRemoval: true\n{removal}")}),
+            "True",
+        ),
+    ]
+}
+
+/// The same for policies of Services.
+fn contested_policies() -> Vec<(&'static str, Value, &'static str)> {
+    let policy = |more: Value| {
+        let mut spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}]});
+        for (key, value) in more.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        spec
+    };
+    let keys = json!({"keys": [{
+        "kty": "EC", "crv": "P-256", "kid": "a", "use": "sig",
+        "x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
+        "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM",
+    }]});
+    let issuer = json!({"issuer": "https://a.example", "jwks": {"inline": keys.to_string()}});
+    vec![
+        ("OutlierRemoval.leno.dev", policy(json!({"consecutive": 3})), "True"),
+        ("CircuitBreaker.leno.dev", policy(json!({"limits": {"requests": 3}})), "True"),
+        (
+            "RateLimit.leno.dev",
+            policy(json!({"rules": [{"name": "all", "requests": 5, "in": "1s"}]})),
+            "True",
+        ),
+        (
+            "FaultInjection.leno.dev",
+            policy(json!({"rules": [{"name": "all", "delay": {"time": "1s"}}]})),
+            "True",
+        ),
+        ("LoadBalancing.leno.dev", policy(json!({"algorithm": "LeastRequest"})), "True"),
+        ("Hedging.leno.dev", policy(json!({"after": "50ms"})), "True"),
+        ("JwtValidation.leno.dev", policy(json!({"issuers": [issuer]})), "True"),
+        (
+            "ExternalAuthorization.leno.dev",
+            policy(json!({"service": {"name": "web", "port": 80}})),
+            "True",
+        ),
+    ]
+}
+
+/// Kinds of which all objects count, or one for each name.
+const ADDITIVE: &[&str] = &[
+    "AccessCert",
+    "AccessPolicy",
+    "Egress",
+    "GRPCRoute",
+    "HTTPRoute",
+    "HTTPRouteGroup",
+    "Lane",
+    "MeshConfig",
+    "ReferenceGrant",
+    "TCPRoute",
+    "TagRoute",
+    "TrafficTarget",
+    // Named after its Service.
+    "TrafficWarmup",
+];
+
+#[test]
+fn the_older_object_of_each_kind_decides_whatever_its_name() {
+    let (early, late) = ("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z");
+    let all = [contested(), contested_policies()].concat();
+    for (kind, spec, alone) in &all {
+        for (older, newer) in [("z", "a"), ("a", "z")] {
+            let mut ledger = settled();
+            ledger.take(SERVICES, service("web", 8080));
+            let (word, group) = kind.split_once('.').unwrap();
+            let at = index(word, group);
+            ledger.take(at, custom(at, older, early, spec.clone()));
+            assert_eq!(said(&mut ledger, word, older), *alone, "{word} alone");
+            ledger.take(at, custom(at, newer, late, spec.clone()));
+            let statements = ledger.statements().unwrap();
+            let of = |name: &str| {
+                let mut found = statements.iter().filter(|it| it.target.kind == word);
+                found
+                    .find(|it| it.target.name == name)
+                    .map(|it| format!("{:?} {:?}", it.said, it.conflict))
+            };
+            // The loser names the winner; nothing is reported on the winner.
+            let lost = of(newer).unwrap_or_default();
+            assert!(
+                lost.contains(&format!("shop/{older}")),
+                "{word}: {newer} after {older}: {lost}"
+            );
+            let won = of(older).unwrap_or_default();
+            assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
+            // An object that cannot be read displaces none.
+            ledger.take(at, custom(at, newer, late, json!({"surely": "not"})));
+            let statements = ledger.statements();
+            let won = statements.iter().flatten().find(|it| it.target.name == older);
+            let won = won.map(|it| format!("{:?} {:?}", it.said, it.conflict)).unwrap_or_default();
+            assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
+        }
+    }
+    for served in leno_registry::served_kinds() {
+        let is_contested =
+            all.iter().any(|(kind, ..)| kind.starts_with(&format!("{}.", served.kind)));
+        assert!(
+            is_contested || ADDITIVE.contains(&served.kind),
+            "{}: which one decides?",
+            served.kind
+        );
+    }
+}
+
+#[test]
+fn a_missing_reference_is_an_event_on_the_object_at_fault() {
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
+    let kind = index("TrafficSplit", "split.smi-spec.io");
+    let notes = |ledger: &mut Ledger| -> Vec<(String, String)> {
+        let statements = ledger.statements().unwrap();
+        let notes = statements.iter().flat_map(|it| {
+            let notes = it.notes().into_iter();
+            notes.filter_map(|(reason, note)| {
+                Some((it.target.name.clone(), format!("{reason}: {}", note?)))
+            })
+        });
+        notes.collect()
+    };
+    ledger.take(kind, custom(kind, "good", "2025-01-01T00:00:00Z", split("web")));
+    assert_eq!(notes(&mut ledger), []);
+    ledger.take(kind, custom(kind, "bad", "2025-01-02T00:00:00Z", split("v9")));
+    let missing =
+        "RefNotFound: spec.backends[0].service: there is no Service shop/v9 that selects pods";
+    let older = "Conflicted: TrafficSplit shop/good is for the same service, and is older";
+    let bad = |note: &str| ("bad".to_owned(), note.to_owned());
+    assert_eq!(notes(&mut ledger), [bad(older), bad(missing)]);
+    let targets = index("TrafficTarget", "access.smi-spec.io");
+    let account = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": "shop"});
+    let target = json!({
+        "destination": account("web"), "sources": [account("client")],
+        "rules": [{"kind": "HTTPRouteGroup", "name": "g", "matches": ["all"]}],
+    });
+    ledger.take(kind, gone("shop", "bad"));
+    ledger.take(targets, custom(targets, "t", "2025-01-01T00:00:00Z", target));
+    let missing = "RefNotFound: spec.rules[0].name: there is no HTTPRouteGroup shop/g";
+    assert_eq!(notes(&mut ledger), [("t".to_owned(), missing.to_owned())]);
+    let groups = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let all = json!({"matches": [{"name": "all", "pathRegex": ".*"}]});
+    ledger.take(groups, custom(groups, "g", "2025-01-01T00:00:00Z", all));
+    assert_eq!(notes(&mut ledger), []);
 }

@@ -1,0 +1,87 @@
+//! A status that cannot be written is retried with pauses, and reported once.
+
+use super::*;
+use crate::testing::Server;
+use kube::core::ApiResource;
+
+fn rejected_route() -> Statement {
+    let condition = Condition {
+        word: "Accepted",
+        status: "True",
+        reason: "Accepted",
+        message: "in force".to_owned(),
+    };
+    Statement {
+        target: Target {
+            kind: "JwtValidation",
+            namespace: "shop".to_owned(),
+            name: "api".to_owned(),
+            uid: "u".to_owned(),
+        },
+        resource: Arc::new(ApiResource {
+            group: "leno.dev".to_owned(),
+            version: "v1alpha1".to_owned(),
+            api_version: "leno.dev/v1alpha1".to_owned(),
+            kind: "JwtValidation".to_owned(),
+            plural: "jwtvalidations".to_owned(),
+        }),
+        resource_version: "1".to_owned(),
+        generation: 1,
+        standing: Value::Null,
+        said: Said::Conditions(vec![condition]),
+        refusal: None,
+        remark: None,
+        conflict: None,
+        dangling: None,
+    }
+}
+
+#[tokio::test]
+async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
+    let server = Server::open().await;
+    server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
+    let (unwritten, reported) = watch::channel(Arc::default());
+    let client = server.client.clone();
+    let mut scribe = Scribe { client, name: "one".to_owned(), written: HashMap::new(), unwritten };
+    let statement = rejected_route();
+    let patches = |server: &Server| {
+        let asked = &server.store.lock().unwrap().asked;
+        asked.iter().filter(|it| it.starts_with("PATCH") && it.ends_with("/status")).count()
+    };
+    let events = |server: &Server| -> Vec<Value> {
+        server.store.lock().unwrap().objects.values().cloned().collect()
+    };
+    scribe.say(&statement).await;
+    scribe.say(&statement).await;
+    assert_eq!(patches(&server), 1, "it is not tried again at once");
+    scribe.report(true);
+    let warnings: Vec<String> = reported.borrow().iter().map(ToString::to_string).collect();
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("JwtValidation shop/api: status: the API server"));
+    // Each pause is twice as long as the one before, up to a limit.
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
+        let written = scribe.written.get_mut(&statement.target).unwrap();
+        let pause = written.failure.as_ref().unwrap().pause;
+        pauses.push(pause.as_secs());
+        let soon = written.at + pause - Duration::from_millis(1);
+        assert!(written.stands(&statement, soon));
+        assert!(!written.stands(&statement, written.at + pause));
+        written.at -= pause;
+        scribe.say(&statement).await;
+    }
+    assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
+    assert_eq!(patches(&server), 10);
+    let [event] = &events(&server)[..] else { panic!("one event stands beside the object") };
+    assert_eq!(event["reason"], "StatusNotWritten");
+    // Another control plane reports it while that one leads.
+    scribe.report(false);
+    assert!(reported.borrow().is_empty());
+    server.store.lock().unwrap().forbidden = None;
+    let written = scribe.written.get_mut(&statement.target).unwrap();
+    written.at -= RETRY_PAUSE_MAX;
+    scribe.say(&statement).await;
+    assert!(scribe.written[&statement.target].failure.is_none());
+    scribe.report(true);
+    assert!(reported.borrow().is_empty(), "it is written");
+}
