@@ -13,8 +13,8 @@ use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
-    remove_gateways, wait_for_rollout, wait_for_webhook, withdraw, withdraw_gateways,
-    withdraw_protections,
+    remove_gateways, retract_statuses, wait_for_rollout, wait_for_webhook, withdraw,
+    withdraw_gateways, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -318,6 +318,7 @@ impl UninstallArgs {
                 remove(&client, &removals, tell).await?;
                 remove_gateways(&client, tell).await?;
                 withdraw(&client, &BTreeSet::new(), tell).await?;
+                retract_statuses(&client, tell).await?;
                 anyhow::Ok(())
             })?;
             eprintln!("pods keep their sidecars until they are restarted");
@@ -326,6 +327,9 @@ impl UninstallArgs {
             output::print(&names.concat())?;
             eprintln!("and, in every namespace, what was made for gateways: {MADE}");
             eprintln!("and, in every namespace, the right to write Secrets: {GRANTED}");
+            eprintln!(
+                "statuses that claim an effect become Unknown, and gateways lose their addresses"
+            );
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -11,6 +11,7 @@ mod kinds;
 mod network_policy;
 mod refusals;
 mod remove;
+mod retract;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ pub use kinds::crd_name;
 pub use remove::{
     Extent, removals, remove, remove_gateways, withdraw, withdraw_gateways, withdraw_protections,
 };
+pub use retract::retract_statuses;
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]

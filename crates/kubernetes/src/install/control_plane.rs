@@ -102,12 +102,16 @@ fn deployment(options: &Options) -> Value {
         metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
     }
     let (volumes, mounts) = volumes(options);
-    let spread = |key: &str| {
+    // Pods of one release only: those of the one before are about to go. Nodes that take no pods do not count, and with one
+    // node the skew is never above 1, so that all are scheduled there.
+    let spread = |key: &str, otherwise: &str| {
         json!({
             "maxSkew": 1,
             "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
+            "whenUnsatisfiable": otherwise,
+            "nodeTaintsPolicy": "Honor",
             "labelSelector": {"matchLabels": selector()},
+            "matchLabelKeys": ["pod-template-hash"],
         })
     };
     json!({
@@ -138,8 +142,8 @@ fn deployment(options: &Options) -> Value {
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
                     "topologySpreadConstraints": [
-                        spread("kubernetes.io/hostname"),
-                        spread("topology.kubernetes.io/zone"),
+                        spread("kubernetes.io/hostname", "DoNotSchedule"),
+                        spread("topology.kubernetes.io/zone", "ScheduleAnyway"),
                     ],
                     "containers": [container(options, mounts)],
                     "volumes": volumes,

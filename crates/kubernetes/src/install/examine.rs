@@ -96,6 +96,7 @@ pub async fn examine(
     };
     let namespace = &namespace;
     tell("control plane", control::state(namespace, &deployment));
+    tell("nodes of the control plane", control::spread(client, namespace).await);
     tell("kinds", kinds(client).await);
     tell("network of nodes", network::agents(client, namespace, &deployment).await);
     tell("namespaces", members::namespaces(client, namespace, &deployment).await);

@@ -52,6 +52,9 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     let rest = by_rank.entry(2).or_default();
     rest.push(beside("Secret", WEBHOOK_SECRET));
     rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
+    let mut lease = beside("Lease", CONTROL);
+    lease["apiVersion"] = json!("coordination.k8s.io/v1");
+    rest.push(lease);
     if extent == Extent::Everything {
         rest.push(beside("Secret", AUTHORITY_SECRET));
     }

@@ -1,10 +1,13 @@
-//! The control plane of a cluster: where it is, and whether all of it is there.
+//! The control plane of a cluster: its namespace, its pods and their nodes.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
-use super::{Finding, unreadable};
+use super::{Finding, few, unreadable};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::install::apply::lacking;
 use crate::install::{PART_OF, PART_OF_LABEL};
@@ -73,5 +76,117 @@ pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
     }
 }
 
+/// The nodes of the control planes: each has one of its own while enough nodes take them.
+pub(super) async fn spread(client: &Client, namespace: &NamespaceName) -> Finding {
+    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
+    let ours = ListParams::default()
+        .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
+        .fields("status.phase=Running");
+    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
+    let pods = match pods.list(&ours).await {
+        Ok(pods) => pods.items,
+        Err(error) => return unreadable(&error),
+    };
+    match nodes.list(&ListParams::default()).await {
+        Ok(nodes) => shared(namespace, &pods, &nodes.items),
+        Err(error) => unreadable(&error),
+    }
+}
+
+fn shared(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
+    let staying = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let mut by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for pod in staying {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        by_node.entry(node.unwrap_or_default()).or_default().push(pod.name_any());
+    }
+    let selector = pods.iter().find_map(|pod| pod.spec.as_ref()?.node_selector.clone());
+    let selector = selector.unwrap_or_default();
+    let tolerations = pods.iter().find_map(|pod| pod.spec.as_ref()?.tolerations.clone());
+    let tolerations = tolerations.unwrap_or_default();
+    let takes = |node: &&Node| {
+        let spec = node.spec.as_ref();
+        let mut taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
+        let is_cordoned = spec.is_some_and(|spec| spec.unschedulable == Some(true));
+        let status = node.status.as_ref();
+        let mut conditions = status.and_then(|it| it.conditions.as_ref()).into_iter().flatten();
+        conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+            && !is_cordoned
+            && selector.iter().all(|(key, value)| node.labels().get(key) == Some(value))
+            && taints.all(|taint| {
+                taint.effect == "PreferNoSchedule"
+                    || tolerations.iter().any(|toleration| tolerates(toleration, taint))
+            })
+    };
+    let free = nodes.iter().filter(takes).map(|node| node.name_any());
+    let free: Vec<String> = free.filter(|name| !by_node.contains_key(name.as_str())).collect();
+    let crowded = by_node.iter().find(|(_, pods)| pods.len() > 1);
+    match (crowded, free.first()) {
+        (Some((node, pods)), Some(_)) => Finding::odd(
+            format!(
+                "{} of them share the node {node}, and {} could take one: losing {node} takes them all",
+                pods.len(),
+                few(&free)
+            ),
+            format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
+        ),
+        (Some((node, pods)), None) => Finding::Well(format!(
+            "{} share the node {node}, and no other one takes them",
+            pods.len()
+        )),
+        (None, _) => Finding::Well(format!("on {} nodes", by_node.len())),
+    }
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let is_effect =
+        toleration.effect.as_ref().is_none_or(|it| it.is_empty() || *it == taint.effect);
+    let is_key = toleration.key.as_ref().is_none_or(|it| it.is_empty() || *it == taint.key);
+    let is_value = toleration.operator.as_deref() == Some("Exists")
+        || toleration.value.as_deref().unwrap_or_default()
+            == taint.value.as_deref().unwrap_or_default();
+    is_effect && is_key && is_value
+}
+
 const FORBIDDEN: u16 = 403;
 const USUAL_NAMESPACE: NamespaceName = NamespaceName::literal(SYSTEM_NAMESPACE);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn node(name: &str, spec: Value, ready: &str) -> Node {
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        let node = json!({"metadata": {"name": name}, "spec": spec, "status": status});
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn pod(name: &str, node: &str) -> Pod {
+        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": []}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn replicas_that_share_a_node_are_reported_where_another_takes_one() {
+        let (first, second) = (node("n1", json!({}), "True"), node("n2", json!({}), "True"));
+        let both = [pod("a", "n1"), pod("b", "n1")];
+        let check = |pods: &[Pod], nodes: &[Node], is_well: bool, words: &str| {
+            let found = shared("leno-system", pods, nodes);
+            assert_eq!(matches!(found, Finding::Well(_)), is_well, "{found}");
+            assert!(found.to_string().contains(words), "{found}");
+        };
+        let nodes = [first.clone(), second.clone()];
+        check(&both, &nodes, false, "2 of them share the node n1, and n2 could take one");
+        check(&[pod("a", "n1"), pod("b", "n2")], &nodes, true, "on 2 nodes");
+        check(&both, std::slice::from_ref(&first), true, "no other one takes them");
+        for other in [
+            node("n2", json!({}), "False"),
+            node("n2", json!({"unschedulable": true}), "True"),
+            node("n2", json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}), "True"),
+        ] {
+            check(&both, &[first.clone(), other], true, "no other one takes them");
+        }
+    }
+}
