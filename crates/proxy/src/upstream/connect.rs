@@ -104,10 +104,10 @@ pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Resul
     if upstream.is_plain() {
         return match speaks(upstream, worker) {
             Speaks::Http1 => {
-                let connected = plain_bytes(upstream, worker).await;
+                let connected = plain_bytes(upstream, worker, Wait::Whole).await;
                 connected.map(|connection| Lease::Http1(Box::new(connection)))
             }
-            Speaks::Http2 => plainly(upstream, worker).await,
+            Speaks::Http2 => plainly(upstream, worker, (Speaks::Http2, Wait::Whole)).await,
         };
     }
     worker.shard.add(Count::LeaseOpened, 1);
@@ -117,7 +117,7 @@ pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Resul
     note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = shaken?;
     if tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK) {
-        return upstream.lease(worker, None).await;
+        return upstream.lease(worker, None, Wait::Whole).await;
     }
     Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
 }
