@@ -112,7 +112,7 @@ fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let (silent, taken) = silent(&mesh, "ratings-2").await;
-        mesh.route_to(&std::slice::from_ref(&silent));
+        mesh.route_to(std::slice::from_ref(&silent));
         // What was sent and may have had its effect fails with a reason.
         assert_eq!(status(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
         assert_eq!(taken.get(), 1);
