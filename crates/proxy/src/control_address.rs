@@ -1,9 +1,16 @@
-//! Where a control plane is: an address, or a name that is looked up anew at each connection.
+//! The address of a control plane, or a name that is resolved at each connection; the last known address of each name.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::state::StateDir;
 
 /// Where a control plane is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +40,61 @@ impl ControlAddress {
             }
         }
     }
+}
+
+/// The addresses at which control planes were reached last, by name: they survive restarts, and failures of DNS.
+#[derive(Debug)]
+pub(crate) struct ReachedAddresses {
+    state: StateDir,
+    known: RefCell<BTreeMap<String, SocketAddr>>,
+}
+
+impl ReachedAddresses {
+    /// None yet but those in the state directory.
+    pub(crate) fn new(state: StateDir) -> Self {
+        Self { state, known: RefCell::default() }
+    }
+
+    /// The addresses of a control plane: those that its name has now, or the last known one when the name cannot be resolved, or
+    /// not in time.
+    ///
+    /// # Errors
+    /// When the name cannot be resolved, and no control plane was ever reached by it.
+    pub(crate) async fn find(&self, control: &ControlAddress) -> io::Result<Vec<SocketAddr>> {
+        let Some(last) = self.last(control) else { return control.resolve().await };
+        match timeout(RESOLUTION_MAX, control.resolve()).await {
+            Ok(Ok(found)) if !found.is_empty() => Ok(found),
+            outcome => {
+                let error = match outcome {
+                    Ok(Ok(_)) => "the name has no address".to_owned(),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("`{control}` is not resolved within {RESOLUTION_MAX:?}"),
+                };
+                tracing::info!(%control, address = %last, "{error}; the last known address is used");
+                Ok(vec![last])
+            }
+        }
+    }
+
+    /// A control plane was reached at this address.
+    pub(crate) fn reached(&self, control: &ControlAddress, address: SocketAddr) {
+        let ControlAddress::Name { .. } = control else { return };
+        if self.last(control) != Some(address) {
+            self.known.borrow_mut().insert(control.to_string(), address);
+            self.state.keep_address(&key(control), address);
+        }
+    }
+
+    fn last(&self, control: &ControlAddress) -> Option<SocketAddr> {
+        let ControlAddress::Name { .. } = control else { return None };
+        let known = self.known.borrow().get(&control.to_string()).copied();
+        known.or_else(|| self.state.address(&key(control)))
+    }
+}
+
+/// The name of the file in the state directory; names have no characters that a file name cannot have.
+fn key(control: &ControlAddress) -> String {
+    format!("control-{}", control.to_string().replace(':', "-"))
 }
 
 impl From<SocketAddr> for ControlAddress {
@@ -84,6 +146,8 @@ impl FromStr for ControlAddress {
 #[error("`{0}` is no address and no name with a port: use 192.0.2.1:15010 or NAME:15010")]
 pub struct InvalidAddress(String);
 
+/// The time that a name may take to be resolved where an address is known.
+const RESOLUTION_MAX: Duration = Duration::from_secs(2);
 /// More are not tried: any control plane will do.
 const ADDRESSES_MAX: usize = 8;
 /// The longest name (RFC 1035 §2.3.4).
@@ -115,6 +179,27 @@ mod tests {
         for text in refused.into_iter().chain([long.as_str(), "http://x:1", ".:1"]) {
             assert!(text.parse::<ControlAddress>().is_err(), "{text}");
         }
+    }
+
+    /// Issue 27, finding A11.
+    #[tokio::test]
+    async fn the_last_known_address_survives_a_failure_of_dns_and_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let control: ControlAddress = "control.invalid:15010".parse().unwrap();
+        let address = SocketAddr::from(([192, 0, 2, 7], 15_010));
+        let found = {
+            let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
+            assert!(reached.find(&control).await.is_err(), "a name that never led anywhere");
+            reached.reached(&control, address);
+            reached.find(&control).await.unwrap()
+        };
+        assert_eq!(found, [address]);
+        let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
+        assert_eq!(reached.find(&control).await.unwrap(), [address]);
+        // A name that can be resolved leads to where it leads now.
+        let local: ControlAddress = "localhost:15010".parse().unwrap();
+        reached.reached(&local, address);
+        assert!(reached.find(&local).await.unwrap().iter().all(|it| it.ip().is_loopback()));
     }
 
     #[tokio::test]

@@ -27,7 +27,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::StartError;
 use crate::config::Config;
-use crate::control_address::ControlAddress;
+use crate::control_address::{ControlAddress, ReachedAddresses};
 use crate::control_outage::{ControlOutage, FatalFailure, Serving};
 use crate::counted::Counted;
 use crate::dial::dial;
@@ -43,6 +43,8 @@ pub(crate) struct Follower {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) state: StateDir,
+    /// The last known addresses of control planes.
+    pub(crate) reached: ReachedAddresses,
     pub(crate) keeper: Keeper,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) shard: Shard,
@@ -85,6 +87,7 @@ impl Follower {
             outage: ControlOutage::new(config.control.len()),
             config,
             world,
+            reached: ReachedAddresses::new(state.clone()),
             state,
             keeper: Keeper::default(),
             shard: telemetry.shard(),
@@ -106,10 +109,7 @@ impl Follower {
 
     /// Its state for operators.
     pub(crate) fn report(&self) -> ProxyReport {
-        ProxyReport {
-            conditions: self.world.conditions.now(Instant::now()),
-            addresses: self.addresses.borrow().clone(),
-        }
+        ProxyReport { conditions: self.conditions(), addresses: self.addresses.borrow().clone() }
     }
 
     /// Keeps the addresses of the listeners that neither are configured nor belong to a port of the application.
@@ -294,8 +294,12 @@ async fn tls(
 ) -> Result<TlsStream<TcpStream>, Ended> {
     let connected = async {
         let tcp = reach(follower, control).await?;
-        let name = ServerName::IpAddress(tcp.peer_addr()?.ip().into());
-        TlsConnector::from(config).connect(name, tcp).await
+        let address = tcp.peer_addr()?;
+        let name = ServerName::IpAddress(address.ip().into());
+        let tls = TlsConnector::from(config).connect(name, tcp).await?;
+        // Proved by its certificate.
+        follower.reached.reached(control, address);
+        Ok::<_, std::io::Error>(tls)
     };
     let patience = follower.config.limits.handshake_timeout;
     Ok(tokio::time::timeout(patience, connected).await.map_err(|_| Ended::Late)??)
@@ -304,7 +308,7 @@ async fn tls(
 /// Connects to a control plane, at the first of its addresses that answers.
 async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-    for address in control.resolve().await? {
+    for address in follower.reached.find(control).await? {
         let dialled = dial(address, &follower.config.interception);
         match tokio::time::timeout(follower.config.limits.connect_timeout, dialled).await {
             Ok(Ok(tcp)) => return Ok(tcp),
