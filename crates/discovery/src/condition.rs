@@ -37,6 +37,9 @@ pub mod kind {
     pub const STATE_UNWRITABLE: &str = "state-unwritable";
     /// A table is full and evicts entries. The subject is the table.
     pub const TABLE_FULL: &str = "table-full";
+    /// A server speaks first at a service port without a declared protocol: each connection waits for the detection. The
+    /// subject is the service port. Traffic goes on.
+    pub const DETECTION_DELAYED: &str = "detection-delayed";
     /// A circuit breaker sends nothing to a service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }

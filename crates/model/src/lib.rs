@@ -124,7 +124,7 @@ pub use route::{
 };
 pub use rule_kind::RuleKind;
 pub use server::{InvalidEndpoint, Server};
-pub use service::{Families, Protocol, Service, ServicePort, TargetPort};
+pub use service::{Families, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,

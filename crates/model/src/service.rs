@@ -61,6 +61,38 @@ pub struct ServicePort {
     pub protocol: Option<Protocol>,
 }
 
+impl ServicePort {
+    /// The protocol that the service declares, or that convention gives the port: see [`is_server_first`].
+    #[must_use]
+    pub fn declared(&self) -> Option<Protocol> {
+        let target = match self.target {
+            TargetPort::Number(number) => number,
+            TargetPort::Name(_) => self.port,
+        };
+        let by_convention = || {
+            let is_first =
+                is_server_first(self.name.as_ref(), self.port) || is_server_first(None, target);
+            is_first.then_some(Protocol::Tcp)
+        };
+        self.protocol.or_else(by_convention)
+    }
+}
+
+/// True for ports at which the server speaks first by convention: those named `mysql`, `mongo`, `redis` or `smtp`, or so with
+/// a suffix after a hyphen, and port 25, 587, 3306, 4444, 6379, 9300 and 11211. Waiting for the first bytes of the client would
+/// delay each connection there.
+#[must_use]
+pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
+    let first_part = name.and_then(|name| name.as_str().split('-').next());
+    SERVER_FIRST_PORTS.contains(&number)
+        || first_part.is_some_and(|part| SERVER_FIRST_NAMES.contains(&part))
+}
+
+/// The names of server-first protocols, as the names of ports have them.
+const SERVER_FIRST_NAMES: [&str; 4] = ["mysql", "mongo", "redis", "smtp"];
+/// SMTP, mail submission, MySQL, Galera, Redis, Elasticsearch's transport and memcached: the defaults of Linkerd.
+const SERVER_FIRST_PORTS: [u16; 7] = [25, 587, 3306, 4444, 6379, 9300, 11211];
+
 /// Where a service port leads in the workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetPort {

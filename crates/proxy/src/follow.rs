@@ -9,13 +9,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leno_discovery::condition::kind;
 use leno_discovery::{
-    FollowError, Hello, InboundListener, JoinError, ProxyReport, Refusal, Request, ResourceKey,
-    Subscriber, Traffic, Update,
+    Condition, FollowError, Hello, InboundListener, JoinError, ProxyReport, Refusal, Request,
+    ResourceKey, Subscriber, Traffic, Update,
 };
 use leno_identity::{
     Credential, PrivateKey, TlsError, client_config, control_id, join_client_config,
 };
-use leno_model::{ObjectKey, ServiceName, Tap};
+use leno_model::{ObjectKey, Protocol, ServiceName, Tap};
 use leno_telemetry::{Count, Level, Shard, Telemetry};
 use leno_traffic::{BadPattern, backoff};
 use rustls::ClientConfig;
@@ -110,6 +110,21 @@ impl Follower {
     /// Its state for operators.
     pub(crate) fn report(&self) -> ProxyReport {
         ProxyReport { conditions: self.conditions(), addresses: self.addresses.borrow().clone() }
+    }
+
+    /// The conditions of now. A delay ends when the service declares a protocol.
+    fn conditions(&self) -> Vec<Condition> {
+        let mut conditions = self.world.conditions.now(Instant::now());
+        let scene = self.world.scene();
+        let is_detected = |subject: &str| {
+            let (service, port) = subject.rsplit_once(':')?;
+            let plan = scene.as_ref()?.plans.service(&service.parse().ok()?)?;
+            Some(plan.ports.get(&port.parse().ok()?)?.protocol == Protocol::Detect)
+        };
+        conditions.retain(|it| {
+            it.kind != kind::DETECTION_DELAYED || is_detected(&it.subject) == Some(true)
+        });
+        conditions
     }
 
     /// Keeps the addresses of the listeners that neither are configured nor belong to a port of the application.

@@ -1,6 +1,7 @@
 //! Opaque TCP: the same corridor without the HTTP stations.
 
 mod inbound;
+mod silent;
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -87,6 +88,9 @@ async fn pass(
         (reader, Writer::new(io.clone(), patience))
     };
     let carried = match opened {
+        Ok((passage, _under_way)) if early.is_empty() && silent::is_detected(session, &record) => {
+            Box::pin(silent::pass(session, passage, ends(early), &record)).await
+        }
         Ok((Passage::Link(stream), _under_way)) => {
             let carried =
                 carry(&mut ends(early), &stream, Towards::Link, patience, &mut record).await;

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, ServiceRetry,
-    TargetPort, Workload, WorkloadPlan, WorkloadPort,
+    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, ServicePort,
+    ServiceRetry, TargetPort, Workload, WorkloadPlan, WorkloadPort, is_server_first,
 };
 
 use super::access::{access, inbound};
@@ -59,6 +59,9 @@ pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     }
     for port in ports.iter_mut().filter(|port| port.protocol == Protocol::Detect) {
         port.protocol = spoken(mesh, workload, port.port);
+        if port.protocol == Protocol::Detect && is_server_first(port.name.as_ref(), port.port) {
+            port.protocol = Protocol::Tcp;
+        }
     }
     ports
 }
@@ -67,7 +70,7 @@ pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
 fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
     let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
-    let said: BTreeSet<Protocol> = leading.filter_map(|port| port.protocol).collect();
+    let said: BTreeSet<Protocol> = leading.filter_map(ServicePort::declared).collect();
     let is_http2 = |protocol: &Protocol| matches!(protocol, Protocol::Http2 | Protocol::Grpc);
     let first = said.first().copied();
     first.filter(|_| said.len() == 1 || said.iter().all(is_http2)).unwrap_or_default()

@@ -349,7 +349,8 @@ fn tls_rules(
     granted.collect()
 }
 
-/// What the service says; otherwise what its workloads agree on; otherwise it is detected.
+/// The protocol that the service declares; otherwise the one that its workloads agree on; otherwise the one of a well-known
+/// port, or it is detected.
 pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
         return protocol;
@@ -365,8 +366,8 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
         spoken.extend(mesh.bystanders_behind(&service.name).filter_map(spoken_by));
     }
     match (spoken.first(), spoken.len()) {
-        (Some(protocol), 1) => *protocol,
-        _ => Protocol::Detect,
+        (Some(protocol), 1) if *protocol != Protocol::Detect => *protocol,
+        _ => port.declared().unwrap_or_default(),
     }
 }
 

@@ -299,6 +299,7 @@ mod tests {
             (None, Some("https"), Some(Protocol::Tcp)),
             (None, Some("tcp"), Some(Protocol::Tcp)),
             (Some("http-x"), Some("mysql"), Some(Protocol::Tcp)),
+            (Some("http-x"), Some("amqp"), Some(Protocol::Tcp)),
         ] {
             let written = json!({"port": 80, "name": name, "appProtocol": app});
             assert_eq!(port(written.clone()).protocol, expected, "{written}");
@@ -309,7 +310,7 @@ mod tests {
     fn says_what_it_does_not_heed() {
         let (_, warnings) = ours(json!({
             "clusterIP": "10.0.0.9", "selector": {"app": "web"}, "sessionAffinity": "ClientIP",
-            "internalTrafficPolicy": "Local", "ports": [{"port": 80, "appProtocol": "mysql"}],
+            "internalTrafficPolicy": "Local", "ports": [{"port": 80, "appProtocol": "amqp"}],
         }));
         let fields: Vec<&str> =
             warnings.iter().map(|line| line.split(": ").nth(1).unwrap()).collect();

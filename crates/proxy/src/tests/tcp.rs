@@ -1,8 +1,10 @@
 //! Opaque TCP through two sidecars.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use leno_discovery::condition::kind;
 use leno_model::Protocol;
 use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -62,7 +64,46 @@ fn a_server_may_speak_first() {
             assert_eq!(client.bytes(4).await, b"HELO");
             // The server ended its direction; ours is still open.
             assert_eq!(client.end().await, End::Clean);
+            let delayed = delays(&mesh);
+            match protocol {
+                Protocol::Detect => {
+                    let [only] = &delayed[..] else { panic!("{delayed:?}") };
+                    assert_eq!(only.0, "bookinfo/ratings:9080");
+                    assert!(only.1.ends_with("each connection waits for 50ms"), "{}", only.1);
+                }
+                _ => assert_eq!(delayed, []),
+            }
         }
+    });
+}
+
+/// The service ports at which the detection delays connections, as the client's sidecar reports them.
+fn delays(mesh: &Mesh) -> Vec<(String, String)> {
+    let found = mesh.client.worker.world.conditions.now(std::time::Instant::now());
+    let found = found.into_iter().filter(|it| it.kind == kind::DETECTION_DELAYED);
+    found.map(|it| (it.subject, it.reason)).collect()
+}
+
+#[test]
+fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
+    run(async {
+        let connected = Rc::new(Cell::new(false));
+        let noted = connected.clone();
+        let app = Application::start(move |mut client| {
+            noted.set(true);
+            async move {
+                let word = client.bytes(4).await;
+                client.send(word).await;
+            }
+        });
+        let mesh = mesh(app.await.address, Protocol::Detect).await;
+        let mut client = Client::connect(mesh.door).await;
+        // The application has a connection once the detection is over.
+        until(|| connected.get()).await;
+        client.send("HELO").await;
+        assert_eq!(client.bytes(4).await, b"HELO");
+        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(delays(&mesh), []);
     });
 }
 

@@ -1,6 +1,8 @@
 //! Conditions that break traffic: closed listeners, applications that do not stay up, rejected joins, open circuits,
 //! state that cannot be written.
 
+use std::collections::BTreeMap;
+
 use leno_control::status::{
     ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus,
 };
@@ -41,6 +43,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         )
     });
     findings.extend(shortened(circuits.collect(), "leno get circuits"));
+    findings.extend(delays(facts));
     let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
     findings.extend(shortened(joins.collect(), "leno status -o json"));
     findings.extend(state(facts));
@@ -107,6 +110,21 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     Finding { weight, what, remedy }
 }
 
+/// Service ports without a declared protocol at which the server speaks first, each once.
+fn delays(facts: &Facts) -> Vec<Finding> {
+    let all = facts.workloads.iter().flat_map(|workload| &workload.conditions);
+    let delayed = all.filter(|it| it.kind == "detection-delayed");
+    let delayed: BTreeMap<&str, &str> =
+        delayed.map(|it| (it.subject.as_str(), it.reason.as_str())).collect();
+    let delayed = delayed.into_iter().map(|(port, reason)| {
+        Finding::notice(
+            format!("{port} declares no protocol: {reason}"),
+            "add `appProtocol: tcp` to this port of the Service",
+        )
+    });
+    shortened(delayed.collect(), "leno get workloads -o json")
+}
+
 /// State that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
     let remedy = "free space there or make it writable: until then a restart loses certificates, tokens or the last \
@@ -131,8 +149,14 @@ fn state(facts: &Facts) -> Vec<Finding> {
 
 /// Conditions of kinds that this release does not know.
 fn unknown(facts: &Facts) -> Vec<Finding> {
-    const KNOWN: [&str; 5] =
-        ["listener-closed", "dns-closed", "circuit-open", "state-unwritable", "table-full"];
+    const KNOWN: [&str; 6] = [
+        "listener-closed",
+        "dns-closed",
+        "circuit-open",
+        "detection-delayed",
+        "state-unwritable",
+        "table-full",
+    ];
     let all = facts.workloads.iter().flat_map(|workload| {
         let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
         unknown.map(|it| {
@@ -172,6 +196,12 @@ mod tests {
             ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
             ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
             ("conditions", condition("table-full"), "somewhere is full", Weight::Notice),
+            (
+                "conditions",
+                condition("detection-delayed"),
+                "somewhere declares no protocol: some cause",
+                Weight::Notice,
+            ),
             ("conditions", condition("new-kind"), "new-kind somewhere", Weight::Problem),
             ("application", application(true, json!({})), "restarts: 7", Weight::Problem),
             ("application", application(false, json!({})), "has exited", Weight::Notice),

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use leno_model::Protocol;
 
 use crate::compile::plan::plan;
-use crate::fixture::{mesh, workload};
+use crate::compile::{Viewer, view};
+use crate::fixture::{mesh, service, workload};
 
 fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol)> {
     let mut yaml = format!(
@@ -40,4 +41,54 @@ fn services_say_what_an_application_does_not() {
     assert_eq!(ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);
     // An application beside its sidecar says where it listens.
     assert_eq!(ports("127.0.0.1", "ports: [{port: 80}]", &[grpc]), [(80, Protocol::Detect)]);
+}
+
+/// Issue 27, requirement 7.
+#[test]
+fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
+    let tcp = |number: u16| [(number, Protocol::Tcp)];
+    for number in [25, 587, 3306, 4444, 6379, 9300, 11211] {
+        let port = format!("port: {number}");
+        assert_eq!(ports("192.0.2.7", "", &[&port]), tcp(number));
+        assert_eq!(ports("127.0.0.1", &format!("ports: [{{{port}}}]"), &[]), tcp(number));
+        let led = format!("port: 80, targetPort: {number}");
+        assert_eq!(
+            (ports("192.0.2.7", "", &[&led]), called(&led)),
+            (tcp(number).into(), Protocol::Tcp)
+        );
+        assert_eq!(called(&port), Protocol::Tcp);
+        // A declaration decides.
+        let said = format!("{port}, appProtocol: http");
+        assert_eq!(ports("192.0.2.7", "", &[&said]), [(number, Protocol::Http)]);
+        assert_eq!(called(&said), Protocol::Http);
+    }
+    for (name, expected) in [
+        ("mysql", Protocol::Tcp),
+        ("mongo", Protocol::Tcp),
+        ("redis-cache", Protocol::Tcp),
+        ("smtp", Protocol::Tcp),
+        ("mysqlx", Protocol::Detect),
+        ("my-redis", Protocol::Detect),
+        ("http-redis", Protocol::Http),
+    ] {
+        let port = format!("name: {name}, port: 7070");
+        assert_eq!(ports("192.0.2.7", "", &[&port]), [(7070, expected)], "{name}");
+        assert_eq!(called(&port), expected, "{name}");
+        let said = format!("port: 7070, appProtocol: {name}");
+        if expected == Protocol::Tcp && !name.contains('-') {
+            assert_eq!(called(&said), expected, "{said}");
+        }
+    }
+}
+
+/// The protocol of a service with this port, as its clients see it.
+fn called(port: &str) -> Protocol {
+    let yaml = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: bookinfo}}\n\
+         spec: {{selector: {{app: a}}, ports: [{{{port}}}]}}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
+         metadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\nspec: {{ports: [{{port: 9999}}]}}\n"
+    );
+    let mesh = mesh(&yaml);
+    let view = view(&mesh, &Viewer::Anybody, mesh.service(&service("s")).unwrap());
+    view.ports.values().next().unwrap().protocol
 }

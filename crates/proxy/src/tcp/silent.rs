@@ -1,0 +1,72 @@
+//! Clients that are silent while the protocol is detected: a delay to report where the server speaks first.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::task::Poll;
+
+use leno_discovery::condition::kind;
+use leno_model::{Protocol, Reason};
+
+use super::{Passage, Towards, relay};
+use crate::http::message::{Reader, Writer};
+use crate::record::Record;
+use crate::session::Session;
+use crate::splice::splice;
+
+/// True when the service of a connection declares no protocol at its port.
+pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
+    let scene = session.worker.world.scene();
+    let Some((scene, service)) = scene.as_ref().zip(record.subject.service.as_ref()) else {
+        return false;
+    };
+    let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
+    port.is_some_and(|port| port.protocol == Protocol::Detect)
+}
+
+/// Carries the bytes of a client that was silent while the protocol was detected: when the server speaks first, the delay is reported.
+pub(super) async fn pass(
+    session: &Session,
+    passage: Passage,
+    mut client: (Reader, Writer),
+    record: &Record<'_>,
+) -> Result<(), Reason> {
+    let patience = session.worker.config.limits.idle_connection;
+    let counted = (&record.bytes_in, &record.bytes_out);
+    let carried = async {
+        match passage {
+            Passage::Link(stream) => {
+                let towards = Towards::Link;
+                let carried = relay(&mut client, &stream, towards, patience, counted).await;
+                carried.map_err(|reason| stream.rejection().unwrap_or(reason))
+            }
+            Passage::Plain(connection) => {
+                let server = Writer::new(connection.writer.io.clone(), patience);
+                splice((client, (connection.reader, server)), patience, record).await
+            }
+        }
+    };
+    let mut is_known = false;
+    let first_word = poll_fn(|_| {
+        let (sent, received) = (counted.0.get(), counted.1.get());
+        if !is_known && received > 0 && sent == 0 {
+            note_delay(session, record);
+        }
+        is_known |= sent > 0 || received > 0;
+        Poll::<Infallible>::Pending
+    });
+    // The same task carries the bytes: it is polled after each of them.
+    tokio::select! {
+        biased;
+        carried = carried => carried,
+        never = first_word => match never {},
+    }
+}
+
+/// Reports that the detection delays the connections to a service port.
+fn note_delay(session: &Session, record: &Record<'_>) {
+    let Some(service) = &record.subject.service else { return };
+    let limit = session.worker.config.limits.detect_timeout;
+    let subject = format!("{service}:{}", record.subject.port);
+    let reason = format!("the server speaks first, and each connection waits for {limit:?}");
+    session.worker.world.conditions.set(kind::DETECTION_DELAYED, &subject, reason);
+}
