@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client, mesh_config};
 use leno_tests::{Load, Mesh, Outcome, children, eventually, exchange, free_port, get, signal_pid};
@@ -44,6 +45,30 @@ fn when_a_sidecar_is_told_to_stop_no_request_is_lost_whatever_its_method() {
     shop.assert_executed_once(&posts);
 }
 
+/// Issue 27, finding A11: as behind a link that is down, nothing is refused and nothing answers.
+#[test]
+fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
+    let shop = Shop::open();
+    let (gets, posts) = shop.load();
+    gets.wait_for(100);
+    let stopped = sidecar(&shop.mesh, "shop/ratings-1").pid;
+    signal_pid(stopped, Signal::STOP);
+    gets.wait_for(300);
+    posts.wait_for(100);
+    let since = Instant::now();
+    let (gets, posts) = (gets.finish(), posts.finish());
+    let took = since.elapsed();
+    signal_pid(stopped, Signal::CONT);
+    gets.assert_whole();
+    assert!(took < SILENT_MAX, "requests waited for the silent sidecar: {took:?}");
+    // At most those that were under way there.
+    assert!(posts.failed.len() <= 6, "{:?}", posts.failed);
+    for (_, failure) in &posts.failed {
+        assert_eq!(failure, "502 upstream-reset");
+    }
+    shop.assert_executed_once(&posts);
+}
+
 #[test]
 fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     let (port, taken) = breaker();
@@ -78,6 +103,9 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     assert!(failed > 0, "both workloads are asked");
     assert!(taken.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
+
+/// A link is given up 2 s after its last byte; before, it was after 20 to 30 s.
+const SILENT_MAX: Duration = Duration::from_secs(12);
 
 /// By latency, who has just failed would hardly be asked again.
 const HEEDLESS: &str = "---
