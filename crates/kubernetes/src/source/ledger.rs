@@ -7,6 +7,7 @@ mod elected;
 mod enforcement;
 mod floor;
 mod guests;
+mod joined;
 mod judge;
 mod listed;
 mod mesh_config;
@@ -54,6 +55,8 @@ pub(crate) struct Ledger {
     customs: Elected,
     /// The services whose pods come in from outside the mesh somewhere.
     let_in: BTreeSet<ServiceName>,
+    /// The services that have had pods with a sidecar.
+    joined: BTreeSet<ServiceName>,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
     /// Statuses that the API server does not take.
     unwritten: Arc<Vec<Warning>>,
@@ -104,6 +107,7 @@ impl Ledger {
             places: Places::default(),
             customs: Elected::default(),
             let_in: BTreeSet::new(),
+            joined: BTreeSet::new(),
             remarks: BTreeMap::new(),
             unwritten: Arc::default(),
             records: BTreeMap::new(),
@@ -282,6 +286,7 @@ impl Ledger {
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
+        self.see_joining(&workload);
         self.touch_openings(before.as_ref(), Some(&workload));
         self.touch_enforcement(before.as_ref(), Some(&workload));
     }
@@ -422,6 +427,7 @@ impl Ledger {
                 && before.addresses.is_empty() == now.addresses.is_empty()
         });
         if !same {
+            self.see_joining_service(name);
             self.touch_selected(name, &[before, now]);
         }
     }
@@ -453,9 +459,13 @@ impl Ledger {
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
                 }
-                // Without a sidecar it is nothing to anybody but gateways that lead there, who looks up a
-                // service without an address of its own, and where a port is open to it.
-                if !workload.sidecar && !self.is_led_to(workload) && !self.is_let_in(workload) {
+                // Without a sidecar it is known where gateways lead to it, behind services without an address of their own,
+                // behind services that have had pods with a sidecar, and where a port is open to it.
+                if !workload.sidecar
+                    && !self.is_led_to(workload)
+                    && !self.has_joined(workload)
+                    && !self.is_let_in(workload)
+                {
                     return None;
                 }
                 let services = self.services.near(workload);

@@ -693,6 +693,33 @@ fn a_route_that_went_over_to_gateways_says_nothing_of_ours() {
 }
 
 #[test]
+fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
+    let member = || pod("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
+    let plain = || pod("plain", json!({"labels": {"app": "web"}}));
+    let sorted = |update: Option<Update>| {
+        let mut told = shown(update);
+        told.sort();
+        told
+    };
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 80));
+    ledger.take(PODS, plain());
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web"]);
+    ledger.take(PODS, member());
+    assert_eq!(sorted(ledger.flush()), ["+ Workload shop/meshed", "+ Workload shop/plain"]);
+    // Clients keep connections to the service when the last sidecar is gone.
+    ledger.take(PODS, gone("shop", "meshed"));
+    assert_eq!(shown(ledger.flush()), ["- Workload shop/meshed"]);
+    // In another order, as after a start of the control plane.
+    let mut ledger = settled();
+    ledger.take(PODS, member());
+    ledger.take(PODS, plain());
+    ledger.take(SERVICES, service("web", 80));
+    let all = ["+ Service shop/web", "+ Workload shop/meshed", "+ Workload shop/plain"];
+    assert_eq!(sorted(ledger.flush()), all);
+}
+
+#[test]
 fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
     let sorted = |update: Option<Update>| {
         let mut told = shown(update);

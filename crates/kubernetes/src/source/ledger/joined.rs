@@ -1,0 +1,45 @@
+//! Services that have had pods with a sidecar: sidecars balance over all ready pods behind them, also those without one.
+
+use leno_model::{Service, ServiceName, Workload};
+
+use super::Ledger;
+use crate::read::selects;
+
+impl Ledger {
+    /// Notes the services in front of a pod with a sidecar. Their pods without one become endpoints, and remain so when the last
+    /// sidecar is gone: clients keep connections to the service.
+    pub(super) fn see_joining(&mut self, workload: &Workload) {
+        if !workload.sidecar {
+            return;
+        }
+        let in_front = self.services.near(workload).filter(|it| is_in_front(it, workload));
+        let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
+        for service in joining.collect::<Vec<_>>() {
+            self.joined.insert(service.name.clone());
+            self.touch_selected(&service.name, &[Some(&service)]);
+        }
+    }
+
+    /// Notes a service that is new, has another selector, or is gone.
+    pub(super) fn see_joining_service(&mut self, name: &ServiceName) {
+        let Some(service) = self.services.get(name) else {
+            self.joined.remove(name);
+            return;
+        };
+        let mut pods = self.workloads.values().filter(|it| it.sidecar);
+        if pods.any(|it| is_in_front(service, it)) {
+            self.joined.insert(name.clone());
+        }
+    }
+
+    /// True for a pod behind a service that has had a pod with a sidecar.
+    pub(super) fn has_joined(&self, workload: &Workload) -> bool {
+        let mut services = self.services.near(workload);
+        services.any(|it| self.joined.contains(&it.name) && is_in_front(it, workload))
+    }
+}
+
+fn is_in_front(service: &Service, workload: &Workload) -> bool {
+    service.name.namespace == workload.name.namespace
+        && selects(&service.selector, &workload.labels)
+}
