@@ -1,9 +1,11 @@
-//! Issue 26: responses of one's own application are read as tolerantly as RFC 9112 allows; its sidecar cleans them.
+//! Responses of applications are read as tolerantly as RFC 9112 allows by the first proxy, which cleans them.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::fixture::{Application, Client, GET, Mesh, run};
+use leno_model::Endpoint;
+
+use super::fixture::{Application, Client, GET, Mesh, endpoint, run};
 
 #[test]
 fn responses_of_the_own_application_are_cleaned() {
@@ -23,8 +25,13 @@ fn responses_of_the_own_application_are_cleaned() {
         ] {
             let app = Application::answering(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
+            let plain = endpoint("ratings-2", app.address, "ratings");
             let mut client = Client::connect(mesh.door).await;
-            for _ in 0..2 {
+            for is_plain in [false, false, true, true] {
+                if is_plain {
+                    // Without a sidecar, the client's one cleans them.
+                    mesh.route_to(&[Endpoint { account: None, ..plain.clone() }]);
+                }
                 let answer = client.ask(GET).await;
                 assert_eq!((answer.status, answer.text()), (status, body), "{response}");
                 if status == 200 {

@@ -143,7 +143,11 @@ pub(crate) async fn plainly(
             worker.shard.add(Count::LeaseOpened, 1);
             upstream.is_foreign.set(true);
             let connected = application(address, worker, patience).await;
-            connected.map(|connection| Lease::Http1(Box::new(connection)))
+            connected.map(|mut connection| {
+                // No other proxy cleans its responses.
+                connection.reader.is_tolerant = true;
+                Lease::Http1(Box::new(connection))
+            })
         }
     };
     note(upstream, worker, leased.as_ref().map(drop).map_err(|reason| *reason));
