@@ -25,12 +25,11 @@ use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent, Setback};
-use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, Redirection, RequestView, Stay};
+use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, Stay};
 use leno_wire::link::ResetCode;
 use smallvec::SmallVec;
 
 use super::again;
-use super::answer::Answer;
 use super::body::Source;
 use super::date;
 use super::forward::{Progress, forward};
@@ -281,39 +280,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     fn caller(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
-    }
-
-    /// Sends the client elsewhere; nothing of its request goes on.
-    async fn redirect(
-        &mut self,
-        redirection: &Redirection,
-        actions: Option<&CompiledActions>,
-    ) -> Result<(), Failure> {
-        let fields = [("location", redirection.location.clone())];
-        let cross_origin = self.cross_origin.take();
-        let edits = cross_origin.as_ref().or(actions.map(|actions| &actions.response));
-        self.answer(redirection.status, &fields, edits).await
-    }
-
-    /// Answers without a body; nothing of the request goes on.
-    async fn answer(
-        &mut self,
-        status: u16,
-        fields: &[(&str, String)],
-        edits: Option<&FieldEdits>,
-    ) -> Result<(), Failure> {
-        self.record.head.status = status;
-        self.started.set(true);
-        if !self.body.is_complete() || self.session.worker.is_draining() {
-            self.responder.close_after();
-        }
-        let fields: Vec<(&str, &str)> =
-            fields.iter().map(|(name, value)| (*name, &**value)).collect();
-        let answer = Answer { status, fields: &fields, text: "", edits, rejects: false };
-        match answer.send(self.responder, true).await {
-            true => Ok(()),
-            false => Err(Reason::DownstreamClosed.into()),
-        }
     }
 
     /// What comes in may be marked as of a lane, for the application to carry on.

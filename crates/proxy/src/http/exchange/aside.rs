@@ -1,4 +1,4 @@
-//! What is done to a request before it is sent: pages of other origins, copies, faults on purpose.
+//! Stations beside the way of a request: redirections, answers of the sidecar, pages of other origins, copies, faults on purpose.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
@@ -14,12 +14,13 @@ use leno_telemetry::trace::Written;
 use leno_traffic::cors::{CrossOrigin, judge};
 use leno_traffic::fault::Injected;
 use leno_traffic::treatment::PortTreatment;
-use leno_traffic::{CompiledActions, FieldEdits, Ruling};
+use leno_traffic::{CompiledActions, FieldEdits, Redirection, Ruling};
 use leno_wire::http1::{Framing, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
 use crate::hits;
+use crate::http::answer::Answer;
 use crate::http::forward::edits;
 use crate::http::mirror::{self, Copies};
 use crate::http::replay::Hold;
@@ -27,6 +28,39 @@ use crate::http::request::Aim;
 use crate::http::route::Bound;
 
 impl Exchange<'_, '_> {
+    /// Sends the client elsewhere; nothing of its request goes on.
+    pub(super) async fn redirect(
+        &mut self,
+        redirection: &Redirection,
+        actions: Option<&CompiledActions>,
+    ) -> Result<(), Failure> {
+        let fields = [("location", redirection.location.clone())];
+        let cross_origin = self.cross_origin.take();
+        let edits = cross_origin.as_ref().or(actions.map(|actions| &actions.response));
+        self.answer(redirection.status, &fields, edits).await
+    }
+
+    /// Answers without a body; nothing of the request goes on.
+    pub(super) async fn answer(
+        &mut self,
+        status: u16,
+        fields: &[(&str, String)],
+        edits: Option<&FieldEdits>,
+    ) -> Result<(), Failure> {
+        self.record.head.status = status;
+        self.started.set(true);
+        if !self.body.is_complete() || self.session.worker.is_draining() {
+            self.responder.close_after();
+        }
+        let fields: Vec<(&str, &str)> =
+            fields.iter().map(|(name, value)| (*name, &**value)).collect();
+        let answer = Answer { status, fields: &fields, text: "", edits, rejects: false };
+        match answer.send(self.responder, true).await {
+            true => Ok(()),
+            false => Err(Reason::DownstreamClosed.into()),
+        }
+    }
+
     /// What pages of other origins may: the answer to a browser that asks, or edits of the answer
     /// that is to come.
     pub(super) fn judge_origin(
