@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use leno_discovery::Condition;
 use leno_discovery::condition::kind;
-use leno_model::{ServiceName, ServicePolicyName};
+use leno_model::ServicePolicyName;
 use leno_traffic::circuit::Trigger;
+use leno_traffic::treatment::ServicePort;
 use tokio::sync::Notify;
 
 /// The conditions of now. Requests never touch it: only a failure, a recovery, and readers do.
@@ -23,8 +24,8 @@ pub(crate) struct Conditions {
 /// A circuit that one thread has opened.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCircuit {
-    pub(crate) service: ServiceName,
-    pub(crate) port: u16,
+    /// The port of the service that the policy is attached to, whichever backends its requests go to.
+    pub(crate) subject: ServicePort,
     pub(crate) policy: ServicePolicyName,
     pub(crate) trigger: Trigger,
     pub(crate) since: Instant,
@@ -65,7 +66,7 @@ impl OpenCircuit {
     }
 
     fn condition(&self) -> Condition {
-        let Self { service, port, policy, trigger, open_for, .. } = self;
+        let Self { subject, policy, trigger, open_for, .. } = self;
         let cause = match trigger {
             Trigger::Failed => "too many requests failed",
             Trigger::Consecutive => "too many requests failed in a row",
@@ -73,7 +74,7 @@ impl OpenCircuit {
             Trigger::Probe => "a probe failed or was slow",
         };
         let reason = format!("{cause}; {policy} opens the circuit for {open_for:?}");
-        Condition::new(kind::CIRCUIT_OPEN, format!("{service}:{port}"), reason)
+        Condition::new(kind::CIRCUIT_OPEN, subject.to_string(), reason)
     }
 }
 
@@ -129,12 +130,13 @@ impl Conditions {
         }
     }
 
-    /// The circuits that are not closed: each with the number of threads that have opened it, and the newest of
+    /// The circuits that are not closed, one of each policy at each port that it is attached to: each with the number of threads that have opened it, and the newest of
     /// them.
     pub(crate) fn circuits(&self) -> Vec<(usize, OpenCircuit)> {
-        let mut found: BTreeMap<(ServiceName, u16), (usize, OpenCircuit)> = BTreeMap::new();
+        let mut found: BTreeMap<(ServicePort, ServicePolicyName), (usize, OpenCircuit)> =
+            BTreeMap::new();
         for circuit in lock(&self.circuits).values() {
-            let key = (circuit.service.clone(), circuit.port);
+            let key = (circuit.subject.clone(), circuit.policy.clone());
             let entry = found.entry(key).or_insert_with(|| (0, circuit.clone()));
             entry.0 += 1;
             if circuit.since > entry.1.since {
@@ -186,14 +188,13 @@ const HALF_OPEN_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-    use leno_model::ServicePolicyKind;
+    use leno_model::{ServiceName, ServicePolicyKind};
 
     use super::*;
 
     fn circuit(since: Instant) -> OpenCircuit {
         OpenCircuit {
-            service: ServiceName::new("shop", "api").unwrap(),
-            port: 80,
+            subject: ServicePort { service: ServiceName::new("shop", "api").unwrap(), port: 80 },
             policy: ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "limits")
                 .unwrap(),
             trigger: Trigger::Failed,
@@ -234,8 +235,14 @@ mod tests {
         assert_eq!(circuit(since).state(since + Duration::from_secs(6)), CircuitState::HalfOpen);
         assert_eq!(conditions.now(since + Duration::from_secs(14)).len(), 1);
         assert_eq!(conditions.now(since + Duration::from_secs(15)), []);
+        // Another policy at the same port is another circuit.
+        let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "own");
+        conditions.open(2, OpenCircuit { policy: policy.unwrap(), ..circuit(since) });
+        assert_eq!(conditions.circuits().len(), 2);
+        assert_eq!(conditions.now(since).len(), 2);
         conditions.close(0);
         conditions.close(1);
+        conditions.close(2);
         assert_eq!(conditions.now(since), []);
         assert!(conditions.circuits().is_empty());
     }

@@ -20,7 +20,7 @@ use crate::persistence::EndpointNames;
 use crate::route::PortRoutes;
 use crate::tag::{Lanes, TagPlan};
 use crate::tls_route::TlsRoutes;
-use crate::treatment::PortTreatment;
+use crate::treatment::{PortTreatment, ServicePort};
 
 /// A snapshot, compiled. What did not change since the previous one is taken over from it.
 #[derive(Debug)]
@@ -211,7 +211,8 @@ impl ServicePlan {
             let old_view = old.and_then(|old| old.view.ports.get(number));
             let old_plan = old.and_then(|old| old.ports.get(number));
             let old = old_view.zip(old_plan);
-            ports.insert(*number, PortPlan::build(port, client, old)?);
+            let subject = ServicePort { service: view.name.clone(), port: *number };
+            ports.insert(*number, PortPlan::build((&subject, port), client, old)?);
         }
         let view = Arc::clone(view);
         Ok(Arc::new(Self { view, ports }))
@@ -247,7 +248,7 @@ pub struct PortPlan {
 impl PortPlan {
     /// Endpoints come and go more often than rules: the rules are compiled only when they changed.
     fn build(
-        view: &PortView,
+        (subject, view): (&ServicePort, &PortView),
         (caller, retry): Client<'_>,
         old: Option<(&PortView, &Self)>,
     ) -> Result<Self, BadPattern> {
@@ -264,7 +265,7 @@ impl PortPlan {
         let treatment = match old {
             _ if view.treatment.is_empty() => None,
             Some((before, plan)) if before.treatment == view.treatment => plan.treatment.clone(),
-            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone())?)),
+            _ => Some(Arc::new(PortTreatment::new(view.treatment.clone(), subject)?)),
         };
         let places = places(view, old, &endpoints);
         let tls_routes = TlsRoutes::compile(view);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leno_model::{
-    Balancing, Breaker, CircuitLimits, FixedAnswer, Hedging, Removal, ServicePolicyName, Treatment,
+    Balancing, Breaker, CircuitLimits, FixedAnswer, Hedging, Removal, ServiceName,
+    ServicePolicyName, Treatment,
 };
 
 use crate::fault::FaultPlan;
@@ -35,6 +36,8 @@ pub struct PortTreatment {
 pub struct PortBreaker {
     /// The policy and its rule.
     pub breaker: Breaker,
+    /// The port of the service that the policy is attached to.
+    pub subject: ServicePort,
     /// The answer while the circuit is open, where the policy has one.
     pub answer: Option<Arc<FixedAnswer>>,
     /// The requests, connections and retries that the limits count.
@@ -43,13 +46,28 @@ pub struct PortBreaker {
     pub hits: HitSlot,
 }
 
+/// One port of a service.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServicePort {
+    /// The service.
+    pub service: ServiceName,
+    /// Its port.
+    pub port: u16,
+}
+
+impl std::fmt::Display for ServicePort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.service, self.port)
+    }
+}
+
 impl PortBreaker {
     /// Nothing is under way yet.
-    fn new(breaker: Breaker) -> Self {
+    fn new(breaker: Breaker, subject: ServicePort) -> Self {
         let answer = &breaker.rule.answer;
         let answer = (*answer != FixedAnswer::default()).then(|| Arc::new(answer.clone()));
         let under_way = UnderWay::new(breaker.rule.limits);
-        Self { breaker, answer, under_way, hits: HitSlot::default() }
+        Self { breaker, subject, answer, under_way, hits: HitSlot::default() }
     }
 }
 
@@ -58,11 +76,13 @@ impl PortTreatment {
     ///
     /// # Errors
     /// [`BadPattern`] for the first regular expression that cannot be used.
-    pub fn new(rule: Treatment) -> Result<Self, BadPattern> {
+    pub fn new(rule: Treatment, subject: &ServicePort) -> Result<Self, BadPattern> {
         let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
         Ok(Self {
             removal: rule.removal.map(Arc::new),
-            breaker: rule.breaker.map(|breaker| Arc::new(PortBreaker::new(breaker))),
+            breaker: rule
+                .breaker
+                .map(|breaker| Arc::new(PortBreaker::new(breaker, subject.clone()))),
             called: None,
             faults: faults.map(Arc::new),
             balancing: rule.balancing.map(Arc::new),

@@ -169,8 +169,8 @@ pub(super) fn circuits(admin: &Admin) -> Value {
     let now = Instant::now();
     let circuits = admin.world.conditions.circuits().into_iter().map(|(threads, circuit)| {
         json!({
-            "service": circuit.service.to_string(),
-            "port": circuit.port,
+            "service": circuit.subject.service.to_string(),
+            "port": circuit.subject.port,
             "policy": circuit.policy.to_string(),
             "state": circuit.state(now).as_str(),
             "trigger": circuit.trigger.as_str(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leno_model::{
     Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint,
@@ -61,6 +61,12 @@ impl Canary {
             views.push(view);
         }
         self.mesh.client_knows(views);
+    }
+
+    /// The subjects of the circuits that the client's sidecar reports as open.
+    fn open_circuits(&self) -> Vec<String> {
+        let conditions = self.mesh.client.worker.world.conditions.now(Instant::now());
+        conditions.into_iter().map(|condition| condition.subject).collect()
     }
 
     fn count(&self, count: Count) -> u64 {
@@ -220,6 +226,8 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
             assert_eq!(client.ask(GET).await.verdict(), (429, Some("circuit-open")));
         }
         assert_eq!(canary.count(Count::CircuitOpened), 1);
+        // Issue 26: it is the circuit of the called service, although no endpoint is its own.
+        assert_eq!(canary.open_circuits(), ["bookinfo/ratings:9080"]);
     });
 }
 
@@ -242,12 +250,15 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
                 assert_eq!(client.ask(GET).await.verdict(), (500, None));
             }
         }
+        assert_eq!(canary.open_circuits(), [] as [&str; 0]);
         let mut routed = Client::connect(canary.mesh.door).await;
         let mut opened = 0;
         while canary.count(Count::CircuitOpened) < 2 {
             opened += usize::from(routed.ask(GET).await.verdict() == (500, None));
             assert!(opened <= 2, "each backend has one failure left");
         }
+        let both = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
+        assert_eq!(canary.open_circuits(), both);
         for door in [direct, other, canary.mesh.door] {
             let verdict = Client::connect(door).await.ask(GET).await;
             assert_eq!(verdict.verdict(), (418, Some("circuit-open")));

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leno_model::{EndpointId, FixedAnswer, Reason};
+use leno_model::{FixedAnswer, Reason};
 use leno_telemetry::{Count, Shard};
 use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
 use leno_traffic::removal::{Ending, Failed, failed};
-use leno_traffic::treatment::{Bounded, Entry, PortBreaker, PortTreatment, UnderWay};
+use leno_traffic::treatment::{Bounded, Entry, PortBreaker, PortTreatment, ServicePort, UnderWay};
 
 use super::Upstream;
 use super::ward::Ward;
@@ -68,13 +68,7 @@ impl Gate {
         ticket.map(Some).ok_or_else(|| self.turned_away(Reason::CircuitOpen))
     }
 
-    fn end(
-        &self,
-        endpoint: &EndpointId,
-        ticket: Option<Ticket>,
-        ending: Ending,
-        (began, now): (Duration, Duration),
-    ) {
+    fn end(&self, ticket: Option<Ticket>, ending: Ending, (began, now): (Duration, Duration)) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
         let failed = match failed(&circuit.rule().failures, ending) {
@@ -85,7 +79,7 @@ impl Gate {
         let upgraded = matches!(ending, Ending::Answered { status: 101, .. });
         let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
         let turn = circuit.end(ticket, Shown { failed, took }, now);
-        self.tell(turn, endpoint);
+        self.tell(turn);
     }
 
     fn release(&self, ticket: Option<Ticket>) {
@@ -113,14 +107,14 @@ impl Gate {
         self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
     }
 
-    fn tell(&self, turn: Option<Turn>, endpoint: &EndpointId) {
+    fn tell(&self, turn: Option<Turn>) {
         let policy = &self.breaker.breaker.policy;
-        let EndpointId { service, port, .. } = endpoint;
+        let ServicePort { service, port } = &self.breaker.subject;
         match turn {
             None => {}
             Some(Turn::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
-                self.report(trigger, endpoint);
+                self.report(trigger);
                 let open_for = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
                 let open_for = tracing::field::debug(open_for.unwrap_or_default());
                 let trigger = trigger.as_str();
@@ -137,11 +131,10 @@ impl Gate {
 
 impl Gate {
     /// Lists the circuit among the conditions of the proxy.
-    fn report(&self, trigger: Trigger, endpoint: &EndpointId) {
+    fn report(&self, trigger: Trigger) {
         let breaker = &self.breaker.breaker;
         let circuit = OpenCircuit {
-            service: endpoint.service.clone(),
-            port: endpoint.port,
+            subject: self.breaker.subject.clone(),
             policy: breaker.policy.clone(),
             trigger,
             since: Instant::now(),
@@ -207,15 +200,9 @@ impl Gates {
     }
 
     /// The attempt ended so.
-    pub(crate) fn end(
-        &self,
-        endpoint: &EndpointId,
-        passage: &mut Passage,
-        ending: Ending,
-        now: Duration,
-    ) {
+    pub(crate) fn end(&self, passage: &mut Passage, ending: Ending, now: Duration) {
         for (gate, ticket) in self.all().zip(&mut passage.tickets) {
-            gate.end(endpoint, ticket.take(), ending, (passage.began, now));
+            gate.end(ticket.take(), ending, (passage.began, now));
         }
     }
 

@@ -201,7 +201,7 @@ impl Trial {
         };
         let now = self.ward.now();
         if let (Some(gates), Some(passage)) = (&self.ward.gates, &mut self.passage) {
-            gates.end(&self.upstream.endpoint.id, passage, ending, now);
+            gates.end(passage, ending, now);
         }
         if let Some(watch) = &self.ward.watch {
             self.ended = watch.end((worker, &self.upstream), self.probe, ending, now);
