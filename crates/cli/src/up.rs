@@ -8,7 +8,7 @@ mod launcher;
 mod local_mesh;
 mod netns;
 mod placement;
-mod ports;
+pub(crate) mod ports;
 mod restart;
 mod sidecar;
 mod sockets;

@@ -4,6 +4,7 @@ use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 
 use super::steps::{Facts, Step};
 use crate::duration::short;
+use crate::up::ports;
 
 /// The steps in the order in which a start needs them.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
@@ -14,7 +15,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
             Step::problem(
                 "application",
                 format!("port {port} is not served: {problem}"),
-                "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports",
+                ports::remedy(problem),
             )
         }));
     }

@@ -8,6 +8,7 @@ use leno_control::status::{
 };
 
 use super::{Facts, Finding, Weight, shortened};
+use crate::up::ports;
 
 /// All of them, most direct causes first.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -89,7 +90,7 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
     findings.extend(application.ports.iter().map(|(port, problem)| {
         Finding::problem(
             format!("{name}: port {port} of the application is not served: {problem}"),
-            "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports",
+            ports::remedy(problem),
         )
     }));
     findings
@@ -179,6 +180,18 @@ mod tests {
     use super::super::tests::{healthy, workload};
     use super::*;
 
+    fn running(ports: &[(u16, &str)]) -> ApplicationStatus {
+        ApplicationStatus {
+            state: "running".to_owned(),
+            pid: Some(7),
+            restarts: 0,
+            keeps_exiting: false,
+            last_exit: None,
+            since_seconds: 1.0,
+            ports: ports.iter().map(|(port, problem)| (*port, (*problem).to_owned())).collect(),
+        }
+    }
+
     /// Finding F2 of issue 26.
     #[test]
     fn each_condition_is_a_finding_with_its_weight() {
@@ -221,6 +234,22 @@ mod tests {
             assert_eq!(found.map(|it| it.weight), Some(weight), "{expected}");
         }
         assert!(findings(&healthy()).is_empty());
+    }
+
+    #[test]
+    fn each_problem_of_a_port_has_its_own_remedy() {
+        for (problem, remedy) in [
+            ("nothing listens there", "let the application listen there"),
+            ("the readiness check fails", "spec.readiness"),
+            ("python3 (process 7) listens there", "stop that"),
+        ] {
+            let mut facts = healthy();
+            let mut found = workload("connected");
+            found.application = Some(running(&[(9080, problem)]));
+            facts.workloads = vec![found];
+            let found = findings(&facts);
+            assert!(found[0].remedy.contains(remedy), "{problem}: {}", found[0].remedy);
+        }
     }
 
     #[test]
