@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
-    ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONNECTIONS_REFUSED,
-    CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES, LOG_LINES_DROPPED,
-    METRIC_POINTS, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED, REJECTED, REPORTS,
-    SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
+    ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONDITIONS,
+    CONNECTIONS_REFUSED, CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES,
+    LOG_LINES_DROPPED, METRIC_POINTS, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
+    REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
 };
 use leno_telemetry::{Durations, Form, Names, Number, Page, Reader, lines_dropped};
 
@@ -40,6 +40,7 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     one(reader, &PROXIES, status.proxies as u64);
     one(reader, &PROXIES_BEHIND, status.behind as u64);
     one(reader, &REJECTED, status.rejected as u64);
+    each(reader, &CONDITIONS, "kind", report.conditions());
     one(reader, &CHANGES, tally.changes);
     one(reader, &COMPILED, tally.compiled);
     one(reader, &OFFERED, tally.offered);

@@ -139,6 +139,47 @@ impl Report<'_> {
         }
     }
 
+    /// The number of conditions that break traffic now, by kind.
+    pub(crate) fn conditions(&self) -> [(&'static str, u64); 7] {
+        use leno_discovery::condition::kind;
+        let mut found = [
+            (kind::LISTENER_CLOSED, 0),
+            (kind::DNS_CLOSED, 0),
+            (kind::STATE_UNWRITABLE, 0),
+            (kind::CIRCUIT_OPEN, 0),
+            ("application-exiting", 0),
+            ("application-port", 0),
+            ("join-rejected", 0),
+        ];
+        let mut add = |kind: &str, count: usize| {
+            // Kinds of a later release have no name here.
+            if let Some((_, sum)) = found.iter_mut().find(|(known, _)| *known == kind) {
+                *sum += count as u64;
+            }
+        };
+        for workload in self.mesh.workloads() {
+            let name = &workload.name;
+            let contact = self.audience.known(name);
+            for condition in contact.iter().flat_map(|contact| &contact.report.conditions) {
+                add(&condition.kind, 1);
+            }
+            if let Some(application) = self.applications.status(name, self.now) {
+                add("application-exiting", usize::from(application.keeps_exiting));
+                add("application-port", application.ports.len());
+            }
+        }
+        // A workload whose sidecar is connected has another one that is rejected: nothing fails.
+        let joins = self.rejected_joins().into_iter().filter(|join| join.exists);
+        let is_connected = |name: &str| {
+            let name = name
+                .split_once('/')
+                .and_then(|(namespace, name)| leno_model::WorkloadName::new(namespace, name).ok());
+            name.is_some_and(|name| self.audience.known(&name).is_some())
+        };
+        add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
+        found
+    }
+
     /// Joins that were rejected in the last minute.
     pub(crate) fn rejected_joins(&self) -> Vec<RejectedJoinStatus> {
         self.certifier.rejected_joins().status(self.now)

@@ -30,6 +30,8 @@ table! {
         "Connected proxies that have not applied all they were told.";
     REJECTED "leno_control_rejected" Gauge []
         "Documents refused as things stand.";
+    CONDITIONS "leno_control_conditions" Gauge ["kind"]
+        "Conditions that break traffic now, as `leno status` lists them.";
     CHANGES "leno_control_changes_total" Counter []
         "Changes that were taken in.";
     COMPILED "leno_control_compiled_total" Counter []
