@@ -57,6 +57,7 @@ pub(crate) enum Style {
 
 /// Starts logging. To be called once.
 pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
+    report_panics();
     let default = match style {
         Style::Tool | Style::Show => "warn",
         Style::Service | Style::Supervised => "info",
@@ -119,6 +120,27 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     standard_output().map(|queue| queue.push_or_drop([text, end].concat().as_bytes()))
 }
 
+/// Reports panics by the queue of standard error, so that a panic waits for no reader. A command without that queue
+/// has the hook of the standard library.
+fn report_panics() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| match ERROR.get() {
+        Some(queue) => {
+            let thread = std::thread::current();
+            let thread = thread.name().unwrap_or("unnamed");
+            let trace = std::backtrace::Backtrace::capture();
+            let trace = match trace.status() {
+                std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
+                _ => String::new(),
+            };
+            queue.push_or_drop(format!("thread {thread:?}: {panic}\n{trace}").as_bytes());
+            // The process may end right after this.
+            queue.flush(PANIC_PATIENCE);
+        }
+        None => default(panic),
+    }));
+}
+
 /// Waits until the outputs are written, but not for a reader that is blocked.
 pub(crate) fn flush() {
     for queue in [STANDARD.get(), ERROR.get()].into_iter().flatten() {
@@ -129,6 +151,8 @@ pub(crate) fn flush() {
 static ERROR: OnceLock<LineQueue> = OnceLock::new();
 static STANDARD: OnceLock<LineQueue> = OnceLock::new();
 
+/// The time that a panic waits for its own lines.
+const PANIC_PATIENCE: Duration = Duration::from_millis(200);
 /// Longer than a working terminal needs.
 const WRITE_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -30,6 +30,28 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
+/// Ends this process soon after SIGTERM or SIGINT, also while its only thread waits for a reader of its output.
+/// `restore` must not block.
+///
+/// # Errors
+/// When there can be no more threads.
+pub(crate) fn end_when_blocked(restore: fn()) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    thread.spawn(move || {
+        runtime.block_on(async {
+            if let Ok(stop) = signals() {
+                stop.await;
+                // A thread that is not blocked ends the process before.
+                tokio::time::sleep(BLOCKED_PATIENCE).await;
+            }
+        });
+        restore();
+        std::process::exit(BLOCKED_STATUS);
+    })?;
+    Ok(())
+}
+
 /// Resolves at SIGQUIT: stop without draining.
 ///
 /// # Errors
@@ -109,6 +131,11 @@ fn has_terminal() -> bool {
         || std::io::stdout().is_terminal()
         || std::io::stderr().is_terminal()
 }
+
+/// The time that a command has to end by itself after a signal.
+const BLOCKED_PATIENCE: Duration = Duration::from_secs(1);
+/// The exit status of a command that a signal ended, as shells report it for SIGINT.
+const BLOCKED_STATUS: i32 = 130;
 
 /// SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO as Linux numbers them: their default action ends
 /// a process. A write beyond the limit of a file's size fails instead.

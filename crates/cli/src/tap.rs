@@ -95,6 +95,7 @@ impl TapArgs {
         };
         find(&mesh, service).await?;
         let stop = stop::signals()?;
+        stop::end_when_blocked(|| {})?;
         let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             shown.print(&HEADER.map(str::to_owned).join("  "))?;

@@ -82,6 +82,7 @@ impl TopArgs {
         let stop = stop::signals()?;
         tokio::pin!(stop);
         let terminal = Terminal::enter().context("the terminal cannot be used; try --once")?;
+        stop::end_when_blocked(Terminal::restore)?;
         let mut keys = terminal.keys()?;
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;

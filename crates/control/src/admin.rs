@@ -147,6 +147,7 @@ pub(crate) async fn serve(
 ) {
     let mut listener = listener;
     let mut ended = stop.clone();
+    let mut own = identity(&path);
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let problem = tokio::select! {
@@ -154,21 +155,29 @@ pub(crate) async fn serve(
             () = removed(&path) => bind_again(&path, &mut ended).await,
         };
         match problem {
-            Some(bound) => listener = bound,
+            Some(bound) => {
+                own = identity(&path);
+                listener = bound;
+            }
             None => break,
         }
     }
-    std::fs::remove_file(&path).ok();
+    // Another control plane may have made a socket of its own there.
+    if own.is_some() && identity(&path) == own {
+        std::fs::remove_file(&path).ok();
+    }
+}
+
+/// The device and number of a file, which tell it apart from another one at its path.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Returns when the path of the socket is missing, or another file's.
 async fn removed(path: &Path) {
-    let identity = || {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        Some((found.dev(), found.ino()))
-    };
-    let ours = identity();
-    while ours.is_some() && identity() == ours {
+    let ours = identity(path);
+    while ours.is_some() && identity(path) == ours {
         tokio::time::sleep(SOCKET_LOOK_EVERY).await;
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Opens the listener; beyond loopback with a new token. Where the kernel may choose, the address of the last run
+    /// Opens the listener; beyond loopback with the token that the data directory keeps. Where the kernel may choose, the address of the last run
     /// in the data directory is tried first: bookmarks and scrapers know it.
     pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
         let listener = bind(address, &data.join(ADDRESS_FILE)).await?;
@@ -54,7 +54,7 @@ impl Page {
         let live = leno_identity::secret()?;
         let token = match address.ip().is_loopback() {
             true => None,
-            false => Some(leno_identity::secret()?),
+            false => Some(kept_token(&data.join(TOKEN_FILE))?),
         };
         Ok(Self { listener, address, token, live })
     }
@@ -91,6 +91,17 @@ impl Page {
         let desk = Desk { questions, key, live, explaining, taps, asking, explained };
         let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
+    }
+}
+
+/// The token of the last run, which scrapers know; a new one where that cannot be kept.
+fn kept_token(file: &Path) -> io::Result<String> {
+    match leno_identity::kept_secret(file) {
+        Ok(token) => Ok(token),
+        Err(error) => {
+            tracing::warn!(%error, "the token of the page cannot be kept: this run has a new one");
+            leno_identity::secret()
+        }
     }
 }
 
@@ -336,6 +347,8 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/live.js", SCRIPT, include_str!("page/live.js")),
 ];
 
+/// The file of the token in the data directory.
+const TOKEN_FILE: &str = "page-token";
 /// The file of the data directory with the address of the page.
 const ADDRESS_FILE: &str = "page.address";
 

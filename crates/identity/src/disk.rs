@@ -72,6 +72,36 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
+/// The secret in a file that only its owner may read; made when there is no file. A link at its place is an error.
+///
+/// # Errors
+/// When the file cannot be read or written, others may read it, or it holds no secret.
+pub fn kept_secret(path: &Path) -> io::Result<String> {
+    let invalid = |problem: &str| {
+        let cause = io::Error::new(io::ErrorKind::InvalidData, problem.to_owned());
+        file_error("use", path, cause)
+    };
+    match fs::symlink_metadata(path) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            let secret = crate::secret()?;
+            match create(path, secret.as_bytes(), Readers::Owner) {
+                Ok(()) => return Ok(secret),
+                // Another process was faster: its secret is read below.
+                Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(found) if !found.is_file() => return Err(invalid("is a link, or no file: remove it")),
+        Ok(_) => {}
+        Err(cause) => return Err(file_error("read", path, cause)),
+    }
+    let text = read(path, Readers::Owner)?.unwrap_or_default();
+    match text.trim() {
+        text if text.len() >= SECRET_CHARACTERS_MIN => Ok(text.to_owned()),
+        _ => Err(invalid("holds no secret: remove it")),
+    }
+}
+
 /// Creates `path` with all of its contents, or leaves what is there and says `AlreadyExists`.
 ///
 /// A hard link is the portable way to be exclusive and whole at once: `O_EXCL` alone would show
@@ -188,6 +218,9 @@ const FILE_BYTES_MAX: u64 = 256 * 1024;
 
 const DRAFT_PREFIX: &str = ".draft-";
 
+/// The shortest text that is taken for a secret.
+const SECRET_CHARACTERS_MIN: usize = 32;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,5 +295,23 @@ mod tests {
         assert!(read(&path, Readers::Owner).is_ok());
         replace(&path, &vec![b'a'; largest + 1], Readers::Owner).unwrap();
         assert!(read(&path, Readers::Owner).is_err());
+    }
+
+    #[test]
+    fn a_secret_stays_the_same_and_no_link_is_followed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("secret");
+        let secret = kept_secret(&path).unwrap();
+        assert!(secret.len() >= SECRET_CHARACTERS_MIN);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(kept_secret(&path).unwrap(), secret);
+        let link = scratch.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(kept_secret(&link).unwrap_err().to_string().contains("is a link"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(kept_secret(&path).unwrap_err().to_string().contains("others may read"));
+        let empty = scratch.path().join("empty");
+        replace_private(&empty, b"short").unwrap();
+        assert!(kept_secret(&empty).unwrap_err().to_string().contains("holds no secret"));
     }
 }

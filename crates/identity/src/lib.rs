@@ -40,7 +40,7 @@ pub use authority::{
 pub use browser::{ForeignPage, OwnNames, check_origin};
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
-pub use disk::{open_lock, remove_drafts, replace_private};
+pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
 pub use edge::{BadCertificate, edge_config};
 pub use guest::{Guest, GuestCertificate, GuestSubject, Held, guest};
 pub use join::{JoinBundle, JoinBundleError};

@@ -21,6 +21,7 @@ use leno_wire::link::StreamKind;
 use leno_wire::sniff::{Sniffed, sniff};
 use tokio::time::timeout;
 
+use crate::application_ports::START_PATIENCE;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
 use crate::handshake;
@@ -432,7 +433,9 @@ async fn opened_stream(
         }
     };
     let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
-    let answered = timeout(worker.config.limits.connect_timeout, stream.answered()).await;
+    // The sidecar of an application that starts waits for it, as for requests.
+    let patience = worker.config.limits.connect_timeout + START_PATIENCE;
+    let answered = timeout(patience, stream.answered()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
     answered
         .map_err(|lost| Unopened { reason: lost_reason(lost), rejection: stream.rejection() })?;

@@ -165,15 +165,20 @@ fn write_all(shared: &Shared, mut output: impl Write) {
         state.is_writing = true;
         state.progress = Instant::now();
         drop(state);
-        let written = output.write_all(&lines).and_then(|()| output.flush());
+        let (written, lost) = write(shared, &mut output, &lines);
         lines.clear();
         lines.shrink_to(KEPT_BYTES_MAX);
         let mut state = shared.lock();
         state.is_writing = false;
         state.is_closed |= is_closed(&written);
-        let dropped = std::mem::take(&mut state.dropped);
+        if !state.is_closed {
+            shared.counter.fetch_add(lost, Ordering::Relaxed);
+            state.dropped = state.dropped.saturating_add(lost);
+        }
+        // The note goes out with the next lines that can be written.
+        let dropped = if lost > 0 { 0 } else { std::mem::take(&mut state.dropped) };
         if dropped > 0 && !state.is_closed {
-            let note = format!("({dropped} lines were dropped: the output was blocked)\n");
+            let note = format!("({dropped} lines were dropped: the output took no more)\n");
             state.waiting.extend_from_slice(note.as_bytes());
         }
         if state.is_closed {
@@ -184,6 +189,28 @@ fn write_all(shared: &Shared, mut output: impl Write) {
     }
 }
 
+/// Writes as much as the output takes, and returns the number of lines that are lost to an error.
+fn write(shared: &Shared, output: &mut impl Write, lines: &[u8]) -> (io::Result<()>, u64) {
+    let mut rest = lines;
+    let lost = |rest: &[u8]| rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+    while !rest.is_empty() {
+        match output.write(rest) {
+            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), lost(rest)),
+            Ok(count) => {
+                rest = rest.get(count..).unwrap_or_default();
+                shared.lock().progress = Instant::now();
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Another process has made the file description non-blocking; its reader is busy.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                drop(shared.changed.wait_timeout(shared.lock(), BUSY_PAUSE));
+            }
+            Err(error) => return (Err(error), lost(rest)),
+        }
+    }
+    (output.flush(), 0)
+}
+
 /// A full disk may have room later; a pipe without a reader never has one again.
 fn is_closed(written: &io::Result<()>) -> bool {
     matches!(written, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
@@ -191,6 +218,8 @@ fn is_closed(written: &io::Result<()>) -> bool {
 
 static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
+/// The pause before another write to an output that was busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// The most bytes that wait: some thousand lines. As many may be in the hands of the thread.
 const WAITING_BYTES_MAX: usize = 256 << 10;
 /// The room that the thread keeps while no line waits.
@@ -238,7 +267,44 @@ mod tests {
         queue.flush(Duration::ZERO);
         let mut lines = BufReader::new(reader).lines();
         let note = lines.find(|line| line.as_ref().unwrap().starts_with('(')).unwrap().unwrap();
-        assert!(note.ends_with("lines were dropped: the output was blocked)"), "{note}");
+        assert!(note.ends_with("lines were dropped: the output took no more)"), "{note}");
+    }
+
+    /// An output that takes a few bytes, then fails in a way that ends, then takes all.
+    struct Moody {
+        moods: Vec<io::Result<usize>>,
+        taken: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Moody {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = self.moods.pop().unwrap_or(Ok(bytes.len()))?.min(bytes.len());
+            self.taken.lock().unwrap().extend_from_slice(&bytes[..room]);
+            Ok(room)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_busy_output_is_tried_again_and_a_full_disk_costs_lines_that_are_counted() {
+        static DROPPED: AtomicU64 = AtomicU64::new(0);
+        let busy = || Err(io::ErrorKind::WouldBlock.into());
+        let full = || Err(io::ErrorKind::StorageFull.into());
+        let moods = vec![full(), Ok(2), busy(), busy(), Ok(2)];
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let output = Moody { moods, taken: taken.clone() };
+        let queue = LineQueue::start_counting("moody", output, &DROPPED).unwrap();
+        queue.push(b"one\ntwo\nthree\n").unwrap();
+        queue.flush(PATIENCE);
+        assert_eq!(*taken.lock().unwrap(), b"one\n");
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
+        queue.push(b"four\n").unwrap();
+        queue.flush(PATIENCE);
+        let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
+        assert!(text.starts_with("one\nfour\n(2 lines were dropped"), "{text}");
     }
 
     #[test]

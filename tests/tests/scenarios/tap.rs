@@ -1,10 +1,13 @@
 //! `leno tap` in a real mesh: live requests at the terminal, filtered, and only while it is there.
 
+use std::io::{PipeReader, PipeWriter, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{client, mesh_config, server};
 use leno_tests::{Answer, Application, Mesh, Program, eventually, exchange, free_port, leno};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 struct Shop {
@@ -117,6 +120,38 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
     });
     drop(second);
     eventually("nobody taps", PATIENCE, || (taps() == 0).then_some(()));
+}
+
+/// A reader that stops reading, as `leno tap | less` does.
+#[test]
+fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
+    let shop = Shop::open();
+    for signal in [Signal::TERM, Signal::INT] {
+        let (reader, output) = full_pipe();
+        let mut command = leno();
+        command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data()).stdout(output);
+        let mut tap = command.spawn().unwrap();
+        // Signals are caught from here on, and the header of the table is the next thing that it writes.
+        eventually("the tap catches signals", PATIENCE, || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", tap.id())).ok()?;
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            let caught = u64::from_str_radix(caught.trim(), 16).ok()?;
+            (caught & (1 << (signal.as_raw() - 1)) != 0).then_some(())
+        });
+        kill_process(Pid::from_child(&tap), signal).unwrap();
+        eventually("the tap has ended", PATIENCE, || tap.try_wait().unwrap());
+        drop(reader);
+    }
+}
+
+/// A pipe without room for a byte.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let flags = fcntl_getfl(&writer).unwrap();
+    fcntl_setfl(&writer, flags | OFlags::NONBLOCK).unwrap();
+    while writer.write(b"x").is_ok() {}
+    fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! afterwards.
 
 use std::io::{self, Read as _, Write as _};
+use std::sync::OnceLock;
 
 use rustix::termios::{self, OptionalActions, SpecialCodeIndex, Termios};
 use tokio::sync::mpsc;
@@ -33,9 +34,16 @@ impl Terminal {
         ours.special_codes[SpecialCodeIndex::VMIN] = 0;
         ours.special_codes[SpecialCodeIndex::VTIME] = 1;
         termios::tcsetattr(&stdin, OptionalActions::Now, &ours)?;
-        let terminal = Self { before };
+        let terminal = Self { before: BEFORE.get_or_init(|| before).clone() };
         terminal.write("\x1b[?1049h\x1b[?25l")?;
         Ok(terminal)
+    }
+
+    /// Restores the modes of the terminal without a write, which its reader may block.
+    pub(super) fn restore() {
+        if let Some(before) = BEFORE.get() {
+            termios::tcsetattr(io::stdin(), OptionalActions::Now, before).ok();
+        }
     }
 
     /// Keys as they are pressed. The thread that reads them ends when nobody wants them any more.
@@ -97,5 +105,7 @@ fn key(byte: u8) -> Key {
     }
 }
 
+/// The modes of the terminal before this process changed them.
+static BEFORE: OnceLock<Termios> = OnceLock::new();
 /// Keys that wait to be looked at.
 const KEYS_MAX: usize = 16;

@@ -9,7 +9,7 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::console::{Console, Output, Speaker};
+use super::console::{Console, Output, Progress, Speaker};
 
 /// A process that was started here, in a process group of its own: what a terminal sends to the
 /// foreground does not reach it, so that we decide in which order things end. When it is dropped
@@ -22,6 +22,7 @@ pub(super) struct Child {
     /// Whether nobody is left whom we could signal.
     gone: bool,
     output: JoinSet<()>,
+    shown: Progress,
 }
 
 /// Who ends together.
@@ -54,8 +55,8 @@ impl Child {
         let pid = process.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
-        let mut output = JoinSet::new();
-        let follow = |to| (console.clone(), speaker.clone(), to);
+        let (mut output, shown) = (JoinSet::new(), Progress::default());
+        let follow = |to| (console.clone(), speaker.clone(), (to, shown.clone()));
         if let Some(source) = process.stdout.take() {
             let (console, speaker, to) = follow(console.standard());
             output.spawn_local(console.follow(speaker, to, source));
@@ -64,7 +65,7 @@ impl Child {
             let (console, speaker, to) = follow(Output::Error);
             output.spawn_local(console.follow(speaker, to, source));
         }
-        Ok(Self { process, pid, reach, gone: false, output })
+        Ok(Self { process, pid, reach, gone: false, output, shown })
     }
 
     /// Its process id.
@@ -77,8 +78,16 @@ impl Child {
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
         self.kill();
-        // What left the group may keep the pipe open for as long as it likes.
-        drop(timeout(LAST_WORDS, self.silence()).await);
+        // A process that left the group may keep the pipe open and write on. All that the pipe held at the end comes
+        // first; it is on the console when no line follows for a while.
+        let until = Instant::now() + LAST_WORDS_MAX;
+        let mut shown = self.shown.lines();
+        while timeout(LAST_WORDS, self.silence()).await.is_err() && Instant::now() < until {
+            match self.shown.lines() {
+                lines if lines == shown => break,
+                lines => shown = lines,
+            }
+        }
         Ok(status)
     }
 
@@ -152,8 +161,11 @@ pub(super) enum End {
     Forced,
 }
 
-/// How long the output of a process that has ended is read for.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The pause without a line after which the output of a process that has ended is complete: longer than a blocked
+/// console takes to drop a line.
+const LAST_WORDS: Duration = Duration::from_millis(1500);
+/// The longest time for which that output is read.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(10);
 /// The kernel needs no longer, unless the process hangs in the kernel.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// How often we look whether members of a group are left.

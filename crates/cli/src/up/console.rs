@@ -31,6 +31,20 @@ pub(crate) enum Output {
     Error,
 }
 
+/// The number of lines of a process that are on the console.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Progress(Arc<AtomicUsize>);
+
+impl Progress {
+    fn advance(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn lines(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Console {
     /// A console on the outputs of this process.
     ///
@@ -50,7 +64,7 @@ impl Console {
     pub(super) async fn follow(
         self,
         speaker: Speaker,
-        output: Output,
+        (output, progress): (Output, Progress),
         mut source: impl AsyncRead + Unpin,
     ) {
         let width = self.width.fetch_max(speaker.name.len(), Ordering::Relaxed);
@@ -69,6 +83,7 @@ impl Console {
             }
             for line in lines {
                 self.write(output, &[shown.as_bytes(), &line, b"\n"].concat()).await;
+                progress.advance();
             }
             if count == 0 {
                 return;

@@ -247,15 +247,21 @@ async fn it_keeps_its_address_over_a_restart_unless_that_is_taken() {
     assert_eq!(Page::open(any, data.path()).await.unwrap().address(), second);
 }
 
+/// A scraper knows the token of the last run. A file that is not the owner's alone is not trusted.
 #[tokio::test]
-async fn beyond_loopback_it_has_a_new_token_each_time() {
+async fn beyond_loopback_it_keeps_its_token_over_a_restart() {
     let data = tempfile::tempdir().unwrap();
     let open = || async {
         let page = Page::open("0.0.0.0:0".parse().unwrap(), data.path()).await;
         page.unwrap().token.unwrap()
     };
     let (one, other) = (open().await, open().await);
-    assert!(one.len() >= 32 && one != other, "{one} {other}");
+    assert!(one.len() >= 32 && one == other, "{one} {other}");
+    let file = data.path().join(TOKEN_FILE);
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    assert_ne!(open().await, one);
+    std::fs::remove_file(&file).unwrap();
+    assert_ne!(open().await, one);
 }
 
 /// Nothing of the page is fetched from elsewhere, and nothing needs what its policy forbids.

@@ -14,7 +14,7 @@ use crate::tests::fixture::{plan, workload};
 use crate::world::World;
 
 /// The control thread of a sidecar, and the control plane that it is subscribed at.
-struct Desk {
+struct Fixture {
     follower: Follower,
     telemetry: Arc<Telemetry>,
     control: ControlPlane,
@@ -28,7 +28,7 @@ struct ControlPlane {
     names: BTreeSet<ServiceName>,
 }
 
-impl Desk {
+impl Fixture {
     fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
@@ -96,7 +96,7 @@ fn named(index: usize) -> ServiceName {
 /// Case f03 of issue 26.
 #[test]
 fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
-    let mut desk = Desk::new();
+    let mut desk = Fixture::new();
     desk.want((0..UNKNOWN_MAX).map(|index| Want::Service(named(index))));
     assert_eq!((desk.control.services.len(), desk.full_tables()), (UNKNOWN_MAX, vec![]));
     desk.want((UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX).map(|index| Want::Service(named(index))));
@@ -117,7 +117,7 @@ fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
 
 #[test]
 fn services_without_an_answer_leave_room_for_new_ones() {
-    let mut desk = Desk::new();
+    let mut desk = Fixture::new();
     for first in (0..SUBSCRIPTIONS_MAX + 2 * BATCH_MAX).step_by(BATCH_MAX) {
         let mut batch = (first..first + BATCH_MAX).map(|it| Want::Service(named(it))).collect();
         let requests = subscribe(&desk.follower, &mut batch);
@@ -131,7 +131,7 @@ fn services_without_an_answer_leave_room_for_new_ones() {
 
 #[test]
 fn full_tables_of_addresses_and_names_take_new_entries() {
-    let mut desk = Desk::new();
+    let mut desk = Fixture::new();
     let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
     desk.want((0..ADDRESSES_MAX + BATCH_MAX).map(|index| Want::Address(address(index))));
     desk.want((0..NAMES_MAX + BATCH_MAX).map(|index| Want::Name(named(index))));

@@ -1,5 +1,4 @@
-//! Requests of a client whose connection the server authenticates (NTLM, Negotiate): each such client has a connection to
-//! the server to itself.
+//! Connections that serve one client alone, since their server authenticates them (NTLM, Negotiate).
 
 use std::cell::{Cell, RefCell};
 
