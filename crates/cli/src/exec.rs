@@ -28,6 +28,9 @@ pub(crate) struct ExecArgs {
     /// The user that the command runs as: NAME, UID or UID:GID
     #[arg(long)]
     user: Option<Account>,
+    /// A variable that the Workload sets: it stays as it is
+    #[arg(long)]
+    set: Vec<String>,
     /// The command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -39,9 +42,7 @@ impl ExecArgs {
         if let Some(soft) = self.open_files {
             limits::restore_open_files(soft).context("the limit of open files")?;
         }
-        if let Some(user) = &self.user {
-            become_user(user)?;
-        }
+        let home = self.user.as_ref().map(become_user).transpose()?.flatten();
         // The kernel forgets this when the user changes.
         die_with(self.parent, Signal::KILL)?;
         if let Some(cwd) = &self.cwd {
@@ -54,7 +55,13 @@ impl ExecArgs {
         }
         let (program, arguments) =
             self.command.split_first().context("there is no command to run")?;
-        let error = Command::new(program).args(arguments).exec();
+        let mut command = Command::new(program);
+        command.args(arguments);
+        if let Some(Home { name, directory }) = home {
+            let own = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
+            command.envs(own.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)));
+        }
+        let error = command.exec();
         let program = program.to_string_lossy();
         Err(error).with_context(|| {
             format!("cannot run `{program}`: correct spec.run of the Workload or install it")
@@ -84,13 +91,16 @@ impl FromStr for Account {
 }
 
 /// Gives up the rights of this process for those of a user, with the groups of that.
-fn become_user(account: &Account) -> anyhow::Result<()> {
-    let users = fs::read_to_string(USERS).unwrap_or_default();
-    let groups = fs::read_to_string(GROUPS).unwrap_or_default();
+///
+/// The returned name and home directory replace those of this process; `None` if the user stays the same.
+fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
+    // Comments and names of other users may be in any encoding.
+    let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let (users, groups) = (read(USERS).unwrap_or_default(), read(GROUPS).unwrap_or_default());
     let found = resolve(account, &users, &groups)?;
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if own == (found.user, found.group) {
-        return Ok(());
+        return Ok(None);
     }
     if own.0 != 0 {
         bail!("cannot run as user {}: spec.user needs a `leno up` that runs as root", found.user);
@@ -100,7 +110,15 @@ fn become_user(account: &Account) -> anyhow::Result<()> {
     rustix::thread::set_thread_groups(&groups)
         .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(found.group)))
         .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(found.user)))
-        .with_context(|| format!("cannot run as user {}", found.user))
+        .with_context(|| format!("cannot run as user {}", found.user))?;
+    Ok(Some(found.home))
+}
+
+/// The name and the home directory of a user, for its environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Home {
+    name: String,
+    directory: String,
 }
 
 /// The numbers of a user.
@@ -110,6 +128,7 @@ struct Numbers {
     group: u32,
     /// All groups that it is a member of.
     groups: Vec<u32>,
+    home: Home,
 }
 
 /// Looks a user up in the text of `/etc/passwd` and `/etc/group`.
@@ -118,19 +137,25 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
         let mut fields = line.split(':');
         let name = fields.next()?;
         let user: u32 = fields.nth(1)?.parse().ok()?;
-        Some((name, user, fields.next()?.parse::<u32>().ok()?))
+        let group: u32 = fields.next()?.parse().ok()?;
+        Some((name, (user, group), fields.nth(1).unwrap_or("/")))
     });
     let found = match account {
         Account::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
-        Account::Numbered(wanted, _) => rows.into_iter().find(|(_, user, _)| user == wanted),
+        Account::Numbered(wanted, _) => rows.into_iter().find(|(_, (user, _), _)| user == wanted),
+    };
+    // A number without an entry has no home: as in containers, that is the root directory.
+    let home = Home {
+        name: found.map_or_else(|| written(account), |(name, ..)| name.to_owned()),
+        directory: found.map_or("/", |(.., home)| home).to_owned(),
     };
     let (name, user, group) = match (account, found) {
         (Account::Named(name), None) => {
             bail!("there is no user {name}: correct spec.user of the Workload or add the user")
         }
         (Account::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
-        (Account::Named(_), Some((name, user, group))) => (Some(name), user, group),
-        (Account::Numbered(_, chosen), Some((name, user, group))) => {
+        (Account::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
+        (Account::Numbered(_, chosen), Some((name, (user, group), _))) => {
             (Some(name), user, chosen.unwrap_or(group))
         }
     };
@@ -142,7 +167,14 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
     });
     let mut all = vec![group];
     all.extend(member_of.filter(|number| *number != group));
-    Ok(Numbers { user, group, groups: all })
+    Ok(Numbers { user, group, groups: all, home })
+}
+
+fn written(account: &Account) -> String {
+    match account {
+        Account::Named(name) => name.clone(),
+        Account::Numbered(user, _) => user.to_string(),
+    }
 }
 
 /// Asks the kernel for `signal` when `parent` dies. The setting outlives `exec`, not `fork`.
@@ -172,13 +204,17 @@ mod tests {
     fn users_are_found_by_name_and_by_number_with_their_groups() {
         let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
         let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
-        let numbers =
-            |user, group, groups: &[u32]| Numbers { user, group, groups: groups.to_vec() };
+        let numbers = |user, group, groups: &[u32], (name, directory): (&str, &str)| Numbers {
+            user,
+            group,
+            groups: groups.to_vec(),
+            home: Home { name: name.to_owned(), directory: directory.to_owned() },
+        };
         for (account, expected) in [
-            ("web", numbers(33, 33, &[33, 4])),
-            ("33", numbers(33, 33, &[33, 4])),
-            ("33:7", numbers(33, 7, &[7, 4])),
-            ("1000", numbers(1000, 1000, &[1000])),
+            ("web", numbers(33, 33, &[33, 4], ("web", "/srv"))),
+            ("33", numbers(33, 33, &[33, 4], ("web", "/srv"))),
+            ("33:7", numbers(33, 7, &[7, 4], ("web", "/srv"))),
+            ("1000", numbers(1000, 1000, &[1000], ("1000", "/"))),
         ] {
             let account: Account = account.parse().unwrap();
             assert_eq!(resolve(&account, users, groups).unwrap(), expected, "{account:?}");

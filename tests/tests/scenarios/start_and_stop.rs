@@ -82,8 +82,7 @@ fn the_first_request_waits_until_the_application_is_ready() {
 fn an_application_runs_in_its_directory_as_its_user() {
     let (port, door) = (free_port(), free_port());
     let directory = tempfile::tempdir().unwrap();
-    let script =
-        "import os,time; print('here', os.getcwd(), os.getuid(), flush=True); time.sleep(600)";
+    let script = "import os,time; e = os.environ; print('here', os.getcwd(), os.getuid(), e['USER'] == e['LOGNAME'] and e['HOME'], flush=True); time.sleep(600)";
     let own = rustix::process::getuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let command = serde_json::json!(["python3", "-c", script]).to_string();
@@ -94,7 +93,10 @@ fn an_application_runs_in_its_directory_as_its_user() {
     let manifests =
         manifests.replace("\n  run:", &format!("\n  cwd: {path}\n  user: {user}\n  run:"));
     let mesh = Mesh::up(&manifests);
-    mesh.up.wait_for_line(&format!("here {path} {user}"), Duration::from_secs(60));
+    let line = mesh.up.wait_for_line(&format!("here {path} {user}"), Duration::from_secs(60));
+    if own == 0 {
+        assert!(!line.trim_end().ends_with("/root"), "the home is the user's: {line}");
+    }
 }
 
 fn up(folder: &Path) -> Program {

@@ -117,6 +117,10 @@ impl Launcher {
         }
         if let Some(user) = &launch.options.user {
             command.args(["--user", &written(user)]);
+            let names = launch.environment.iter().map(|(name, _)| name.as_str());
+            for name in names.filter(|name| USER_VARIABLES.contains(name)) {
+                command.args(["--set", name]);
+            }
         }
         command.arg("--").args(&launch.command).envs(&launch.environment).stdin(Stdio::null());
         command
@@ -205,6 +209,8 @@ fn milliseconds(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }
 
+/// Variables that follow the user of an application unless the Workload sets them.
+const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "HOME"];
 /// The token file in a sidecar's state directory; the sidecar removes it once it is used.
 const TOKEN_FILE: &str = "token";
 
