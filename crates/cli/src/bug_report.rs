@@ -31,7 +31,8 @@ use redact::Redaction;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BugReportArgs {
     /// The file to write, which must not exist, or - for standard output
-    /// [default: leno-bug-report-TIME.tar.gz, here]
+    /// [default: leno-bug-report-TIME.tar.gz in the first of these that can be written: here, the directory for temporary
+    /// files, the data directory]
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -43,10 +44,13 @@ impl BugReportArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let now = OffsetDateTime::now_utc();
-        let path = self.out.unwrap_or_else(|| default_name(now));
-        let to_output = path == Path::new("-");
-        let mut bundle = Bundle::new(open(&path)?)?;
         let directory = self.data.path()?;
+        let (path, out) = match self.out {
+            Some(path) => (path.clone(), open(&path)?),
+            None => open_first(&default_name(now), &[&std::env::temp_dir(), &directory])?,
+        };
+        let to_output = path == Path::new("-");
+        let mut bundle = Bundle::new(out)?;
         let collected = runtime.block_on(collect(&Mesh::at(&directory), &mut bundle));
         let written = collected.and_then(|answered| Ok((answered, bundle.finish(now)?)));
         if written.is_err() && !to_output {
@@ -128,6 +132,20 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     }
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     Ok(Box::new(file.with_context(|| format!("{} cannot be written", path.display()))?))
+}
+
+/// The new file in the working directory, or in the first of these directories that can be written: a pod has a
+/// read-only root.
+fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn Write>)> {
+    let here = match open(name) {
+        Ok(file) => return Ok((name.to_owned(), file)),
+        Err(error) => error,
+    };
+    let mut places = others.iter().map(|directory| directory.join(name));
+    let found = places.find_map(|path| open(&path).ok().map(|file| (path, file)));
+    found.ok_or_else(|| {
+        here.context("no directory can be written; use --out FILE, or --out - for standard output")
+    })
 }
 
 /// The report that is being written.
@@ -251,3 +269,23 @@ What cannot be reached is named, and the rest is collected.
 
 Exit codes: 0 it is collected; 1 no control plane answers, or the file cannot be written; 2 wrong usage.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_goes_to_the_first_directory_that_can_be_written() {
+        let place = tempfile::tempdir().unwrap();
+        let missing = place.path().join("missing");
+        // The file below this one cannot be made, whatever the rights of the test.
+        let name = Path::new("missing/report.tar.gz");
+        let writable = place.path().join("data");
+        std::fs::create_dir_all(writable.join("missing")).unwrap();
+        let (path, _) = open_first(name, &[&missing, &writable]).unwrap();
+        assert_eq!(path, writable.join(name));
+        assert!(path.exists());
+        let none = open_first(name, &[&missing]).err().unwrap();
+        assert!(format!("{none:#}").contains("use --out FILE"), "{none:#}");
+    }
+}

@@ -95,7 +95,7 @@ mod tests {
     fn change() -> ChangeReport {
         ChangeReport {
             id: 42,
-            cause: "Workload shop/cart-1 changed in the files".to_owned(),
+            cause: "Workload shop/cart-1 is new or changed".to_owned(),
             age_ms: 12_000.0,
             seen_after_ms: 61.0,
             sent_after_ms: Some(82.0),

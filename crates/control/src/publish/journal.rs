@@ -26,7 +26,7 @@ pub(crate) enum Cause {
     Gone(WorkloadName),
 }
 
-/// The edit of an object in the files.
+/// The edit of an object: of a file, or of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// It is new, or says something else.
@@ -56,12 +56,12 @@ impl fmt::Display for Edit {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Object(key, edit) => write!(f, "{key} {edit} in the files"),
+            Self::Object(key, edit) => write!(f, "{key} {edit}"),
             Self::Objects(count, first, edit) => match count.saturating_sub(1) {
-                0 => write!(f, "{first} {edit} in the files"),
-                1 => write!(f, "{first} {edit} in the files, and 1 other object with it"),
+                0 => write!(f, "{first} {edit}"),
+                1 => write!(f, "{first} {edit}, and 1 other object with it"),
                 others => {
-                    write!(f, "{first} {edit} in the files, and {others} other objects with it")
+                    write!(f, "{first} {edit}, and {others} other objects with it")
                 }
             },
             Self::Listens(workload) => write!(f, "the sidecar of {workload} says where it listens"),
@@ -144,11 +144,11 @@ mod tests {
         let found = journal.find(ChangeId(30)).unwrap();
         let key = || ObjectKey::MeshConfig;
         for (cause, text) in [
-            (Cause::Object(key(), Edit::Removed), "MeshConfig was removed in the files"),
-            (Cause::Object(key(), Edit::Written), "MeshConfig is new or changed in the files"),
+            (Cause::Object(key(), Edit::Removed), "MeshConfig was removed"),
+            (Cause::Object(key(), Edit::Written), "MeshConfig is new or changed"),
             (
                 Cause::Objects(2, key(), Edit::Removed),
-                "MeshConfig was removed in the files, and 1 other object with it",
+                "MeshConfig was removed, and 1 other object with it",
             ),
         ] {
             assert_eq!(cause.to_string(), text);
