@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::api::NamespaceName;
 use crate::words::{
     CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR,
-    PROXY_CONTAINER,
+    PROXY_CONTAINER, unknown_mark,
 };
 
 pub use annotation::{InjectError, Of};
@@ -227,7 +227,9 @@ pub fn inject(
     }
     let sidecar = Sidecar { settings, wishes: &wishes, probes: &probes };
     place(&mut pod, &sidecar);
-    label(&mut pod, &wishes, settings);
+    overruled.extend(unknown_marks(&pod));
+    overruled.extend(unresolved(&pod, &settings.control));
+    label(&mut pod, &wishes);
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
     overruled.extend(wishes.overruled);
     overruled.extend(probes.into_warnings());
@@ -272,7 +274,39 @@ fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
     mounted.extend(volumes());
 }
 
-fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
+/// Warnings for labels and annotations of the pod under `leno.dev/` that have no meaning.
+fn unknown_marks(pod: &Value) -> Vec<String> {
+    let of = |list: &str| {
+        let keys = pod["metadata"][list].as_object().into_iter().flat_map(Map::keys);
+        keys.filter_map(|key| {
+            Some(format!("{list}: {key} has no meaning here; {}", unknown_mark(key)?))
+        })
+        .collect::<Vec<_>>()
+    };
+    [of("labels"), of("annotations")].concat()
+}
+
+/// A warning for a DNS policy that leaves the cluster's name server out: the sidecar has to resolve the control plane.
+fn unresolved(pod: &Value, control: &str) -> Option<String> {
+    let policy = pod["spec"]["dnsPolicy"].as_str().filter(|it| ["Default", "None"].contains(it))?;
+    let (host, _) = control.rsplit_once(':')?;
+    if host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() {
+        return None;
+    }
+    let remedy = match policy {
+        "None" => {
+            "spec.dnsConfig.nameservers has to have the address of the cluster's DNS Service (kube-dns)"
+        }
+        _ => {
+            "use ClusterFirst, or None with the address of the cluster's DNS Service in spec.dnsConfig.nameservers"
+        }
+    };
+    Some(format!(
+        "spec.dnsPolicy is {policy}: the pod does not start while its sidecar cannot resolve {host}; {remedy}"
+    ))
+}
+
+fn label(pod: &mut Value, wishes: &Wishes) {
     let application = application_container(pod).map(str::to_owned);
     let metadata = map(pod, "metadata");
     let labels = map(metadata.entry("labels").or_insert(Value::Null), "");
@@ -281,8 +315,8 @@ fn label(pod: &mut Value, wishes: &Wishes, settings: &Settings) {
     if wishes.scraped {
         annotations.extend(scraping());
     }
-    // Who says nothing means the application and not the first container, which is the sidecar.
-    if let (false, Some(name)) = (settings.native_sidecars, application) {
+    // `kubectl logs` and `exec` without a container are about the application.
+    if let Some(name) = application {
         annotations.push((DEFAULT_CONTAINER, name));
     }
     if annotations.is_empty() {

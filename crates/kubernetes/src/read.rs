@@ -4,6 +4,7 @@ mod choices;
 mod custom;
 mod foreign;
 mod image;
+mod marks;
 mod namespace;
 mod nearby;
 mod ours;

@@ -1,5 +1,7 @@
 //! Names that the parts in a cluster agree on: labels, annotations, containers, ports, paths.
 
+use leno_registry::closest;
+
 use crate::api::{NamespaceName, ObjectName};
 
 /// The namespace of the control plane, unless installed elsewhere.
@@ -113,6 +115,49 @@ pub fn is_read(mark: &str) -> bool {
     MARKS.contains(&mark) || mark.starts_with(RESOURCES)
 }
 
+/// The hint for a label or annotation under `leno.dev/` that has no meaning; `None` for one that has, and for those of
+/// others.
+pub(crate) fn unknown_mark(key: &str) -> Option<String> {
+    let (prefix, name) = key.split_once('/')?;
+    let own = OWN_MARKS.iter().chain(MARKS).chain(RESOURCE_MARKS);
+    let own: Vec<&str> = own.copied().collect();
+    if prefix != PREFIXES[0] || own.contains(&name) {
+        return None;
+    }
+    Some(match closest(name, &own) {
+        Some(meant) => format!("did you mean `{prefix}/{meant}`?"),
+        None => "remove it, or look at the table of annotations in docs/kubernetes.md".to_owned(),
+    })
+}
+
+/// Labels and annotations of pods and namespaces that have a meaning under `leno.dev/` only.
+const OWN_MARKS: &[&str] = &[
+    "access-cert",
+    "dns",
+    "gateway",
+    "injection",
+    "intercept",
+    "meshed",
+    "network-policies",
+    "node-network",
+    "plaintext",
+    "service-type",
+    "sidecar-image",
+    "traffic-mode",
+    "upgrades",
+    "weight",
+];
+/// The annotations of the resources of a sidecar.
+const RESOURCE_MARKS: &[&str] = &[
+    "sidecar-resource-limits-cpu",
+    "sidecar-resource-limits-ephemeral-storage",
+    "sidecar-resource-limits-memory",
+    "sidecar-resource-limits-storage",
+    "sidecar-resource-requests-cpu",
+    "sidecar-resource-requests-ephemeral-storage",
+    "sidecar-resource-requests-memory",
+    "sidecar-resource-requests-storage",
+];
 /// The annotations of what a sidecar asks for and may use begin so.
 const RESOURCES: &str = "sidecar-resource-";
 /// What is read under every prefix, as docs/kubernetes.md has it.

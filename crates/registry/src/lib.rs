@@ -31,4 +31,5 @@ pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint;
 pub use outline::outline;
 pub use rejected::{Place, Rejected, Warning, rejected_documents};
+pub use suggest::closest;
 pub use watch::{WatchError, watch};

@@ -1,7 +1,8 @@
 //! The closest known word to a misspelt one.
 
 /// The known word that is a slip of the finger away from `word`, if there is one.
-pub(crate) fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+#[must_use]
+pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     if word.is_empty() || word.len() > WORD_BYTES_MAX {
         return None;
     }

@@ -251,6 +251,37 @@ fn a_pod_with_a_classic_sidecar() {
 }
 
 #[test]
+fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
+    let warnings = |field: &str, value: Value| {
+        let mut pod = pod("", "");
+        *pod.pointer_mut(field).unwrap() = value;
+        let (after, warnings) = injected(&pod, &settings());
+        let annotations = &after["metadata"]["annotations"];
+        assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
+        warnings
+    };
+    let spec = |policy: &str| json!({"dnsPolicy": policy, "containers": [{"name": "app"}]});
+    assert_eq!(warnings("/spec", spec("ClusterFirst")), [""; 0]);
+    let [warning] = &warnings("/spec", spec("Default"))[..] else { panic!() };
+    assert!(warning.starts_with("spec.dnsPolicy is Default: the pod does not start"), "{warning}");
+    let [warning] = &warnings("/spec", spec("None"))[..] else { panic!() };
+    assert!(warning.contains("spec.dnsConfig.nameservers has to have"), "{warning}");
+    let annotated =
+        json!({"annotations": {"leno.dev/outbound-port-exclusion": "80", "a.example/b": "c"}});
+    assert_eq!(
+        warnings("/metadata", annotated),
+        ["annotations: leno.dev/outbound-port-exclusion has no meaning here; did you mean \
+          `leno.dev/outbound-port-exclusion-list`?"]
+    );
+    // A choice of the author stays.
+    let mut chosen = pod("", "");
+    chosen["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
+    let (after, _) = injected(&chosen, &settings());
+    let kept = &after["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
+    assert_eq!(kept, "other");
+}
+
+#[test]
 fn probes_are_made_by_the_sidecar() {
     let pod = json!({
         "metadata": {},
@@ -404,7 +435,8 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     let added = annotations(&pod("", ""));
     assert_eq!(added["prometheus.io/port"], "15020");
     let own = annotations(&pod("", "prometheus.io/scrape=true"));
-    assert_eq!(own, json!({"prometheus.io/scrape": "true"}));
+    assert_eq!(own["prometheus.io/scrape"], "true");
+    assert_eq!(own["prometheus.io/port"], Value::Null);
 }
 
 /// Findings F16 and F18 of issue 25.

@@ -7,6 +7,7 @@ use leno_registry::{Rejected, Warning};
 use super::admission;
 use super::choices::Choices;
 use super::image::images_of_others;
+use super::marks::unknown_marks;
 
 /// What the annotations of a namespace say; why they say nothing, when they cannot be read.
 pub type NamespaceAdmission = Result<Admission, Box<Rejected>>;
@@ -28,7 +29,7 @@ pub fn namespace(namespace: &Namespace) -> NamespaceReading {
     let meta = &namespace.metadata;
     NamespaceReading {
         admission: admission(meta, "Namespace"),
-        warnings: images_of_others(meta, "Namespace"),
+        warnings: [images_of_others(meta, "Namespace"), unknown_marks(meta, "Namespace")].concat(),
         choices: Choices::of_namespace(meta),
     }
 }

@@ -13,6 +13,7 @@ use leno_registry::{NODE_NETWORK_LABEL, Rejected, Warning};
 
 use super::choices::Choices;
 use super::image::images_of_others;
+use super::marks::unknown_marks;
 use super::{SHOWN_CHARACTERS_MAX, admission, is_tcp, place, selects, spoken};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
@@ -129,7 +130,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         sidecar: true,
     };
     let node = spec.node_name.clone();
-    let warnings = warning.into_iter().chain(images_of_others(meta, "Pod")).collect();
+    let marks = images_of_others(meta, "Pod").into_iter().chain(unknown_marks(meta, "Pod"));
+    let warnings = warning.into_iter().chain(marks).collect();
     let (admission, choices) = (admission(meta, "Pod"), Choices::of_pod(pod));
     Ok(Some(Member { workload, admission, node, warnings, choices }))
 }
