@@ -13,7 +13,7 @@ use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
-    remove_gateways, retract_statuses, wait_for_rollout, wait_for_webhook, withdraw,
+    remove_gateways, retract_statuses, wait_for_rollout, wait_for_webhook, withdraw, withdraw_cni,
     withdraw_gateways, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
@@ -208,6 +208,10 @@ impl InstallArgs {
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         eprintln!("waiting until pods get sidecars …");
         wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
+        // Pods that are created from now on redirect their connections themselves.
+        if options.cni.is_none() {
+            withdraw_cni(&client, &options, tell).await?;
+        }
         told_next();
         Ok(())
     }

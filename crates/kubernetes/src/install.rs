@@ -33,7 +33,8 @@ pub use examine::{Examined, Finding, Trouble, examine};
 pub use installed::Installed;
 pub use kinds::crd_name;
 pub use remove::{
-    Extent, removals, remove, remove_gateways, withdraw, withdraw_gateways, withdraw_protections,
+    Extent, removals, remove, remove_gateways, withdraw, withdraw_cni, withdraw_gateways,
+    withdraw_protections,
 };
 pub use retract::retract_statuses;
 

@@ -100,7 +100,10 @@ pub async fn examine(
     tell("kinds", kinds(client).await);
     tell("network of nodes", network::agents(client, namespace, &deployment).await);
     tell("namespaces", members::namespaces(client, namespace, &deployment).await);
-    tell("sidecars", members::sidecars(client, &deployment).await);
+    for (subject, finding) in members::sidecars(client, namespace, &deployment).await {
+        tell(subject, finding);
+    }
+    tell("pods held back by the webhook", members::held_back(client).await);
     let now = SystemTime::now();
     tell("authority", certificates::issuer(client, namespace, now).await);
     tell("roots of the mesh", certificates::roots(client, namespace, now).await);

@@ -11,6 +11,7 @@ use tokio::time::{Duration, sleep};
 
 use super::access::{ACCESS_CERTS, GATEWAYS};
 use super::apply::{Addressed, kind_of};
+use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
 use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
 use crate::api::{ApiError, ObjectApi, ObjectName};
@@ -169,6 +170,23 @@ pub async fn withdraw_gateways(
             "kind": kind,
             "metadata": {"name": GATEWAYS},
         });
+        remove_ours(client, manifest, &mut told).await?;
+    }
+    Ok(())
+}
+
+/// Removes the agents of nodes, which take the plugin off their nodes as they end, and their rights. To be called when
+/// pods no longer rely on the plugin, which the control plane decides.
+///
+/// # Errors
+/// When the API server rejects a call; objects before are removed.
+pub async fn withdraw_cni(
+    client: &Client,
+    options: &Options,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    // The DaemonSet is the last and goes first: its pods need the rights while they end. The namespace goes last.
+    for manifest in cni::objects(options, &NodeNetwork::default()).into_iter().rev() {
         remove_ours(client, manifest, &mut told).await?;
     }
     Ok(())

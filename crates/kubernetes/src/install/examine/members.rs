@@ -1,46 +1,207 @@
-//! Whether the pods of the mesh can be what the control plane would make of them.
+//! The pods of the mesh, compared with the ones that the control plane would make now.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, PodSpec};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::{Finding, few, unreadable};
-use crate::api::ObjectApi;
+use crate::api::{NamespaceName, ObjectApi};
 use crate::inject::{Demand, NamespaceFacts, decide};
 use crate::install::Installed;
-use crate::words::{CONTROL, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER};
+use crate::status::event::shortened;
+use crate::webhook::INJECTOR;
+use crate::words::{
+    CONTROL, INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, ROOTS_NAME,
+    ROOTS_VARIABLE,
+};
 
-/// Whether sidecars are of the control plane's image.
-pub(super) async fn sidecars(client: &Client, control: &Deployment) -> Finding {
+/// Compares the running sidecars with the ones that the control plane would make now.
+pub(super) async fn sidecars(
+    client: &Client,
+    namespace: &NamespaceName,
+    control: &Deployment,
+) -> Vec<(&'static str, Finding)> {
     let pods: ObjectApi<Pod> = ObjectApi::all(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
     let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
     let pods = match pods.list(&running).await {
         Ok(pods) => pods,
-        Err(error) => return unreadable(&error),
+        Err(error) => return vec![("sidecars", unreadable(&error))],
     };
+    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+    let roots = maps.get_opt(&ROOTS_NAME).await.ok().flatten();
+    let roots = roots.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let ours = spec.and_then(|spec| image(spec, CONTROL)).unwrap_or_default();
-    let others: Vec<String> = pods
-        .items
-        .iter()
-        .filter(|pod| sidecar(pod).is_some_and(|it| it != ours))
-        .map(shown)
-        .collect();
     let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
-    let looked = match more {
-        true => format!("the first {}", pods.items.len()),
-        false => pods.items.len().to_string(),
+    let members = Members { pods: &pods.items, more };
+    let mut found = vec![
+        ("sidecars", members.images(ours)),
+        ("sidecars that serve", members.serving()),
+        ("redirection of pods", members.redirection(Installed::of(control).cni)),
+    ];
+    found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));
+    found
+}
+
+/// Pods with a sidecar.
+struct Members<'a> {
+    pods: &'a [Pod],
+    /// True if there are further ones.
+    more: bool,
+}
+
+impl Members<'_> {
+    fn looked(&self) -> String {
+        match self.more {
+            true => format!("the first {}", self.pods.len()),
+            false => self.pods.len().to_string(),
+        }
+    }
+
+    fn those(&self, are: impl Fn(&Pod) -> bool) -> Vec<String> {
+        self.pods.iter().filter(|pod| are(pod)).map(shown).collect()
+    }
+
+    fn images(&self, ours: &str) -> Finding {
+        let (looked, others) =
+            (self.looked(), self.those(|pod| sidecar(pod).is_some_and(|it| it != ours)));
+        match others.as_slice() {
+            [] => {
+                Finding::Well(format!("{looked}, none of another image than the control plane's"))
+            }
+            others => Finding::odd(
+                format!(
+                    "{} of {looked} have another image than {ours}: {}",
+                    others.len(),
+                    few(others)
+                ),
+                "restart their workloads, unless their image is wanted",
+            ),
+        }
+    }
+
+    /// A sidecar that has not started has no certificate: it does not reach the control plane.
+    fn serving(&self) -> Finding {
+        let without_names = self.those(|pod| !serves(pod) && !resolves(pod));
+        if let [_, ..] = without_names.as_slice() {
+            return Finding::wrong(
+                format!(
+                    "the sidecars of {} do not serve, and the DNS policy of their pods leaves out the cluster's name \
+                     server, which knows the control plane",
+                    few(&without_names)
+                ),
+                "use `dnsPolicy: ClusterFirst`, or add the address of the cluster's DNS Service to \
+                 spec.dnsConfig.nameservers",
+            );
+        }
+        match self.those(|pod| !serves(pod)).as_slice() {
+            [] => Finding::Well(self.looked()),
+            silent => Finding::odd(
+                format!("{} of {} do not serve: {}", silent.len(), self.looked(), few(silent)),
+                "see `kubectl logs POD -c leno-proxy`, if they are not just starting",
+            ),
+        }
+    }
+
+    fn redirection(&self, by_plugin: bool) -> Finding {
+        let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(INTERCEPT_ANNOTATION);
+        let others = self.those(|pod| is_by_plugin(pod) != by_plugin);
+        let (now, before) = match by_plugin {
+            true => ("the network plugin of their node", "an init container"),
+            false => ("an init container", "the network plugin of their node"),
+        };
+        match others.as_slice() {
+            [] => Finding::Well(format!("by {now}")),
+            others => Finding::odd(
+                format!("by {before} in {}, and by {now} in new pods", few(others)),
+                "restart their workloads",
+            ),
+        }
+    }
+
+    /// A root that is replaced step by step reaches running sidecars; the root of another installation does not.
+    fn roots(&self, roots: &str) -> Finding {
+        let ours = certificates(roots);
+        let others = self.those(|pod| {
+            let theirs = environment(pod, ROOTS_VARIABLE).map(certificates).unwrap_or_default();
+            !theirs.is_empty() && theirs.is_disjoint(&ours)
+        });
+        match others.as_slice() {
+            [] => Finding::Well(format!("{} started with a root of the mesh", self.looked())),
+            others => Finding::odd(
+                format!(
+                    "{} of {} started with none of the roots of the mesh: {}",
+                    others.len(),
+                    self.looked(),
+                    few(others)
+                ),
+                "restart their workloads, unless the root was replaced by `leno root`, which reaches running sidecars",
+            ),
+        }
+    }
+}
+
+/// Pods that cannot be created because the webhook rejects them, or does not answer.
+pub(super) async fn held_back(client: &Client) -> Finding {
+    let sets: ObjectApi<ReplicaSet> = ObjectApi::all(client.clone());
+    match sets.list(&ListParams::default()).await {
+        Ok(sets) => held(&sets.items),
+        Err(error) => unreadable(&error),
+    }
+}
+
+fn held(sets: &[ReplicaSet]) -> Finding {
+    let failure = |set: &ReplicaSet| {
+        let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
+        let failed = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True")?;
+        let message = failed.message.clone().filter(|it| it.contains(INJECTOR))?;
+        let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
+        Some((format!("{namespace}/{name}"), shortened(&message, MESSAGE_BYTES_MAX)))
     };
-    match others.as_slice() {
-        [] => Finding::Well(format!("{looked}, none of another image than the control plane's")),
-        others => Finding::odd(
-            format!("{} of {looked} have another image than {ours}: {}", others.len(), few(others)),
-            "restart their workloads, unless their image is wanted",
+    let held: Vec<(String, String)> = sets.iter().filter_map(failure).collect();
+    let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
+    match held.first() {
+        None => Finding::Well("none, of ReplicaSets".to_owned()),
+        Some((first, message)) => Finding::wrong(
+            format!("pods of {} are not created; of {first}: {message}", few(&names)),
+            "correct what the message names; `kubectl describe replicaset` shows each",
         ),
     }
+}
+
+fn serves(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let statuses = status.into_iter().flat_map(|status| {
+        let init = status.init_container_statuses.iter().flatten();
+        init.chain(status.container_statuses.iter().flatten())
+    });
+    let mut sidecars = statuses.filter(|it| it.name == PROXY_CONTAINER);
+    sidecars.any(|it| it.started == Some(true))
+}
+
+fn resolves(pod: &Pod) -> bool {
+    let policy = pod.spec.as_ref().and_then(|spec| spec.dns_policy.as_deref());
+    !matches!(policy, Some("Default" | "None"))
+}
+
+fn environment<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    let spec = pod.spec.as_ref()?;
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let sidecar = all.find(|container| container.name == PROXY_CONTAINER)?;
+    let mut variables = sidecar.env.iter().flatten();
+    variables.find(|it| it.name == name)?.value.as_deref()
+}
+
+/// The certificates of a PEM text, each without white space.
+fn certificates(pem: &str) -> BTreeSet<String> {
+    let blocks = pem.split("-----BEGIN CERTIFICATE-----").skip(1);
+    let bodies = blocks.filter_map(|block| block.split("-----END").next());
+    bodies.map(|body| body.split_whitespace().collect()).collect()
 }
 
 /// Whether namespaces of the mesh let pods in that lead their own connections to the sidecar.
@@ -97,3 +258,86 @@ fn shown(pod: &Pod) -> String {
 const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Of how many pods the image is looked at.
 const PODS_MAX: u32 = 5000;
+/// The key of the roots in their ConfigMap.
+const ROOTS_KEY: &str = "roots.pem";
+/// As much of the message of the API server as a line has room for.
+const MESSAGE_BYTES_MAX: usize = 400;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn certificate(body: &str) -> String {
+        format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
+    }
+
+    fn pod(name: &str, started: bool, policy: &str, roots: &str) -> Pod {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {
+                "dnsPolicy": policy, "containers": [{"name": "app"}],
+                "initContainers": [{
+                    "name": "leno-proxy", "image": "leno:1",
+                    "env": [{"name": "LENO_ROOTS", "value": roots}],
+                }],
+            },
+            "status": {"initContainerStatuses": [{
+                "name": "leno-proxy", "image": "", "imageID": "", "ready": started, "restartCount": 0,
+                "started": started,
+            }]},
+        });
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn check(finding: &Finding, is_well: bool, words: &str) {
+        assert_eq!(matches!(finding, Finding::Well(_)), is_well, "{finding}");
+        assert!(finding.to_string().contains(words), "{finding}");
+    }
+
+    #[test]
+    fn sidecars_are_compared_with_the_ones_that_would_be_made_now() {
+        let (old, new) = (certificate("OLD"), certificate("NEW"));
+        let both = format!("{old}{new}");
+        let pods = [pod("a", true, "ClusterFirst", &old), pod("b", true, "ClusterFirst", &both)];
+        let members = Members { pods: &pods, more: false };
+        check(&members.roots(&both), true, "2 started with a root of the mesh");
+        check(
+            &members.roots(&new),
+            false,
+            "1 of 2 started with none of the roots of the mesh: shop/a",
+        );
+        check(&members.serving(), true, "2");
+        check(&members.redirection(false), true, "by an init container");
+        check(&members.redirection(true), false, "by an init container in shop/a, shop/b");
+        check(&members.images("leno:1"), true, "2, none of another image");
+        check(&members.images("leno:2"), false, "2 of 2 have another image than leno:2");
+        let silent = [pod("c", false, "ClusterFirst", &new)];
+        let members = Members { pods: &silent, more: false };
+        check(&members.serving(), false, "1 of 1 do not serve: shop/c");
+        let unresolved = [pod("d", false, "Default", &new)];
+        let members = Members { pods: &unresolved, more: false };
+        check(&members.serving(), false, "shop/d do not serve, and the DNS policy");
+    }
+
+    #[test]
+    fn pods_that_the_webhook_holds_back_are_reported() {
+        let set = |message: &str| -> ReplicaSet {
+            let condition = json!({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message});
+            let set = json!({
+                "metadata": {"name": "web-1", "namespace": "shop"},
+                "status": {"replicas": 0, "conditions": [condition]},
+            });
+            serde_json::from_value(set).unwrap()
+        };
+        let message = "admission webhook \"namespace.sidecar-injector.leno.dev\" denied the request: no sidecar";
+        check(
+            &held(&[set(message)]),
+            false,
+            "of shop/web-1 are not created; of shop/web-1: admission webhook",
+        );
+        check(&held(&[set("exceeded quota")]), true, "none");
+        check(&held(&[]), true, "none");
+    }
+}
