@@ -2,6 +2,7 @@
 //! runs them one by one.
 
 mod egress;
+mod leader;
 mod maintenance;
 mod roots;
 mod upgrade;

@@ -1,6 +1,6 @@
 //! Which pods get a sidecar, by whose labels and annotations.
 
-use leno_tests::cluster::{Namespace, http_server};
+use leno_tests::cluster::{Injection, Namespace, http_server, image, printed};
 
 fn has_sidecar(metadata: &str, pod: &str) -> bool {
     let namespace = Namespace::with_metadata("injected", metadata);
@@ -47,4 +47,30 @@ fn an_annotation_that_means_nothing_is_refused() {
     let refused = namespace.try_apply(pod);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("perhaps"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_pod_with_an_unknown_key_or_without_names_is_created_with_a_warning() {
+    let namespace = Namespace::new("warned", Injection::Enabled);
+    let pod = |name: &str, annotations: &str, more: &str| {
+        let image = image();
+        namespace.try_apply(&format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{{more} \
+             containers: [{{name: app, image: '{image}', imagePullPolicy: Never, args: [help]}}]}}}}"
+        ))
+    };
+    let marked = pod("marked", "leno.dev/outbound-port-exclusion: '80'", "");
+    let warnings = String::from_utf8_lossy(&marked.stderr).into_owned();
+    assert!(marked.status.success(), "{warnings}");
+    assert!(
+        warnings.contains("did you mean `leno.dev/outbound-port-exclusion-list`?"),
+        "{warnings}"
+    );
+    let nameless = pod("nameless", "", "dnsPolicy: Default,");
+    let warnings = String::from_utf8_lossy(&nameless.stderr).into_owned();
+    assert!(nameless.status.success(), "{warnings}");
+    assert!(warnings.contains("spec.dnsPolicy is Default"), "{warnings}");
+    let chosen = "jsonpath={.metadata.annotations.kubectl\\.kubernetes\\.io/default-container}";
+    assert_eq!(printed(&namespace.kubectl(&["get", "pod", "marked", "-o", chosen])), "app");
 }

@@ -32,6 +32,8 @@ mod migration;
 #[cfg(test)]
 mod policies;
 #[cfg(test)]
+mod precedence;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod tcp;

@@ -67,6 +67,8 @@ fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     uninstall(&[]);
     let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
     assert!(!gone.status.success(), "there is still a control plane");
+    let lease = kubectl(&["-n", "leno-system", "get", "lease", "leno-control"]);
+    assert!(!lease.status.success(), "there is still a lease");
     install(&image());
     // Who comes now joins the mesh, and is called by those who were there all the time.
     printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));

@@ -1,0 +1,51 @@
+//! Of several objects for the same traffic the older one decides.
+
+use std::time::{Duration, Instant};
+
+use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::eventually;
+
+/// The reasons of the events about a split.
+fn events(namespace: &Namespace, split: &str) -> String {
+    let field = format!("--field-selector=involvedObject.name={split}");
+    printed(&namespace.kubectl(&["get", "events", &field, "-o", "jsonpath={.items[*].reason}"]))
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_newer_split_displaces_no_older_one_whatever_its_name() {
+    let namespace = Namespace::new("older", Injection::Enabled);
+    namespace.http_server("v1", 1);
+    namespace.http_server("v2", 1);
+    namespace.client("client");
+    let split = |name: &str, to: &str| {
+        format!(
+            "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: {name}}}, \
+             spec: {{service: v1, backends: [{{service: {to}, weight: 100}}]}}}}"
+        )
+    };
+    namespace.apply(&split("z-split", "v2"));
+    namespace.wait_ready();
+    let reached = || namespace.curl("client", &["http://v1/"]).body;
+    eventually("the split is in force", Duration::from_secs(60), || {
+        reached().starts_with("pod=v2-").then_some(())
+    });
+    // Times of creation have a resolution of a second.
+    let made = Instant::now();
+    eventually("the next object is younger", Duration::from_secs(60), || {
+        (made.elapsed() > Duration::from_secs(2)).then_some(())
+    });
+    namespace.apply(&split("a-split", "v9"));
+    eventually("the newer one has events", Duration::from_secs(60), || {
+        let reasons = events(&namespace, "a-split");
+        (reasons.contains("Conflicted") && reasons.contains("RefNotFound")).then_some(())
+    });
+    for _ in 0..20 {
+        let body = reached();
+        assert!(body.starts_with("pod=v2-"), "{body}");
+    }
+    assert_eq!(events(&namespace, "z-split"), "");
+    // The newer one decides once it is the only one.
+    printed(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
+    namespace.expect_curl("client", &["http://v1/"], 0, 500);
+}
