@@ -36,7 +36,13 @@ pub async fn retract_statuses(
         let failed = |error| InstallError::of("list", kind.kind, error);
         let Found::Served(found) = find(client, kind).await.map_err(failed)? else { continue };
         let (api, resource) = *found;
-        for object in api.list(&ListParams::default()).await.map_err(failed)? {
+        let listed = match api.list(&ListParams::default()).await {
+            Ok(listed) => listed,
+            // The kind itself is being removed.
+            Err(error) if error.code() == Some(404) => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        for object in listed {
             if form == Form::Class && object.data.pointer("/spec/controllerName") == ours().as_ref()
             {
                 classes.insert(object.name_any());
