@@ -117,7 +117,7 @@ impl Launcher {
         }
         if let Some(user) = &launch.options.user {
             command.args(["--user", &written(user)]);
-            let names = launch.environment.iter().map(|(name, _)| name.as_str());
+            let names = launch.environment.keys().map(String::as_str);
             for name in names.filter(|name| USER_VARIABLES.contains(name)) {
                 command.args(["--set", name]);
             }
