@@ -168,7 +168,7 @@ impl Report<'_> {
                 add("application-port", application.ports.len());
             }
         }
-        // A workload whose sidecar is connected has another one that is rejected: nothing fails.
+        // The workload of a connected sidecar is served, although another sidecar of it is rejected.
         let joins = self.rejected_joins().into_iter().filter(|join| join.exists);
         let is_connected = |name: &str| {
             let name = name

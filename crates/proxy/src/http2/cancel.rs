@@ -9,7 +9,7 @@ thread_local! {
     /// Read by streams that are dropped before their end. An argument cannot reach them: a request ends where its future is
     /// dropped.
     static CODE: Cell<ResetCode> = const { Cell::new(ResetCode::Cancelled) };
-    /// True while attempts are dropped whose client still waits.
+    /// True while attempts are dropped, and the client still waits.
     static ABANDONED: Cell<bool> = const { Cell::new(false) };
 }
 

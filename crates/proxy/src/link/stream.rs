@@ -232,7 +232,7 @@ impl LinkStream {
         state.wake_driver();
     }
 
-    /// Gives up an attempt whose client still waits.
+    /// Gives up an attempt, while the client still waits.
     pub(crate) fn abandon(&self) {
         self.reset_for(ABANDONED, Reason::AttemptAbandoned);
     }
