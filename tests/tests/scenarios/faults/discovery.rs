@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{ControlPlane, Proxy, Response, eventually, exchange};
+use leno_tests::{Connection, ControlPlane, Proxy, Response, eventually, exchange};
 
 use super::{Counted, PATIENCE};
 
@@ -67,8 +67,11 @@ fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
     let web = Proxy::join(&control, "shop/web-1", &[]);
     let door = web.page.http_proxy();
     assert_eq!(ask(door, "ratings.shop").status, 200);
+    let mut unknown = Connection::open(door).unwrap();
     for index in 0..4200 {
-        let unknown = ask(door, &format!("nobody-{index}.shop"));
+        let name = format!("nobody-{index}.shop");
+        unknown.send(format!("GET http://{name}/ HTTP/1.1\r\nhost: {name}\r\n\r\n")).unwrap();
+        let unknown = unknown.receive().unwrap();
         assert_eq!((unknown.status, unknown.reason()), (404, Some("unknown-service")), "{index}");
     }
     assert_eq!(ask(door, "details.shop").status, 200);
