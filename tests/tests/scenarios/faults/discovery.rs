@@ -61,7 +61,9 @@ fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time()
 #[test]
 fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
     let (ratings, details) = (Counted::echo(), Counted::echo());
-    let control = control(&ratings, &details);
+    // With egress, each of these names would be a query to the resolver of the machine.
+    let mesh = mesh_config("permissive").replace("trafficMode", "egress: deny, trafficMode");
+    let control = control_of(mesh, &ratings, &details);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _details = Proxy::join(&control, "shop/details-1", &[]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
@@ -87,8 +89,12 @@ fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
 }
 
 fn control(ratings: &Counted, details: &Counted) -> ControlPlane {
+    control_of(mesh_config("permissive"), ratings, details)
+}
+
+fn control_of(mesh: String, ratings: &Counted, details: &Counted) -> ControlPlane {
     let manifests = [
-        mesh_config("permissive"),
+        mesh,
         server("ratings", ratings.port(), &[]),
         server("details", details.port(), &[]),
         client("web", &[], &[]),
