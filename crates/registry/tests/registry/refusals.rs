@@ -395,7 +395,7 @@ fn refuses_services_that_ask_for_more() {
             spec.ports: is empty; list at least one port
             spec.ports[1]: port 80 is listed twice; remove one of the two
             spec.ports[0].protocol: "UDP" is not supported; use TCP; what is spoken over it goes into `appProtocol`
-            spec.ports[0].appProtocol: "dubbo" is not known here; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
+            spec.ports[0].appProtocol: "dubbo" is not known here; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `mysql`, `mongo`, `redis`, `smtp`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
             spec.ports[0].targetPort: 0 is out of range; use a number from 1 to 65535
             spec.ports[0].targetPort: "8080" is text, not a number; remove the quotes
             spec.ports[0].nodePort: is not supported; remove it
