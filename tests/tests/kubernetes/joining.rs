@@ -1,4 +1,5 @@
-//! A namespace joins the mesh and leaves it while clients in the mesh send requests: none fails.
+//! A namespace joins the mesh and leaves it while clients in the mesh send requests: none fails. Each request has a connection of
+//! its own: a connection to a Service outside the mesh leads to one pod and ends with it, as without a mesh.
 
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     let (servers, clients) = outside("late");
-    let load = Load::start(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &url(&servers));
     restart(&servers, "leno.dev/injection=enabled", "deployment/server");
     eventually("all pods have a sidecar", Duration::from_secs(120), || {
         (meshed(&servers, "server") == REPLICAS as usize).then_some(())
@@ -69,7 +70,7 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_that_cannot_start_changes_nothing() {
     let (servers, clients) = outside("broken");
-    let load = Load::start(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &url(&servers));
     servers.apply(
         "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
          {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
@@ -96,7 +97,7 @@ fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
     let (servers, clients) = outside("canary");
     clients.client("client");
     clients.wait_ready();
-    let load = Load::start(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &url(&servers));
     let canary = leno_tests::cluster::http_server("canary", 1, "");
     let canary = canary
         .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
@@ -126,7 +127,7 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
     let clients = Namespace::new("stateful-clients", Injection::Enabled);
     clients.client("client");
     clients.wait_ready();
-    let load = Load::start(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &url(&servers));
     let reached = || {
         let headless = format!("http://each.{}:8080/", servers.name());
         clients.expect_reached("client", &[&headless], &["server-0", "server-1", "server-2"]);

@@ -17,6 +17,15 @@ pub(crate) struct Load<'a> {
 
 impl<'a> Load<'a> {
     pub(crate) fn start(namespace: &'a Namespace, url: &str) -> Self {
+        Self::with(namespace, url, "")
+    }
+
+    /// The same, with a connection of its own for each request.
+    pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
+        Self::with(namespace, url, ", --fresh-connections")
+    }
+
+    fn with(namespace: &'a Namespace, url: &str, more: &str) -> Self {
         let image = image();
         let node = stays();
         let mark = namespace.name();
@@ -38,7 +47,7 @@ spec:
         # Not that of the sidecar, whose connections are left alone.
         securityContext: {{runAsUser: 2000}}
         env: [{{name: {MARK}, value: {mark}}}]
-        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json]
+        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json{more}]
 "
         ));
         eventually("the load runs", Duration::from_secs(180), || {
