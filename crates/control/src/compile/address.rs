@@ -8,7 +8,7 @@ use leno_model::{
     Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
 };
 
-use super::enforcement::needs_sidecar;
+use super::enforcement::{Barrier, barrier, needs_sidecar};
 use super::service::{Viewer, Views, backends, protocol, target_port};
 use crate::mesh::Mesh;
 
@@ -95,11 +95,12 @@ impl Occupants {
 /// is that of the facts: the control plane does not know after its start which sidecars are there.
 ///
 /// While no workload with a sidecar is ready, the others are reached as before, in plaintext: a pod that cannot start changes
-/// nothing. The exception are policies that only a sidecar enforces: they keep requests from the others as soon as some
-/// workload has a sidecar.
+/// nothing. The exceptions are policies that only a sidecar enforces, and the mode `strict`: they keep requests from the others
+/// as soon as some workload has a sidecar.
 pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
     let is_ready = |workload: &&Workload| workload.ready || service.unready;
+    let is_strict = |workload: &Workload| barrier(mesh, workload) == Some(Barrier::Strict);
     let mut members = mesh.members_behind(name).peekable();
     if members.peek().is_none() {
         return false;
@@ -108,7 +109,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
         return true;
     }
     let mut others = mesh.bystanders_behind(name).filter(is_ready).peekable();
-    others.peek().is_none() || others.any(|it| needs_sidecar(mesh, service, it))
+    others.peek().is_none() || others.any(|it| is_strict(it) || needs_sidecar(mesh, service, it))
 }
 
 fn occupant_port(

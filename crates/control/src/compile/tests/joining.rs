@@ -127,20 +127,25 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         objects(&format!("{config}{{{spec}}}")).pop().unwrap()
     };
     let reviews = |mesh: &Mesh| mesh.service(&service("reviews-v1")).unwrap().clone();
-    for (spec, barrier) in [
-        ("namespaces: [{name: bookinfo, trafficMode: strict}]", Barrier::Strict),
-        ("egress: deny", Barrier::Egress),
-    ] {
+    let strict = ("namespaces: [{name: bookinfo, trafficMode: strict}]", Barrier::Strict);
+    for ((spec, barrier), with_policy) in
+        [(strict, true), (strict, false), (("egress: deny", Barrier::Egress), true)]
+    {
         let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
         assert_eq!(barred(&mesh, &reviews(&mesh)), None);
         let allow = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
                      spec: {serviceAccounts: [reviews], allow: [{from: [{namespace: bookinfo}]}]}";
-        mesh.apply(Change::Upsert(objects(allow).pop().unwrap()));
+        if with_policy {
+            mesh.apply(Change::Upsert(objects(allow).pop().unwrap()));
+        }
         mesh.apply(Change::Upsert(settings(spec)));
-        assert_eq!(seen(&mesh), both()[..1], "{spec}");
+        assert!(is_balanced(&mesh), "{spec}");
+        let members = if with_policy { 1 } else { 0 };
+        assert_eq!(seen(&mesh), both()[..members], "{spec}");
         assert_eq!(barred(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
-        // Without a ready member nothing is balanced, and nothing left out.
+        // The mode keeps requests from the others also without a ready member; `egress` does not.
         set_ready(&mut mesh, false);
+        assert_eq!(is_balanced(&mesh), barrier == Barrier::Strict, "{spec}");
         assert_eq!(barred(&mesh, &reviews(&mesh)), None, "{spec}");
     }
 }
