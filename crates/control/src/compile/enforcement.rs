@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Egress, ObjectKey, PolicyAction, Service, ServiceName, TrafficMode, Workload, WorkloadName,
+    Egress, ObjectKey, PolicyAction, Service, ServiceName, ServicePort, TrafficMode, Workload,
+    WorkloadName,
 };
 
 use super::service::target_port;
@@ -41,8 +42,9 @@ pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)>
 /// Finds out for many workloads without a sidecar if a policy applies that only a sidecar enforces.
 pub(super) struct Enforcement<'a> {
     mesh: &'a Mesh,
-    /// Known results: they depend on the services in front of a workload and on the port.
-    known: BTreeMap<(Vec<&'a ServiceName>, u16), bool>,
+    /// Known results, by the services in front of a workload, each with those of its ports that lead to the port of the
+    /// workload: named ports may lead to different numbers at each workload.
+    known: BTreeMap<Vec<(&'a ServiceName, Vec<u16>)>, bool>,
 }
 
 impl<'a> Enforcement<'a> {
@@ -53,10 +55,16 @@ impl<'a> Enforcement<'a> {
     /// True when no policy applies at a port of a workload that only a sidecar enforces.
     pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
         let services = self.mesh.in_front_of_bystander(&workload.name);
-        let key = (services.map(|service| &service.name).collect(), number);
+        let key = services.map(|it| (&it.name, leading(it, workload, number).collect())).collect();
         let is_complete = || needing_sidecar(self.mesh, workload, number).is_empty();
         *self.known.entry(key).or_insert_with(is_complete)
     }
+}
+
+/// The ports of a service that lead to a port of a workload.
+fn leading(service: &Service, workload: &Workload, number: u16) -> impl Iterator<Item = u16> {
+    let leads = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
+    service.ports.iter().filter(leads).map(|port| port.port)
 }
 
 /// True when a policy applies at some port of a service at a workload without a sidecar that only a sidecar enforces.
@@ -76,11 +84,9 @@ pub(super) fn needing_sidecar(
 ) -> BTreeSet<ObjectKey> {
     let mut policies: BTreeSet<ObjectKey> = access_policies(mesh, workload).collect();
     for service in mesh.in_front_of_bystander(&workload.name) {
-        let leading = service.ports.iter();
-        let leading = leading.filter(|port| target_port(&port.target, workload) == Some(number));
-        for port in leading {
-            let limits = mesh.limits(&service.name, port.port).map(|limits| limits.policy);
-            let guards = mesh.guards(&service.name, port.port).into_iter().map(|it| it.policy);
+        for port in leading(service, workload, number) {
+            let limits = mesh.limits(&service.name, port).map(|limits| limits.policy);
+            let guards = mesh.guards(&service.name, port).into_iter().map(|it| it.policy);
             policies.extend(limits.into_iter().chain(guards).map(ObjectKey::ServicePolicy));
         }
         let beside = mesh.behind(&service.name).chain(mesh.bystanders_behind(&service.name));

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use leno_model::{Change, Object, ObjectKey, Workload};
+use leno_model::{
+    Change, Object, ObjectKey, Protocol, ServicePort, TargetPort, Workload, WorkloadPort,
+};
 
 use super::gateways::{bystander, endpoints, known};
 use super::*;
@@ -164,6 +166,46 @@ fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
     // Where no pod has a sidecar no policy is enforced, and none takes requests away.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
+}
+
+#[test]
+fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
+    let mut mesh = cluster(BOOKINFO, &[]);
+    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    let named = |name: &str, port, target| ServicePort {
+        name: Some(name.parse().unwrap()),
+        port,
+        target,
+        protocol: None,
+    };
+    let main = TargetPort::Name("main".parse().unwrap());
+    reviews.ports = vec![
+        named("main", 9080, main),
+        named("other", 9081, TargetPort::Number(7001)),
+        named("third", 9082, TargetPort::Number(7002)),
+    ];
+    mesh.apply(Change::Upsert(Object::Service(reviews)));
+    for (name, number) in [("reviews-v1-7", 7001), ("reviews-v1-8", 7002)] {
+        let last = u8::try_from(number - 7000).unwrap();
+        let mut plain = bystander(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
+        plain.ports = vec![WorkloadPort {
+            name: Some("main".parse().unwrap()),
+            port: number,
+            protocol: Protocol::Detect,
+        }];
+        mesh.apply(Change::Upsert(Object::Workload(plain)));
+    }
+    let yaml = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: p, namespace: bookinfo}\n\
+                spec: {targetRefs: [{kind: Service, name: reviews-v1, port: 9080}], concurrency: {requests: 10}}";
+    mesh.apply(Change::Upsert(objects(yaml).pop().unwrap()));
+    let view = known(&mesh, "productpage-1", &["reviews-v1"]);
+    let view = &view.snapshot.services;
+    let at = |port: u16| {
+        let endpoints = &view[&service("reviews-v1")].ports[&port].endpoints;
+        endpoints.iter().filter(|it| it.account.is_none()).count()
+    };
+    // Port 7001 is `main` of the one alone, 7002 of the other alone: each keeps the port that is not.
+    assert_eq!([at(9080), at(9081), at(9082)], [0, 1, 1]);
 }
 
 #[test]
