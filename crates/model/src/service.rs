@@ -62,19 +62,15 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// The protocol that the service declares, or that convention gives the port: see [`is_server_first`].
+    /// True for a port without a declared protocol at which the server speaks first by convention: see [`is_server_first`].
     #[must_use]
-    pub fn declared(&self) -> Option<Protocol> {
+    pub fn is_server_first(&self) -> bool {
         let target = match self.target {
             TargetPort::Number(number) => number,
             TargetPort::Name(_) => self.port,
         };
-        let by_convention = || {
-            let is_first =
-                is_server_first(self.name.as_ref(), self.port) || is_server_first(None, target);
-            is_first.then_some(Protocol::Tcp)
-        };
-        self.protocol.or_else(by_convention)
+        self.protocol.is_none()
+            && (is_server_first(self.name.as_ref(), self.port) || is_server_first(None, target))
     }
 }
 

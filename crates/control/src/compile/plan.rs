@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortGuard, PortLimits, Protocol, Service, ServiceName, ServicePort,
-    ServiceRetry, TargetPort, Workload, WorkloadPlan, WorkloadPort, is_server_first,
+    Caller, LaneRule, PortGuard, PortLimits, Protocol, RequestNeed, Service, ServiceName,
+    ServicePort, ServiceRetry, TargetPort, Workload, WorkloadPlan, WorkloadPort, is_server_first,
 };
 
 use super::access::{access, inbound};
@@ -59,18 +59,65 @@ pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     }
     for port in ports.iter_mut().filter(|port| port.protocol == Protocol::Detect) {
         port.protocol = spoken(mesh, workload, port.port);
-        if port.protocol == Protocol::Detect && is_server_first(port.name.as_ref(), port.port) {
+        if port.protocol == Protocol::Detect
+            && is_server_first_by_convention(mesh, workload, port)
+            && !looks_at_requests(mesh, workload, port.port)
+        {
             port.protocol = Protocol::Tcp;
         }
     }
     ports
 }
 
+/// True where convention lets the server speak first: by the port, or by a port of a service that leads there.
+fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &WorkloadPort) -> bool {
+    let services = mesh.in_front_of(&workload.name);
+    let mut ports = services.flat_map(|service| &service.ports);
+    is_server_first(port.name.as_ref(), port.port)
+        || ports
+            .any(|it| it.is_server_first() && target_port(&it.target, workload) == Some(port.port))
+}
+
+/// True when a policy looks at requests at a port of a workload. A convention does not hide requests from it: what is spoken
+/// there is detected.
+fn looks_at_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
+    let services = mesh.in_front_of(&workload.name);
+    let mut ports = services.flat_map(|it| it.ports.iter().map(move |port| (&it.name, port)));
+    denies_requests(mesh, workload, number)
+        || ports.any(|(service, port)| {
+            let mut needs = mesh.inbound_needs(service, port.port);
+            target_port(&port.target, workload) == Some(number)
+                && needs.any(|need| need != RequestNeed::None)
+        })
+}
+
+/// True when an access policy denies some requests at a port of a workload.
+fn denies_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
+    let mut rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
+    rules.any(|rule| rule.request_need() != RequestNeed::None && rule.ports.contains(number))
+}
+
+/// The protocol of a port at which, by convention, the server speaks first: detected where a policy looks at requests.
+pub(super) fn by_convention(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
+    let is_detected = || {
+        let mut needs = mesh.needs(&service.name, port.port);
+        let denies = |workload: &Workload| {
+            let number = target_port(&port.target, workload);
+            number.is_some_and(|number| denies_requests(mesh, workload, number))
+        };
+        needs.any(|need| need != RequestNeed::None) || mesh.behind(&service.name).any(denies)
+    };
+    match port.is_server_first() && !is_detected() {
+        true => Protocol::Tcp,
+        false => Protocol::Detect,
+    }
+}
+
 /// What the services that lead to a port say is spoken there, if they agree: gRPC is HTTP/2.
 fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
     let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
-    let said: BTreeSet<Protocol> = leading.filter_map(ServicePort::declared).collect();
+    let said: BTreeSet<Protocol> = leading.filter_map(|port| port.protocol).collect();
     let is_http2 = |protocol: &Protocol| matches!(protocol, Protocol::Http2 | Protocol::Grpc);
     let first = said.first().copied();
     first.filter(|_| said.len() == 1 || said.iter().all(is_http2)).unwrap_or_default()

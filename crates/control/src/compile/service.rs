@@ -11,6 +11,7 @@ use leno_model::{
 };
 
 use super::enforcement::{Enforcement, barrier};
+use super::plan::by_convention;
 use super::split;
 use crate::mesh::{Mesh, Touched};
 
@@ -367,7 +368,7 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
     }
     match (spoken.first(), spoken.len()) {
         (Some(protocol), 1) if *protocol != Protocol::Detect => *protocol,
-        _ => port.declared().unwrap_or_default(),
+        _ => by_convention(mesh, service, port),
     }
 }
 

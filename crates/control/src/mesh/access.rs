@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    AccessPolicy, Name, PolicyAction, PolicyName, ServiceAccount, ServiceName, TrafficMode,
-    Workload,
+    AccessPolicy, Name, PolicyAction, PolicyName, RequestNeed, ServiceAccount, ServiceName,
+    TrafficMode, Workload,
 };
 
 use super::{Index, Mesh, Touched};
@@ -72,13 +72,15 @@ impl Mesh {
     }
 
     /// What it is about decides differently; and clients whom it lets call a strict workload may
-    /// be any that its wildcards fit.
+    /// be any that its wildcards fit. A rule that looks at requests changes what is spoken at ports without a declared protocol.
     fn touch_policy(&self, policy: &AccessPolicy, touched: &mut Touched) {
         let about = |workload: &&Workload| policy.is_about(&workload.account);
         self.touch_unenforced(|workload| policy.is_about(&workload.account), touched);
+        let looks_at_requests =
+            policy.rules.iter().any(|rule| rule.request_need() != RequestNeed::None);
         for workload in self.workloads().filter(about) {
             touched.workloads.insert(workload.name.clone());
-            if self.mode_of(workload) == TrafficMode::Strict {
+            if looks_at_requests || self.mode_of(workload) == TrafficMode::Strict {
                 let services = self.in_front_of(&workload.name).map(|service| &service.name);
                 let services: Vec<ServiceName> = services.cloned().collect();
                 for service in &services {

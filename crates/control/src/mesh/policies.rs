@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use leno_model::{
     AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard,
-    PortLimits, RouteKind, RouteName, ServiceName, ServicePolicy, ServicePolicyName, Standing,
-    Surroundings, Treatment, WorkloadName,
+    PortLimits, RequestNeed, RouteKind, RouteName, ServiceName, ServicePolicy, ServicePolicyName,
+    Standing, Surroundings, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -76,6 +76,34 @@ impl Mesh {
     /// What policies say may come in at a port of a service.
     pub(crate) fn limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
         PortLimits::of(self.policies.of(service), service, port)
+    }
+
+    /// The needs of all policies about a port of a service.
+    pub(crate) fn needs(
+        &self,
+        service: &ServiceName,
+        port: u16,
+    ) -> impl Iterator<Item = RequestNeed> {
+        self.attached_to(service, port).map(|policy| policy.rule.request_need())
+    }
+
+    /// The needs of those that the sidecar of the server enforces.
+    pub(crate) fn inbound_needs(
+        &self,
+        service: &ServiceName,
+        port: u16,
+    ) -> impl Iterator<Item = RequestNeed> {
+        let inbound = self.attached_to(service, port).filter(|policy| policy.rule.is_inbound());
+        inbound.map(|policy| policy.rule.request_need())
+    }
+
+    fn attached_to(
+        &self,
+        service: &ServiceName,
+        port: u16,
+    ) -> impl Iterator<Item = &ServicePolicy> {
+        let policies = self.policies.of(service);
+        policies.filter(move |policy| policy.closeness(service, port).is_some())
     }
 
     /// What policies say else decides about requests at a port of a service.

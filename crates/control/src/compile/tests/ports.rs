@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use leno_model::Protocol;
+use leno_model::{Change, Protocol};
 
 use crate::compile::plan::plan;
 use crate::compile::{Viewer, view};
-use crate::fixture::{mesh, service, workload};
+use crate::fixture::{mesh, objects, service, workload};
+use crate::mesh::Mesh;
 
 fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol)> {
     let mut yaml = format!(
@@ -78,6 +79,42 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
         if expected == Protocol::Tcp && !name.contains('-') {
             assert_eq!(called(&said), expected, "{said}");
         }
+    }
+}
+
+/// A convention says what is probably spoken; it hides no request from a policy.
+#[test]
+fn policies_that_look_at_requests_turn_the_convention_off() {
+    let policies = [
+        "AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
+         spec: {serviceAccounts: [a], deny: [{requests: [{path: {value: /admin}}]}]}",
+        "RateLimit\nmetadata: {name: p, namespace: bookinfo}\n\
+         spec: {targetRefs: [{kind: Service, name: s}], concurrency: {requests: 10}}",
+    ];
+    for policy in policies {
+        let yaml = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: bookinfo}}\n\
+             spec: {{selector: {{app: a}}, ports: [{{port: 80, targetPort: 4444}}]}}\n---\n\
+             apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a, namespace: bookinfo, \
+             labels: {{app: a}}}}\nspec: {{serviceAccount: a, ports: [{{port: 4444}}, {{port: 6379}}]}}\n"
+        );
+        let document = format!("apiVersion: leno.dev/v1alpha1\nkind: {policy}\n");
+        let mut mesh = mesh(&yaml);
+        let spoken = |mesh: &Mesh| {
+            let view = view(mesh, &Viewer::Anybody, mesh.service(&service("s")).unwrap());
+            let plan = plan(mesh, mesh.workload(&workload("a")).unwrap());
+            (view.ports[&80].protocol, plan.ports.iter().map(|port| port.protocol).collect())
+        };
+        let tcp = (Protocol::Tcp, vec![Protocol::Tcp; 2]);
+        assert_eq!(spoken(&mesh), tcp);
+        let added = objects(&document).pop().unwrap();
+        let key = added.key();
+        let touched = mesh.apply(Change::Upsert(added));
+        assert!(touched.services.contains(&service("s")), "clients hear of it: {policy}");
+        let (called, ports): (Protocol, Vec<Protocol>) = spoken(&mesh);
+        assert_eq!((called, ports[0]), (Protocol::Detect, Protocol::Detect), "{policy}");
+        mesh.apply(Change::Remove(key));
+        assert_eq!(spoken(&mesh), tcp);
     }
 }
 
