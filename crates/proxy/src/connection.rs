@@ -34,7 +34,7 @@ use crate::patience::finished_within;
 use crate::plaintext;
 use crate::session::{Entrance, Session};
 use crate::tcp;
-use crate::tls::{self, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
+use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
 
 /// Carries a connection from its first byte to its last.
@@ -297,11 +297,12 @@ async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) 
 
 /// What is spoken inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
 async fn serve_inbound(
-    session: Session,
+    mut session: Session,
     (port, expires): (u16, Option<Instant>),
     io: Io,
     alpn: Option<Vec<u8>>,
 ) {
+    session.is_private = alpn.as_deref() == Some(ALPN_ALONE) && session.identity.is_some();
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {

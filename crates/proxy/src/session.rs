@@ -64,6 +64,8 @@ pub(crate) struct Session {
     pub(crate) outside: RefCell<Option<Rc<Application>>>,
     /// One client has this connection to itself: its requests come one after another over HTTP/1.1.
     pub(crate) is_exclusive: Cell<bool>,
+    /// Another sidecar opened the connection for the requests of one client.
+    pub(crate) is_private: bool,
     /// Connections that serve this client alone, since their servers authenticate them.
     pub(crate) pinned: Pins,
     /// What its exchanges were counted under, so that they are not looked up each time.
@@ -108,6 +110,7 @@ impl Session {
             host,
             edge,
             is_exclusive: Cell::new(false),
+            is_private: false,
             pinned: Pins::default(),
             series,
             permit,

@@ -137,3 +137,25 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
         }
     });
 }
+
+/// A proxy before the sidecar sends the requests of its clients over one connection: none of them acts as another.
+#[test]
+fn users_behind_a_proxy_share_no_authenticated_connection() {
+    run(async {
+        for mark in ["x-forwarded-for: 192.0.2.7", "Via: 1.1 proxy", "forwarded: for=192.0.2.7"] {
+            let app = application("NTLM").await;
+            let mesh = Mesh::permissive(app.address).await;
+            let mut proxy = Client::connect(mesh.door).await;
+            let alice = "authorization: NTLM alice\r\n";
+            let ask = |more: &str, mark: &str| {
+                format!("GET / HTTP/1.1\r\nhost: x\r\n{more}{mark}\r\n\r\n")
+            };
+            assert_eq!(proxy.ask(&ask(alice, mark)).await.text(), "alice");
+            assert_eq!(proxy.ask(&ask("", mark)).await.status, 401, "{mark}");
+            // Nor do they get a connection that the proxy has authenticated for itself.
+            assert_eq!(proxy.ask(&ask(alice, "x-other: 1")).await.text(), "alice");
+            assert_eq!(proxy.ask(&ask("", mark)).await.status, 401, "{mark}");
+            assert_eq!(proxy.ask(&ask("", "x-other: 1")).await.text(), "alice");
+        }
+    });
+}

@@ -64,8 +64,8 @@ impl Exchange<'_, '_> {
         bound: &Bound,
         avoid: Option<&EndpointId>,
     ) -> Result<(Destined, Option<Box<Http1Upstream>>), Reason> {
-        // Streams of one link or one HTTP/2 connection may belong to different clients.
-        if !self.session.is_exclusive.get() {
+        // Streams of one link or one HTTP/2 connection may belong to different clients, and so may the requests of a proxy.
+        if !self.session.is_exclusive.get() || self.may_be_pooled() {
             return Ok((self.pick(bound, avoid)?, None));
         }
         let pinned = self.session.pinned.take(|pin| self.leads_there(pin, bound, avoid));
@@ -74,6 +74,14 @@ impl Exchange<'_, '_> {
             Some((destined, Pin { connection, .. })) => Ok((destined, Some(connection))),
             None => Ok((self.pick(bound, avoid)?, None)),
         }
+    }
+
+    /// True for a request that came through a proxy, which may send the requests of several users over one connection. On
+    /// a connection that another sidecar opened for one client, that sidecar has made sure of it.
+    fn may_be_pooled(&self) -> bool {
+        let request = self.request;
+        let is_marked = |name: &str| request.head.find(&request.bytes, name).next().is_some();
+        !self.session.is_private && MARKS_OF_PROXIES.iter().any(|name| is_marked(name))
     }
 
     /// The destination, if the request may go where a pinned connection leads.
@@ -122,5 +130,7 @@ impl Exchange<'_, '_> {
     }
 }
 
+/// The headers that proxies add to the requests of their clients.
+const MARKS_OF_PROXIES: [&str; 3] = ["via", "forwarded", "x-forwarded-for"];
 /// Servers that one client of the HTTP proxy may use in turn over one connection.
 const PINS_MAX: usize = 4;
