@@ -171,6 +171,8 @@ impl<F: FnMut(Opened)> Driver<F> {
             }
             let next = match self.pace {
                 Pace::Idle => self.beat_at,
+                // A ping that waits for its answer.
+                Pace::Watched(_) if self.unanswered.is_some() => now + self.rhythm.tick,
                 Pace::Watched(doubled) => now + self.rhythm.tick.saturating_mul(1 << doubled),
             };
             self.timer.as_mut().reset(next);
@@ -277,11 +279,11 @@ impl<F: FnMut(Opened)> Driver<F> {
 /// The time after which a peer has its allowances again (`docs/link.md`, Floods).
 const BEAT: Duration = Duration::from_secs(10);
 /// The time between two looks at a link in use. A silent peer is pinged at the first look without a word of it, and given up
-/// at the second one after that: within 2 s of its last byte.
+/// at the fourth one after that: 2 s after the ping, and within 3 s of its last byte.
 const TICK: Duration = Duration::from_millis(500);
 /// Looks after which a ping counts as unanswered.
-const UNANSWERED_LOOKS: u32 = 2;
-/// The most doublings of the time between two looks: streams that are silent cost a ping every 8 s at most.
+const UNANSWERED_LOOKS: u32 = 4;
+/// The most doublings of the time between two looks: streams that are silent cost a ping every 4.5 s at most.
 const DOUBLED_MAX: u32 = 3;
 /// Beats that a peer has to answer the ping of a link that retires.
 const PARTING_BEATS: u32 = 1;
@@ -308,10 +310,19 @@ mod tests {
     }
 
     async fn link_for(idle: Duration, word: &'static [u8]) -> LinkHandle {
+        let rhythm = Rhythm { beat: PERIOD, tick: PERIOD / 4, idle };
+        link_with((rhythm, Duration::ZERO), word).await
+    }
+
+    /// The same, with a peer that takes its time for each word.
+    async fn link_with((rhythm, pause): (Rhythm, Duration), word: &'static [u8]) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
             client.send(Link::new(Role::Acceptor, Limits::default()).output()).await;
             let mut heard = [0; 1024];
             while matches!(client.stream.read(&mut heard).await, Ok(1..)) {
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
                 if client.stream.write_all(word).await.is_err() {
                     return;
                 }
@@ -319,7 +330,6 @@ mod tests {
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let rhythm = Rhythm { beat: PERIOD, tick: PERIOD / 4, idle };
         let driven = link.clone().drive_at(rhythm, Io::new(Stream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driven);
         link.ready().await.unwrap();
@@ -346,6 +356,18 @@ mod tests {
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
             let patience = PERIOD * 6;
             assert!(tokio::time::timeout(patience, stream.lost()).await.is_err());
+            assert!(!link.is_broken());
+        });
+    }
+
+    #[test]
+    fn a_peer_that_is_silent_for_less_than_the_bound_is_not_given_up() {
+        run(async {
+            // Its answers come between the second and the third look after each ping.
+            let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
+            let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
+            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            assert!(tokio::time::timeout(pause * 4, stream.lost()).await.is_err());
             assert!(!link.is_broken());
         });
     }
