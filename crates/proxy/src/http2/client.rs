@@ -11,7 +11,7 @@ use h2::Ping;
 use h2::client::{Builder, SendRequest};
 use leno_model::Reason;
 use leno_telemetry::Count;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 use tokio::time::timeout;
 
 use super::transport::Transport;
@@ -48,6 +48,14 @@ pub(crate) struct Http2Lease {
     connection: Rc<Connection>,
 }
 
+/// The end of waiting for a stream.
+enum Turn<'a> {
+    /// A connection with room.
+    Ready(Http2Lease),
+    /// Another connection may be opened, by nobody else meanwhile.
+    Opens(MutexGuard<'a, ()>),
+}
+
 impl Http2Lease {
     fn new(connection: Rc<Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
@@ -79,26 +87,28 @@ impl Http2Pool {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
-        timeout(patience, self.make_room(address, worker, patience))
-            .await
-            .unwrap_or(Err(Reason::ConnectTimeout))
+        // A server that has no room for a stream is busy, not silent.
+        let turn = timeout(patience, self.turn()).await.map_err(|_| Reason::UpstreamRefused)?;
+        let _opening = match turn {
+            Turn::Ready(lease) => return Ok(lease),
+            Turn::Opens(opening) => opening,
+        };
+        worker.shard.add(Count::LeaseOpened, 1);
+        let opened = async {
+            let connected = connect::application(address, worker, patience).await?;
+            let send = greet(connected.reader.io.clone(), connected).await?;
+            Ok(self.add(send, None))
+        };
+        timeout(patience, opened).await.unwrap_or(Err(Reason::ConnectTimeout))
     }
 
-    /// Waits for a stream to end when there are enough connections, or opens another.
-    async fn make_room(
-        &self,
-        address: SocketAddr,
-        worker: &Rc<Worker>,
-        patience: Duration,
-    ) -> Result<Http2Lease, Reason> {
-        let _opening = self.opening.lock().await;
-        if let Some(ready) = self.room().await {
-            return Ok(ready);
+    /// Waits for a stream to end when there are enough connections, or until another may be opened.
+    async fn turn(&self) -> Turn<'_> {
+        let opening = self.opening.lock().await;
+        match self.room().await {
+            Some(ready) => Turn::Ready(ready),
+            None => Turn::Opens(opening),
         }
-        worker.shard.add(Count::LeaseOpened, 1);
-        let connected = connect::application(address, worker, patience).await?;
-        let send = greet(connected.reader.io.clone(), connected).await?;
-        Ok(self.add(send, None))
     }
 
     /// A connection with room, as soon as there is one; `None` when another may be opened.

@@ -105,7 +105,11 @@ pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Resul
         return match speaks(upstream, worker) {
             Speaks::Http1 => {
                 let connected = plain_bytes(upstream, worker, Wait::Whole).await;
-                connected.map(|connection| Lease::Http1(Box::new(connection)))
+                connected.map(|mut connection| {
+                    // No other proxy cleans its responses.
+                    connection.reader.is_tolerant = true;
+                    Lease::Http1(Box::new(connection))
+                })
             }
             Speaks::Http2 => plainly(upstream, worker, (Speaks::Http2, Wait::Whole)).await,
         };
@@ -186,8 +190,8 @@ pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
 fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
     match outcome {
         Ok(()) => upstream.welcome(),
-        // Its own lack of room tells nothing of the endpoint.
-        Err(Reason::TooManyConnections) => {}
+        // Lack of room, here or there, tells nothing of the endpoint.
+        Err(Reason::TooManyConnections | Reason::UpstreamRefused) => {}
         Err(Reason::ConnectTimeout) => upstream.lose(worker),
         Err(_) => upstream.avoid(worker),
     }
