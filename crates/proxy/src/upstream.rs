@@ -132,13 +132,13 @@ impl Upstream {
         }
     }
 
-    /// A link or connection to the endpoint, made if there is none. `timed`: of whose attempt it is no part
+    /// A link or connection to the endpoint, made if there is none: `wait` counts only then. `timed`: of whose attempt it is no part
     /// to wait for that.
     pub(crate) async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
-        wait: Wait,
+        wait: impl Into<Wait>,
     ) -> Result<Lease, Reason> {
         if let Some(link) = self.open_link() {
             worker.shard.add(Count::LeaseReused, 1);
@@ -154,6 +154,7 @@ impl Upstream {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http2(lease));
         }
+        let wait = wait.into();
         let leased = if self.is_plain() {
             let spoken = connect::speaks(self, worker);
             Box::pin(connect::plainly(self, worker, (spoken, wait))).await
@@ -345,7 +346,13 @@ impl Application {
         if self.speaks == Speaks::Http2 {
             self.permit(worker).await?;
             let patience = worker.config.limits.connect_timeout;
-            return self.http2.lease(self.address, worker, patience).await.map(Lease::Http2);
+            let leased = self.http2.lease(self.address, worker, patience).await;
+            // A wait for room at the one application is not repeated.
+            let leased = leased.map_err(|reason| match reason {
+                Reason::UpstreamRefused => Reason::ConnectTimeout,
+                reason => reason,
+            });
+            return leased.map(Lease::Http2);
         }
         if let Some(connection) = self.pool.take() {
             worker.shard.add(Count::LeaseReused, 1);
@@ -529,13 +536,13 @@ impl Destined {
         &self,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
-        (found_http2, wait): (bool, Wait),
+        (found_http2, wait): (bool, impl Into<Wait>),
     ) -> Result<Lease, Reason> {
         match self {
             Self::Application(application) => application.lease(worker).await,
             // Boxed, so that the others need no room for it.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
-                let leased = Box::pin(upstream.lease_http2(worker, wait)).await;
+                let leased = Box::pin(upstream.lease_http2(worker, wait.into())).await;
                 timed.into_iter().for_each(Timed::connected);
                 leased
             }

@@ -13,9 +13,29 @@ use super::exchange::{Beside, Witness};
 use super::grpc;
 use super::replay::Hold;
 use super::request::Request;
+use super::route::Bound;
 use crate::upstream::gate::Retrying;
 use crate::upstream::ward::Ward;
+use crate::upstream::{Wait, wait_for};
 use crate::worker::Worker;
+
+/// What decides how long an attempt waits for a connection; asked only where none is open.
+pub(crate) struct Prospect<'a> {
+    pub(crate) bound: &'a Bound,
+    /// The retries before it.
+    pub(crate) retries: u32,
+}
+
+impl From<Prospect<'_>> for Wait {
+    fn from(Prospect { bound, retries }: Prospect<'_>) -> Self {
+        let rule = bound.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        match rule.is_some_and(|rule| rule.attempts == 0) {
+            // There is no attempt after it.
+            true => Self::Whole,
+            false => wait_for(retries, bound.destination.endpoints()),
+        }
+    }
+}
 
 /// What decides whether the client gets an answer, or the request is sent once more.
 pub(crate) struct KeepBack<'a> {

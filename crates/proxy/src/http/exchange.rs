@@ -47,7 +47,7 @@ use crate::upstream::gate::Retrying;
 use crate::upstream::pick::{kept, pick};
 use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::{Trial, Ward};
-use crate::upstream::{Destined, Timed, Upstream, wait_for};
+use crate::upstream::{Destined, Timed, Upstream};
 
 /// Headers that are added to a request; those of a trace take no block.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
@@ -461,10 +461,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
             sighting.upstream = Some(destined.address());
         }
         let lease = if self.progress.pins {
-            Box::pin(self.lease_private(&destined, own)).await
+            let lease = Box::pin(self.lease_private(&destined, own));
+            match &bound.ward {
+                None => lease.await,
+                Some(ward) => Box::pin(ward.wait(lease)).await,
+            }
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
-            let wait = wait_for(self.record.retries, bound.destination.endpoints());
+            let wait = again::Prospect { bound, retries: self.record.retries };
             let lease = destined.lease(worker, self.timed.as_ref(), (found_http2, wait));
             let lease = pin!(lease);
             match &bound.ward {
