@@ -4,12 +4,17 @@ use std::cell::Cell;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use leno_model::{Endpoint, Protocol};
+use leno_traffic::Endpoints;
 use leno_wire::link::Event;
 use tokio::net::TcpListener;
 
 use super::fixture::{Application, Client, Mesh, OK, Peer, credential, endpoint, run, until};
+use crate::upstream::Wait;
+use crate::upstream::priorities::Priorities;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi";
@@ -40,6 +45,33 @@ async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
         pending::<()>().await;
     });
     (silent, taken)
+}
+
+/// The listener takes links from now on: those that wait in the backlog, and probes. Counts the requests.
+fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
+    let identity = Rc::new(credential(&mesh.authority, "ratings"));
+    let served = Rc::new(Cell::new(0));
+    let counted = served.clone();
+    tokio::task::spawn_local(async move {
+        while let Ok((tcp, _)) = listener.accept().await {
+            let (identity, counted) = (identity.clone(), counted.clone());
+            tokio::task::spawn_local(async move {
+                let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
+                let Ok(tls) = tls.await else { return };
+                let role = leno_wire::link::Role::Acceptor;
+                let mut peer = Peer::new(tls, role, leno_wire::link::Limits::default());
+                peer.flush().await;
+                while let Some(event) = peer.next().await {
+                    if let Event::Opened { stream, .. } = event {
+                        counted.set(counted.get() + 1);
+                        peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                    }
+                    peer.flush().await;
+                }
+            });
+        }
+    });
+    served
 }
 
 async fn status(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
@@ -113,8 +145,10 @@ fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
         let mesh = Mesh::permissive(app.address).await;
         let (silent, taken) = silent(&mesh, "ratings-2").await;
         mesh.route_to(std::slice::from_ref(&silent));
-        // What was sent and may have had its effect fails with a reason.
+        // A request that was sent and may have had its effect fails with a reason, long before the 20 s of two beats.
+        let asked = Instant::now();
         assert_eq!(status(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
         assert_eq!(taken.get(), 1);
         mesh.route_to(&[silent, mesh.endpoint()]);
         for _ in 0..20 {
@@ -149,32 +183,29 @@ fn an_endpoint_that_answers_again_gets_requests_again() {
         for _ in 0..20 {
             assert_eq!(status(&mesh, POST).await, (200, None));
         }
-        // It takes links from now on: those that wait in the backlog, and probes.
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
-        let served = Rc::new(Cell::new(0));
-        let counted = served.clone();
-        tokio::task::spawn_local(async move {
-            while let Ok((tcp, _)) = listener.accept().await {
-                let (identity, counted) = (identity.clone(), counted.clone());
-                tokio::task::spawn_local(async move {
-                    let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
-                    let Ok(tls) = tls.await else { return };
-                    let role = leno_wire::link::Role::Acceptor;
-                    let mut peer = Peer::new(tls, role, leno_wire::link::Limits::default());
-                    peer.flush().await;
-                    while let Some(event) = peer.next().await {
-                        if let Event::Opened { stream, .. } = event {
-                            counted.set(counted.get() + 1);
-                            peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
-                        }
-                        peer.flush().await;
-                    }
-                });
-            }
-        });
+        let served = answering(&mesh, listener);
         while served.get() == 0 {
             assert_eq!(status(&mesh, GET).await, (200, None));
         }
         until(|| served.get() > 0).await;
+    });
+}
+
+#[test]
+fn a_preferred_endpoint_is_probed_while_another_list_serves() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let (dead, listener) = dead("ratings-2", Some("ratings")).await;
+        let list = |endpoint: &Endpoint| -> Endpoints { [Arc::new(endpoint.clone())].into() };
+        let others: Arc<[Endpoints]> = [list(&mesh.endpoint())].into();
+        let priorities = Priorities::new(list(&dead), Some(others));
+        assert_eq!(priorities.len(), 2);
+        let worker = &mesh.client.worker;
+        let preferred = worker.upstream(&Arc::new(dead));
+        assert!(preferred.lease(worker, None, Wait::Short).await.is_err());
+        assert!(priorities.has_yielded(priorities.serving(worker, None, None)));
+        let _served = answering(&mesh, listener);
+        until(|| !priorities.has_yielded(priorities.serving(worker, None, None))).await;
     });
 }

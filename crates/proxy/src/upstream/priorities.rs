@@ -25,9 +25,10 @@ impl Priorities {
         Self { first, others }
     }
 
-    /// The number of endpoints that are preferred.
+    /// The number of endpoints in all lists.
     pub(crate) fn len(&self) -> usize {
-        self.first.len()
+        let others = self.others.iter().flat_map(|lists| lists.iter());
+        self.first.len() + others.map(|list| list.len()).sum::<usize>()
     }
 
     /// The same without the endpoints that have no sidecar.
@@ -66,13 +67,18 @@ impl Priorities {
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
-        let well = |upstream: &Upstream| {
-            is_well(upstream, ward, (avoid, now)) && !ward.is_some_and(|ward| ward.spares(upstream))
+        let well = |upstream: &Rc<Upstream>| {
+            let is_well = is_well(upstream, ward, (avoid, now));
+            if !is_well {
+                // While another list serves, no request finds out that it answers again.
+                upstream.probe(worker, now);
+            }
+            is_well && !ward.is_some_and(|ward| ward.spares(upstream))
         };
-        let admitted = |upstream: &Upstream| ward.is_none_or(|ward| ward.admits(upstream));
+        let admitted = |upstream: &Rc<Upstream>| ward.is_none_or(|ward| ward.admits(upstream));
         let another =
-            |upstream: &Upstream| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
-        let find = |fits: &dyn Fn(&Upstream) -> bool| {
+            |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
+        let find = |fits: &dyn Fn(&Rc<Upstream>) -> bool| {
             let mut lists = std::iter::once(&self.first).chain(others);
             lists.find(|list| list.iter().any(|it| fits(&worker.upstream(it))))
         };
