@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
-use leno_traffic::retry;
 
 use crate::application_ports::START_PATIENCE;
 use crate::http2::client::{Http2Lease, Http2Pool};
@@ -25,6 +24,7 @@ pub(crate) mod priorities;
 pub(crate) mod ward;
 pub(crate) mod watch;
 
+pub(crate) use connect::{Wait, wait_for};
 pub(crate) use pool::{Http1Upstream, Pool};
 
 /// One endpoint as one thread knows it: its links, its pooled connections, its load.
@@ -54,24 +54,6 @@ pub(crate) struct Upstream {
     is_foreign: Cell<bool>,
     /// Connections to a peer that answered `h2`.
     http2: Http2Pool,
-}
-
-/// How long a request waits for a connection to an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// As long as connecting may take.
-    Whole,
-    /// Shorter: there are other endpoints to try. The connection attempt goes on.
-    Short,
-}
-
-/// How long an attempt waits for a connection that so many retries came before, at one of so many endpoints.
-pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
-    let number = usize::try_from(retries).unwrap_or(usize::MAX);
-    match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
-        true => Wait::Short,
-        false => Wait::Whole,
-    }
 }
 
 /// A way to send one request.

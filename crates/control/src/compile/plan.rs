@@ -78,8 +78,8 @@ fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &Worklo
             .any(|it| it.is_server_first() && target_port(&it.target, workload) == Some(port.port))
 }
 
-/// True when a policy looks at requests at a port of a workload. A convention does not hide requests from it: what is spoken
-/// there is detected.
+/// True when a policy looks at requests at a port of a workload. A convention does not hide requests from it: the
+/// protocol is detected there.
 fn looks_at_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
     let services = mesh.in_front_of(&workload.name);
     let mut ports = services.flat_map(|it| it.ports.iter().map(move |port| (&it.name, port)));

@@ -72,7 +72,7 @@ impl Mesh {
     }
 
     /// What it is about decides differently; and clients whom it lets call a strict workload may
-    /// be any that its wildcards fit. A rule that looks at requests changes what is spoken at ports without a declared protocol.
+    /// be any that its wildcards fit. A rule that looks at requests changes the protocol of ports without a declared one.
     fn touch_policy(&self, policy: &AccessPolicy, touched: &mut Touched) {
         let about = |workload: &&Workload| policy.is_about(&workload.account);
         self.touch_unenforced(|workload| policy.is_about(&workload.account), touched);

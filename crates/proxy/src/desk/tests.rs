@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use leno_discovery::{ChangeId, Update};
-use leno_model::{Access, Occupant, Snapshot, TrustDomain, Whereabouts};
+use leno_model::{Access, Occupant, Reach, ServiceView, Snapshot, TrustDomain, Whereabouts};
 use leno_telemetry::{Count, Telemetry};
 
 use super::*;
 use crate::config::Config;
 use crate::state::StateDir;
-use crate::tests::fixture::{plan, workload};
+use crate::tests::fixture::{plan, run, workload};
 use crate::world::World;
 
 /// The control thread of a sidecar, and the control plane that it is subscribed at.
@@ -18,11 +18,14 @@ struct Fixture {
     follower: Follower,
     telemetry: Arc<Telemetry>,
     control: ControlPlane,
+    started: Instant,
     _scratch: tempfile::TempDir,
 }
 
 #[derive(Default)]
 struct ControlPlane {
+    /// The services that exist.
+    existing: BTreeSet<ServiceName>,
     services: BTreeSet<ServiceName>,
     addresses: BTreeSet<IpAddr>,
     names: BTreeSet<ServiceName>,
@@ -35,15 +38,16 @@ impl Fixture {
         let config =
             Config::sidecar(workload("web-1"), TrustDomain::new("a").unwrap(), path.clone());
         let state = StateDir::open(&path).unwrap();
-        let (world, _) = World::new(state.names(), Instant::now());
+        let started = Instant::now();
+        let (world, _) = World::new(state.names(), started);
         let telemetry = Telemetry::new();
         let told = (telemetry.clone(), world);
         let admin = ([127, 0, 0, 1], 0).into();
         let follower = Follower::new(Arc::new(config), told, state, admin, 0);
-        Self { follower, telemetry, control: ControlPlane::default(), _scratch: scratch }
+        Self { follower, telemetry, control: ControlPlane::default(), started, _scratch: scratch }
     }
 
-    /// Requests use these; the control plane receives the subscriptions and answers that no service exists.
+    /// Requests use these; the control plane receives the subscriptions and answers that no other service exists.
     fn want(&mut self, wants: impl IntoIterator<Item = Want>) {
         let wants: Vec<Want> = wants.into_iter().collect();
         for part in wants.chunks(BATCH_MAX) {
@@ -54,7 +58,7 @@ impl Fixture {
     }
 
     fn receive(&mut self, requests: Requests) {
-        let ControlPlane { services, addresses, names } = &mut self.control;
+        let ControlPlane { services, addresses, names, .. } = &mut self.control;
         for request in requests.into_iter().flatten() {
             match request {
                 Request::Subscribe(new) => services.extend(new),
@@ -69,18 +73,32 @@ impl Fixture {
     }
 
     fn answer(&self) {
-        let ControlPlane { services, addresses, names } = &self.control;
+        let ControlPlane { existing, services, addresses, names } = &self.control;
+        let (known, absent): (BTreeSet<_>, BTreeSet<_>) =
+            services.iter().cloned().partition(|name| existing.contains(name));
+        let view = |name: &ServiceName| {
+            let name = name.clone();
+            Arc::new(ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::new() })
+        };
         let outside = Arc::new(Occupant::Outside);
         let nowhere: Arc<Whereabouts> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
             plan: Arc::new(plan("web", Access::Permissive)),
-            services: BTreeMap::new(),
+            services: known.iter().map(|it| (it.clone(), view(it))).collect(),
             addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
             names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),
         };
         let snapshot = Arc::new(snapshot);
-        let update = Update { snapshot, absent: services.clone(), change: ChangeId(1) };
+        let update = Update { snapshot, absent, change: ChangeId(1) };
         self.follower.world.swap(&update).unwrap();
+    }
+
+    /// The time of a use has a resolution of one second.
+    fn next_second(&self) {
+        let second = self.started.elapsed().as_secs();
+        while self.started.elapsed().as_secs() == second {
+            std::thread::yield_now();
+        }
     }
 
     fn full_tables(&self) -> Vec<String> {
@@ -113,6 +131,24 @@ fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
     assert_eq!(desk.full_tables(), ["unknown-services"]);
     desk.follower.forget_evictions();
     assert_eq!(desk.full_tables(), Vec::<String>::new());
+}
+
+#[test]
+fn the_existing_service_that_was_used_last_survives_an_eviction() {
+    run(async {
+        let mut desk = Fixture::new();
+        desk.control.existing = (0..=SUBSCRIPTIONS_MAX).map(named).collect();
+        desk.want((0..SUBSCRIPTIONS_MAX).map(|index| Want::Service(named(index))));
+        assert_eq!(desk.control.services.len(), SUBSCRIPTIONS_MAX);
+        desk.next_second();
+        assert!(desk.follower.world.with_service(&named(0), Duration::ZERO).await.is_ok());
+        desk.want([Want::Service(named(SUBSCRIPTIONS_MAX))]);
+        assert_eq!(desk.full_tables(), ["services"]);
+        let services = &desk.control.services;
+        assert!(services.contains(&named(0)), "the oldest, and used last");
+        assert!(!services.contains(&named(1)), "not used since");
+        assert!(services.contains(&named(SUBSCRIPTIONS_MAX)));
+    });
 }
 
 #[test]

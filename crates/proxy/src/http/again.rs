@@ -19,7 +19,7 @@ use crate::upstream::ward::Ward;
 use crate::upstream::{Wait, wait_for};
 use crate::worker::Worker;
 
-/// What decides how long an attempt waits for a connection; asked only where none is open.
+/// The facts that decide how long an attempt waits for a connection, evaluated only where none is open.
 pub(crate) struct Prospect<'a> {
     pub(crate) bound: &'a Bound,
     /// The retries before it.

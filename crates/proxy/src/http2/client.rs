@@ -52,7 +52,7 @@ pub(crate) struct Http2Lease {
 enum Turn<'a> {
     /// A connection with room.
     Ready(Http2Lease),
-    /// Another connection may be opened, by nobody else meanwhile.
+    /// The right to open another connection.
     Opens(MutexGuard<'a, ()>),
 }
 

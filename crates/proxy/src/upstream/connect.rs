@@ -9,13 +9,14 @@ use std::time::{Duration, Instant, SystemTime};
 use leno_identity::{peer, reason_of, server_name};
 use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count, Shard};
+use leno_traffic::retry;
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{Http1Upstream, Lease, Speaks, Upstream, Wait};
+use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
 use crate::dial::dial;
@@ -25,6 +26,24 @@ use crate::link::LinkHandle;
 use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
 use crate::worker::Worker;
 use crate::world::World;
+
+/// How long a request waits for a connection to an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// As long as connecting may take.
+    Whole,
+    /// Shorter: there are other endpoints to try. The connection attempt goes on.
+    Short,
+}
+
+/// How long an attempt waits for a connection that so many retries came before, at one of so many endpoints.
+pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
+    let number = usize::try_from(retries).unwrap_or(usize::MAX);
+    match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
+        true => Wait::Short,
+        false => Wait::Whole,
+    }
+}
 
 /// One attempt to reach an endpoint. It goes on if the request that began it is gone.
 #[derive(Default)]

@@ -82,7 +82,7 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
     }
 }
 
-/// A convention says what is probably spoken; it hides no request from a policy.
+/// A convention hides no request from a policy.
 #[test]
 fn policies_that_look_at_requests_turn_the_convention_off() {
     let policies = [
