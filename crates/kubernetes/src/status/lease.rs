@@ -237,7 +237,7 @@ mod tests {
                 next.wait_for(|leads| *leads).await.unwrap();
             })
             .await;
-        assert!(began.elapsed() < LASTS, "it is not waited for until it runs out");
+        assert!(began.elapsed() < 3 * LOOK_EVERY, "it is not waited for until it runs out");
         let store = server.store.lock().unwrap();
         let lease = store.objects.values().next().unwrap();
         assert_eq!(lease["spec"]["holderIdentity"], "b");
