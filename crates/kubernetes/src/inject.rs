@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::api::NamespaceName;
 use crate::words::{
     CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR,
-    PROXY_CONTAINER, unknown_mark,
+    PROXY_CONTAINER, UNKNOWN_MARKS_MAX, unknown_marks,
 };
 
 pub use annotation::{InjectError, Of};
@@ -227,12 +227,14 @@ pub fn inject(
     }
     let sidecar = Sidecar { settings, wishes: &wishes, probes: &probes };
     place(&mut pod, &sidecar);
-    overruled.extend(unknown_marks(&pod));
+    let unknown = warnings_of_marks(&pod);
     overruled.extend(unresolved(&pod, &settings.control));
     label(&mut pod, &wishes);
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
     overruled.extend(wishes.overruled);
     overruled.extend(probes.into_warnings());
+    // The last ones: only the first few warnings are shown.
+    overruled.extend(unknown);
     Ok(Outcome::Injected { pod, warnings: overruled })
 }
 
@@ -275,15 +277,13 @@ fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
 }
 
 /// Warnings for labels and annotations of the pod under `leno.dev/` that have no meaning.
-fn unknown_marks(pod: &Value) -> Vec<String> {
-    let of = |list: &str| {
+fn warnings_of_marks(pod: &Value) -> Vec<String> {
+    let of = |list: &'static str| {
         let keys = pod["metadata"][list].as_object().into_iter().flat_map(Map::keys);
-        keys.filter_map(|key| {
-            Some(format!("{list}: {key} has no meaning here; {}", unknown_mark(key)?))
-        })
-        .collect::<Vec<_>>()
+        unknown_marks(keys)
+            .map(move |(key, hint)| format!("{list}: {key} has no meaning here; {hint}"))
     };
-    [of("labels"), of("annotations")].concat()
+    of("labels").chain(of("annotations")).take(UNKNOWN_MARKS_MAX).collect()
 }
 
 /// A warning for a DNS policy that leaves the cluster's name server out: the sidecar has to resolve the control plane.

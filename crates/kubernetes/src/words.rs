@@ -115,20 +115,32 @@ pub fn is_read(mark: &str) -> bool {
     MARKS.contains(&mark) || mark.starts_with(RESOURCES)
 }
 
-/// The hint for a label or annotation under `leno.dev/` that has no meaning; `None` for one that has, and for those of
-/// others.
-pub(crate) fn unknown_mark(key: &str) -> Option<String> {
-    let (prefix, name) = key.split_once('/')?;
+/// The labels or annotations under `leno.dev/` that have no meaning, each with a hint. Their author may be anybody: no
+/// more than [`KEYS_MAX`] keys are compared, and no more than [`UNKNOWN_MARKS_MAX`] hints are computed.
+pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
+    keys: impl Iterator<Item = &'a K>,
+) -> impl Iterator<Item = (&'a str, String)> {
     let own = OWN_MARKS.iter().chain(MARKS).chain(RESOURCE_MARKS);
     let own: Vec<&str> = own.copied().collect();
-    if prefix != PREFIXES[0] || own.contains(&name) {
-        return None;
-    }
-    Some(match closest(name, &own) {
-        Some(meant) => format!("did you mean `{prefix}/{meant}`?"),
-        None => "remove it, or look at the table of annotations in docs/kubernetes.md".to_owned(),
-    })
+    let known = own.clone();
+    let unknown = keys.take(KEYS_MAX).map(AsRef::as_ref).filter_map(move |key: &str| {
+        let (prefix, name) = key.split_once('/')?;
+        (prefix == PREFIXES[0] && !known.contains(&name)).then_some((key, name))
+    });
+    unknown.take(UNKNOWN_MARKS_MAX).map(move |(key, name)| (key, hint(name, &own)))
 }
+
+fn hint(name: &str, own: &[&str]) -> String {
+    match closest(name, own) {
+        Some(meant) => format!("did you mean `{}/{meant}`?", PREFIXES[0]),
+        None => "remove it, or look at the table of annotations in docs/kubernetes.md".to_owned(),
+    }
+}
+
+/// The most labels, and the most annotations, of one object that are compared with the known ones.
+const KEYS_MAX: usize = 1024;
+/// The most hints for the labels, and for the annotations, of one object.
+pub(crate) const UNKNOWN_MARKS_MAX: usize = 10;
 
 /// Labels and annotations of pods and namespaces that have a meaning under `leno.dev/` only.
 const OWN_MARKS: &[&str] = &[

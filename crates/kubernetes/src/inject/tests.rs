@@ -282,6 +282,21 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
 }
 
 #[test]
+fn many_unknown_labels_and_annotations_cost_few_hints_and_hide_no_other_warning() {
+    let keys = |count: usize| -> Value {
+        (0..count).map(|number| (format!("leno.dev/injectio{number}"), json!("x"))).collect()
+    };
+    let mut pod = pod("", "");
+    pod["metadata"]["labels"] = keys(25_000);
+    pod["metadata"]["annotations"] = keys(25_000);
+    pod["spec"]["dnsPolicy"] = json!("Default");
+    let (_, warnings) = injected(&pod, &settings());
+    assert!(warnings[0].starts_with("spec.dnsPolicy is Default"), "{}", warnings[0]);
+    let hints = warnings.iter().filter(|it| it.contains("has no meaning here")).count();
+    assert_eq!(hints, UNKNOWN_MARKS_MAX);
+}
+
+#[test]
 fn probes_are_made_by_the_sidecar() {
     let pod = json!({
         "metadata": {},

@@ -4,13 +4,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
 
 use super::place;
-use crate::words::unknown_mark;
+use crate::words;
 
 /// The warnings for unknown labels and annotations of a pod or namespace.
 pub(super) fn unknown_marks(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let of = |list: &str, keys: Vec<&String>| -> Vec<Warning> {
-        let unknown = keys.into_iter().filter_map(|key| Some((key, unknown_mark(key)?)));
-        let warnings = unknown.map(|(key, hint)| Warning {
+        let warnings = words::unknown_marks(keys.into_iter()).map(|(key, hint)| Warning {
             at: place(meta, kind, &format!("metadata.{list}[{key:?}]")),
             problem: "has no meaning here".to_owned(),
             remedy: hint,
