@@ -20,6 +20,8 @@ pub(crate) struct Store {
     pub(crate) forbidden: Option<(&'static str, &'static str)>,
     /// So many reads find nothing, as if somebody else were a moment later.
     pub(crate) blind: u32,
+    /// So many patches of statuses conflict.
+    pub(crate) conflicts: u32,
 }
 
 impl Store {
@@ -56,6 +58,10 @@ impl Store {
                 None => refusal(404),
             },
             "POST" if held.is_some() => refusal(409),
+            "PATCH" if self.conflicts > 0 && key.ends_with("/status") => {
+                self.conflicts -= 1;
+                refusal(409)
+            }
             "PATCH" if is_event => {
                 let Some(held) = self.objects.get_mut(&key) else { return refusal(404) };
                 json_patch::merge(held, &sent);

@@ -63,6 +63,9 @@ pub enum InstallError {
         /// How it is instead.
         state: String,
     },
+    /// Several calls were rejected; the others were made.
+    #[error("{0}")]
+    Several(String),
 }
 
 impl InstallError {

@@ -4,74 +4,152 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
-use leno_registry::served_kinds;
+use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 
 use super::{InstallError, Step};
-use crate::api::{NamespaceName, ObjectApi, ObjectName};
+use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::EDGE_KINDS;
 use crate::source::{Found, find};
 use crate::status::{Form, is_ours};
-use crate::words::{CONTROL, GATEWAY_CONTROLLER};
+use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
 /// Takes back the claims in the statuses of all objects that the mesh read: that they are in force, and that gateways
 /// have addresses. To be called when no control plane is there that writes them again.
 ///
 /// # Errors
-/// When the API server rejects a call; statuses before are taken back.
+/// When the API server rejects calls; all other statuses are taken back.
 pub async fn retract_statuses(
     client: &Client,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    let mut classes = BTreeSet::new();
     let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+    // The class that is installed has been removed before.
+    let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
+    let mut retraction = Retraction { client, now, classes, failures: Failures::default() };
     // The classes of gateways come first: they say which gateways are ours.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
-        let form = Form::of(kind);
-        if form == Form::Nothing {
-            continue;
+        if Form::of(kind) != Form::Nothing
+            && let Err(error) = retraction.retract_kind(kind, &mut told).await
+        {
+            retraction.failures.add(InstallError::of("list", kind.kind, error));
         }
-        let failed = |error| InstallError::of("list", kind.kind, error);
-        let Found::Served(found) = find(client, kind).await.map_err(failed)? else { continue };
+    }
+    retraction.failures.result()
+}
+
+struct Retraction<'a> {
+    client: &'a Client,
+    now: Value,
+    /// The names of our classes of gateways.
+    classes: BTreeSet<String>,
+    failures: Failures,
+}
+
+impl Retraction<'_> {
+    async fn retract_kind(
+        &mut self,
+        kind: ServedKind,
+        told: &mut impl FnMut(Step),
+    ) -> Result<(), ApiError> {
+        let form = Form::of(kind);
+        let Found::Served(found) = find(self.client, kind).await? else { return Ok(()) };
         let (api, resource) = *found;
         let listed = match api.list(&ListParams::default()).await {
             Ok(listed) => listed,
             // The kind itself is being removed.
-            Err(error) if error.code() == Some(404) => continue,
-            Err(error) => return Err(failed(error)),
+            Err(error) if error.code() == Some(404) => return Ok(()),
+            Err(error) => return Err(error),
         };
         for object in listed {
-            if form == Form::Class && object.data.pointer("/spec/controllerName") == ours().as_ref()
-            {
-                classes.insert(object.name_any());
+            let name = object.name_any();
+            if form == Form::Class {
+                match object.data.pointer("/spec/controllerName") == ours().as_ref() {
+                    true => self.classes.insert(name.clone()),
+                    false => self.classes.remove(&name),
+                };
             }
-            let Some(status) = retracted(form, &object, &classes, &now) else { continue };
             let shown = match object.namespace() {
-                Some(namespace) => format!("{} {namespace}/{}", kind.kind, object.name_any()),
-                None => format!("{} {}", kind.kind, object.name_any()),
+                Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
+                None => format!("{} {name}", kind.kind),
             };
-            let failed = |error| InstallError::of("patch", &shown, error);
-            let namespace = object.namespace();
-            let namespace = namespace.as_deref().map(NamespaceName::new).transpose();
-            let namespace = namespace.map_err(|error| failed(error.into()))?;
-            let name = ObjectName::new(&object.name_any()).map_err(|error| failed(error.into()))?;
-            let api = ObjectApi::dynamic(client.clone(), namespace.as_ref(), &resource);
-            let field_manager = Some(CONTROL.to_owned());
-            let parameters = PatchParams { field_manager, ..PatchParams::default() };
+            match self.retract(form, object, &resource).await {
+                Ok(true) => told(Step { object: shown, done: "no longer claims an effect" }),
+                Ok(false) => {}
+                Err(error) => self.failures.add(InstallError::of("patch", &shown, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the status of an object; false if there is nothing to write. A conflict with another writer leads to one
+    /// more attempt, with the object as it is then.
+    async fn retract(
+        &self,
+        form: Form,
+        mut object: DynamicObject,
+        resource: &ApiResource,
+    ) -> Result<bool, ApiError> {
+        let namespace = object.namespace();
+        let namespace = namespace.as_deref().map(NamespaceName::new).transpose()?;
+        let name = ObjectName::new(&object.name_any())?;
+        let api =
+            ObjectApi::<DynamicObject>::dynamic(self.client.clone(), namespace.as_ref(), resource)?;
+        let field_manager = Some(CONTROL.to_owned());
+        let parameters = PatchParams { field_manager, ..PatchParams::default() };
+        let mut is_again = false;
+        loop {
+            let Some(status) = retracted(form, &object, &self.classes, &self.now) else {
+                return Ok(false);
+            };
             let patch = Patch::Merge(json!({
                 "metadata": {"resourceVersion": object.resource_version()}, "status": status,
             }));
-            match api.map_err(failed)?.patch_status(&name, &parameters, &patch).await {
-                Ok(_) => told(Step { object: shown, done: "no longer claims an effect" }),
-                // It has gone, or another writer was faster.
-                Err(error) if matches!(error.code(), Some(404 | 409)) => {}
-                Err(error) => return Err(failed(error)),
+            match api.patch_status(&name, &parameters, &patch).await {
+                Ok(_) => return Ok(true),
+                Err(error) if error.code() == Some(404) => return Ok(false),
+                Err(error) if error.code() == Some(409) && !is_again => {
+                    let Some(found) = api.get_opt(&name).await? else { return Ok(false) };
+                    (object, is_again) = (found, true);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
-    Ok(())
+}
+
+/// The rejected calls, the first of them in full.
+#[derive(Default)]
+struct Failures {
+    first: Vec<InstallError>,
+    more: usize,
+}
+
+impl Failures {
+    fn add(&mut self, error: InstallError) {
+        match self.first.len() < FAILURES_SHOWN_MAX {
+            true => self.first.push(error),
+            false => self.more += 1,
+        }
+    }
+
+    fn result(mut self) -> Result<(), InstallError> {
+        match (self.first.len(), self.first.pop()) {
+            (_, None) => Ok(()),
+            (1, Some(only)) => Err(only),
+            (_, Some(last)) => {
+                self.first.push(last);
+                let more = match self.more {
+                    0 => String::new(),
+                    more => format!("; and {more} more"),
+                };
+                let all: Vec<String> = self.first.iter().map(ToString::to_string).collect();
+                Err(InstallError::Several(all.join("; ") + &more))
+            }
+        }
+    }
 }
 
 /// The part of a status to write, if the one of this object claims an effect.
@@ -135,10 +213,65 @@ fn ours() -> Option<Value> {
 /// The types of the conditions that control planes write.
 const OURS: &[&str] = &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "Conflicted"];
 const MESSAGE: &str = "no control plane of the mesh is installed";
+/// The most rejected calls that are reported in full.
+const FAILURES_SHOWN_MAX: usize = 10;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Server;
+
+    #[tokio::test]
+    async fn gateways_of_the_removed_class_are_retracted_past_a_conflict_and_a_rejection() {
+        let server = Server::open().await;
+        let api = "/apis/gateway.networking.k8s.io/v1";
+        let gateway = |name: &str, class: &str| {
+            json!({
+                "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+                "metadata": {"name": name, "namespace": "shop", "resourceVersion": "1"},
+                "spec": {"gatewayClassName": class},
+                "status": {"addresses": [{"value": "10.0.0.1"}], "conditions": []},
+            })
+        };
+        let all = [
+            gateway("a", "leno"),
+            gateway("b", "leno"),
+            gateway("c", "leno"),
+            gateway("d", "other"),
+        ];
+        {
+            let mut store = server.store.lock().unwrap();
+            let resource = json!({
+                "name": "gateways", "singularName": "", "namespaced": true, "kind": "Gateway", "verbs": [],
+            });
+            let resources =
+                json!({"groupVersion": "gateway.networking.k8s.io/v1", "resources": [resource]});
+            store.objects.insert(api.to_owned(), resources);
+            let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": all});
+            store.objects.insert(format!("{api}/gateways"), list);
+            let first = format!("{api}/namespaces/shop/gateways/a");
+            store.objects.insert(first, all[0].clone());
+            store.conflicts = 1;
+            store.forbidden = Some(("PATCH", "/gateways/b/"));
+        }
+        let mut steps = Vec::new();
+        let told = |step: Step| steps.push(step.object);
+        let error = retract_statuses(&server.client, told).await.unwrap_err().to_string();
+        assert!(error.contains("patch Gateway shop/b"), "{error}");
+        assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
+    }
+
+    #[test]
+    fn several_rejections_are_reported_together() {
+        let mut failures = Failures::default();
+        for number in 0..12 {
+            let rejected = ApiError::Rejected { code: 500, message: format!("no {number}") };
+            failures.add(InstallError::of("patch", "Gateway shop/a", rejected));
+        }
+        let shown = failures.result().unwrap_err().to_string();
+        assert!(shown.contains("no 0") && shown.contains("no 9"), "{shown}");
+        assert!(shown.ends_with("; and 2 more"), "{shown}");
+    }
 
     fn object(mut value: Value) -> DynamicObject {
         value["metadata"] = json!({"name": "it", "namespace": "shop"});
