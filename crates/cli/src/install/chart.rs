@@ -44,6 +44,10 @@ const VALUES: &[(&str, &str)] = &[
         "        {{- if .Values.gateways }}\n        - \"--gateways\"\n        {{- end }}\n",
     ),
     ("replicas: 151719", "replicas: {{ .Values.replicas }}"),
+    (
+        "      maxUnavailable: 1\n      maxSurge: 1\n",
+        "      maxUnavailable: {{ gt (int .Values.replicas) 1 | ternary 1 0 }}\n      maxSurge: 1\n",
+    ),
     ("HELM_CLIENT_CA", "{{ .Values.webhookClientCa | quote }}"),
     (
         "        - \"--webhook-client-ca=/etc/leno/webhook-clients/ca.pem\"\n",

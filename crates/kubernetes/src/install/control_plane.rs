@@ -114,6 +114,8 @@ fn deployment(options: &Options) -> Value {
             "matchLabelKeys": ["pod-template-hash"],
         })
     };
+    // A node without room for one more pod gets it when an old pod has made room.
+    let max_unavailable = u32::from(options.replicas > 1);
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -122,7 +124,7 @@ fn deployment(options: &Options) -> Value {
             "replicas": options.replicas,
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector()},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": max_unavailable, "maxSurge": 1}},
             "template": {
                 "metadata": {
                     "labels": labels(),

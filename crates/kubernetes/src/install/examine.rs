@@ -271,8 +271,8 @@ fn unreadable(error: &ApiError) -> Finding {
     Finding::odd(format!("cannot be looked at: {error}"), "ask as somebody who may read it")
 }
 
-/// Server-side apply, rules in schemas and projected tokens are all there.
-const MINOR_MIN: u32 = 25;
+/// From this version on a cluster keeps `matchLabelKeys` and `nodeTaintsPolicy`, by which control planes are spread.
+const MINOR_MIN: u32 = 27;
 const NODES_MAX: u32 = 500;
 /// Chains of the type `nat` in tables of the family `inet`.
 const KERNEL_MIN: (u32, u32) = (5, 2);
@@ -293,8 +293,8 @@ mod tests {
             Finding::Odd(_) => "odd",
             Finding::Wrong(_) => "wrong",
         };
-        let found = ["34+", "29", "28", "24"].map(verdict);
-        assert_eq!(found, ["well", "well", "odd", "wrong"]);
+        let found = ["34+", "29", "28", "27", "26"].map(verdict);
+        assert_eq!(found, ["well", "well", "odd", "odd", "wrong"]);
     }
 
     #[test]
