@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, PodSpec, Service};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
@@ -41,9 +41,10 @@ pub(super) async fn sidecars(
     let members = Members { pods: &pods.items, more };
     let mut found = vec![
         ("sidecars", members.images(ours)),
-        ("sidecars that serve", members.serving()),
         ("redirection of pods", members.redirection(Installed::of(control).cni)),
     ];
+    let serving = members.serving(&name_servers(client).await);
+    found.extend(serving.into_iter().map(|finding| ("sidecars that serve", finding)));
     found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));
     found
 }
@@ -86,26 +87,31 @@ impl Members<'_> {
     }
 
     /// A sidecar that has not started has no certificate: it does not reach the control plane.
-    fn serving(&self) -> Finding {
-        let without_names = self.those(|pod| !serves(pod) && !resolves(pod));
+    fn serving(&self, name_servers: &[String]) -> Vec<Finding> {
+        let without_names = self.those(|pod| !serves(pod) && !resolves(pod, name_servers));
+        let silent = self.those(|pod| !serves(pod) && resolves(pod, name_servers));
+        let mut found = Vec::new();
         if let [_, ..] = without_names.as_slice() {
-            return Finding::wrong(
+            found.push(Finding::wrong(
                 format!(
                     "the sidecars of {} do not serve, and the DNS policy of their pods leaves out the cluster's name \
                      server, which knows the control plane",
                     few(&without_names)
                 ),
-                "use `dnsPolicy: ClusterFirst`, or add the address of the cluster's DNS Service to \
+                "use `dnsPolicy: ClusterFirst`, or `None` with the address of the cluster's DNS Service in \
                  spec.dnsConfig.nameservers",
-            );
+            ));
         }
-        match self.those(|pod| !serves(pod)).as_slice() {
-            [] => Finding::Well(self.looked()),
-            silent => Finding::odd(
-                format!("{} of {} do not serve: {}", silent.len(), self.looked(), few(silent)),
+        if let [_, ..] = silent.as_slice() {
+            found.push(Finding::odd(
+                format!("{} of {} do not serve: {}", silent.len(), self.looked(), few(&silent)),
                 "see `kubectl logs POD -c leno-proxy`, if they are not just starting",
-            ),
+            ));
         }
+        if found.is_empty() {
+            found.push(Finding::Well(self.looked()));
+        }
+        found
     }
 
     fn redirection(&self, by_plugin: bool) -> Finding {
@@ -184,9 +190,28 @@ fn serves(pod: &Pod) -> bool {
     sidecars.any(|it| it.started == Some(true))
 }
 
-fn resolves(pod: &Pod) -> bool {
-    let policy = pod.spec.as_ref().and_then(|spec| spec.dns_policy.as_deref());
-    !matches!(policy, Some("Default" | "None"))
+/// False for a pod that does not use the cluster's name servers. If their addresses are unknown, those that a pod names
+/// count as the right ones.
+fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
+    let spec = pod.spec.as_ref();
+    let config = spec.and_then(|spec| spec.dns_config.as_ref());
+    let mut named = config.into_iter().flat_map(|it| it.nameservers.iter().flatten());
+    match spec.and_then(|spec| spec.dns_policy.as_deref()) {
+        Some("None") => named.any(|it| name_servers.is_empty() || name_servers.contains(it)),
+        policy => policy != Some("Default"),
+    }
+}
+
+/// The addresses of the cluster's DNS Service; none if it is not found.
+async fn name_servers(client: &Client) -> Vec<String> {
+    let Ok(namespace) = NamespaceName::new("kube-system") else { return Vec::new() };
+    let services: ObjectApi<Service> = ObjectApi::namespaced(client.clone(), &namespace);
+    let dns = ListParams::default().labels("k8s-app=kube-dns");
+    let Ok(listed) = services.list(&dns).await else { return Vec::new() };
+    let specs = listed.items.into_iter().filter_map(|service| service.spec);
+    let addresses =
+        specs.flat_map(|it| it.cluster_ip.into_iter().chain(it.cluster_ips.into_iter().flatten()));
+    addresses.filter(|it| it != "None").collect()
 }
 
 fn environment<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
@@ -308,17 +333,32 @@ mod tests {
             false,
             "1 of 2 started with none of the roots of the mesh: shop/a",
         );
-        check(&members.serving(), true, "2");
+        check(&members.serving(&[])[0], true, "2");
         check(&members.redirection(false), true, "by an init container");
         check(&members.redirection(true), false, "by an init container in shop/a, shop/b");
         check(&members.images("leno:1"), true, "2, none of another image");
         check(&members.images("leno:2"), false, "2 of 2 have another image than leno:2");
         let silent = [pod("c", false, "ClusterFirst", &new)];
         let members = Members { pods: &silent, more: false };
-        check(&members.serving(), false, "1 of 1 do not serve: shop/c");
-        let unresolved = [pod("d", false, "Default", &new)];
+        check(&members.serving(&[])[0], false, "1 of 1 do not serve: shop/c");
+        let named = |name: &str, address: &str| {
+            let mut pod = pod(name, false, "None", &new);
+            let config = json!({"nameservers": [address]});
+            pod.spec.as_mut().unwrap().dns_config = Some(serde_json::from_value(config).unwrap());
+            pod
+        };
+        let unresolved = [
+            pod("d", false, "Default", &new),
+            pod("e", false, "None", &new),
+            named("f", "192.0.2.53"),
+            named("g", "10.96.0.10"),
+        ];
         let members = Members { pods: &unresolved, more: false };
-        check(&members.serving(), false, "shop/d do not serve, and the DNS policy");
+        let found = members.serving(&["10.96.0.10".to_owned()]);
+        assert_eq!(found.len(), 2);
+        check(&found[0], false, "shop/d, shop/e, shop/f do not serve, and the DNS policy");
+        check(&found[1], false, "1 of 4 do not serve: shop/g");
+        check(&members.serving(&[])[1], false, "2 of 4 do not serve: shop/f, shop/g");
     }
 
     #[test]
