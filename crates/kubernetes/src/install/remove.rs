@@ -13,6 +13,7 @@ use super::access::{ACCESS_CERTS, GATEWAYS};
 use super::apply::{Addressed, kind_of};
 use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
+use super::kinds::crd_name;
 use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
 use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
@@ -58,6 +59,13 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     rest.push(lease);
     if extent == Extent::Everything {
         rest.push(beside("Secret", AUTHORITY_SECRET));
+        by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
+            json!({
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "metadata": {"name": crd_name(plural)},
+            })
+        }));
     }
     by_rank.into_values().flatten().collect()
 }
@@ -187,9 +195,31 @@ pub async fn withdraw_cni(
 ) -> Result<(), InstallError> {
     // The DaemonSet is the last and goes first: its pods need the rights while they end. The namespace goes last.
     for manifest in cni::objects(options, &NodeNetwork::default()).into_iter().rev() {
+        let is_agents = manifest["kind"] == "DaemonSet";
+        let mut last = None;
+        let mut told = |step: Step| {
+            last = Some(step.clone());
+            told(step);
+        };
         remove_ours(client, manifest, &mut told).await?;
+        if let Some(step) = last.filter(|step| is_agents && step.done == BEING_REMOVED) {
+            return Err(agents_remain(&step));
+        }
     }
     Ok(())
+}
+
+/// The agents still need their rights: removal of the rest has to wait.
+fn agents_remain(step: &Step) -> InstallError {
+    InstallError::Late {
+        what: "the removal of the agents of nodes",
+        within: GONE_LOOK_EVERY.saturating_mul(GONE_LOOKS),
+        state: format!(
+            "pods of {} still end, perhaps on a node that is not ready; their account and its rights stay: repeat the \
+             command when the pods are gone",
+            step.object
+        ),
+    }
 }
 
 /// Removes the NetworkPolicy and the authorities of clients of the webhook where these options do without.
@@ -264,9 +294,28 @@ async fn until_gone(
         }
         sleep(GONE_LOOK_EVERY).await;
     }
-    Ok("is being removed")
+    Ok(BEING_REMOVED)
 }
 
+const BEING_REMOVED: &str = "is being removed";
+
+/// The kinds that earlier versions installed and this one does not.
+const FORMER_PLURALS: &[&str] = &["workloads"];
 const NOT_FOUND: u16 = 404;
 const GONE_LOOK_EVERY: Duration = Duration::from_millis(500);
 const GONE_LOOKS: u32 = 120;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_that_remain_are_named_and_keep_their_rights() {
+        let step = Step { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
+        let error = agents_remain(&step).to_string();
+        assert!(
+            error.contains("did not come true within 60s: pods of DaemonSet leno-cni/leno-cni"),
+            "{error}"
+        );
+    }
+}

@@ -246,6 +246,8 @@ fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
     assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
     let everything = names(&removals(&options(), Extent::Everything));
     assert!(everything.contains(&"Secret leno-authority".to_owned()));
+    let former = "CustomResourceDefinition workloads.leno.dev".to_owned();
+    assert!(everything.contains(&former) && !running.contains(&former));
     assert_eq!(everything.last().unwrap(), "Namespace leno-system");
 }
 
