@@ -21,10 +21,13 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
     let not_json = match read_json(text) {
         Some(Ok(documents)) => return Ok(documents),
         Some(Err(json::Failure::Bound(error))) => return Err(error),
-        Some(Err(json::Failure::Syntax(error))) => Some(error).filter(|_| begins_as_json(text)),
+        Some(Err(json::Failure::Syntax(error))) => Some(error),
         None => None,
     };
-    let mut text = Cow::Borrowed(text);
+    let mut text = match &not_json {
+        Some(_) => without_surrogates(text),
+        None => Cow::Borrowed(text),
+    };
     let mut bytes_left = REREAD_BYTES_MAX;
     loop {
         let mut builder = Builder::default();
@@ -35,7 +38,7 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
         let corrected = with_spaces(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
-            _ => return Err(not_json.unwrap_or_else(|| Unreadable::syntax(&error))),
+            _ => return Err(later(not_json, Unreadable::syntax(&error))),
         }
     }
 }
@@ -51,10 +54,53 @@ fn read_json(text: &str) -> Option<Result<Vec<Node>, json::Failure>> {
     Some(read.map(|()| builder.documents))
 }
 
-/// True where the first key is in quotes: the author means JSON.
-fn begins_as_json(text: &str) -> bool {
-    let inner = text.trim_start().trim_start_matches(['{', '[']).trim_start();
-    inner.starts_with('"')
+/// The error of the reader that came further, which understood more of the text.
+fn later(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
+    let place = |error: &Unreadable| (error.mark.line, error.mark.column);
+    match json {
+        Some(json) if place(&json) >= place(&yaml) => json,
+        _ => yaml,
+    }
+}
+
+/// The text with one escape of YAML in place of two of JSON (RFC 8259, 7) for each character beyond the first plane: a text
+/// that is JSON but for a comment is read as YAML.
+fn without_surrogates(text: &str) -> Cow<'_, str> {
+    if !text.contains("\\u") {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        out.push_str(before);
+        let unit = |at: usize| {
+            let digits = escape.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+            u16::from_str_radix(digits, 16).ok()
+        };
+        let units = [unit(0), unit(UNIT_BYTES)];
+        let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
+        let length = match decoded {
+            Some(Ok(character)) if character.len_utf16() == 2 => {
+                out.push_str(&format!("\\U{:08X}", u32::from(character)));
+                2 * UNIT_BYTES
+            }
+            // Half a pair means no character.
+            Some(Err(_)) => {
+                out.push_str("\\uFFFD");
+                UNIT_BYTES
+            }
+            Some(Ok(_)) | None => {
+                // An escape, whole: the second of two backslashes begins none.
+                let length = escape.chars().take(2).map(char::len_utf8).sum();
+                out.push_str(escape.get(..length).unwrap_or_default());
+                length
+            }
+        };
+        rest = escape.get(length..).unwrap_or_default();
+    }
+    out.push_str(rest);
+    out.into()
 }
 
 /// Reads a text, up to an error of its syntax.
@@ -357,6 +403,8 @@ const COPIED_BYTES_MAX: usize = 1 << 20;
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
 /// The most bytes of one file that are read again because of tabs.
 const REREAD_BYTES_MAX: usize = 64 << 20;
+/// The length of `\uXXXX`.
+const UNIT_BYTES: usize = 6;
 /// The remedy of an error of syntax.
 const CORRECT_SYNTAX: &str = "correct the syntax; until then the file's last good state stays";
 

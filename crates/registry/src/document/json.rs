@@ -319,7 +319,8 @@ mod tests {
     fn errors_say_where_and_what_is_expected() {
         for (text, line, column, expected) in [
             ("{\"a\": 1,\n \"b\" 2}", 2, 6, "a colon after the key, found '2'"),
-            ("{\"a\": 01, \"b\" 2}", 1, 7, "a number"),
+            // YAML has the number.
+            ("{\"a\": 01, \"b\" 2}", 1, 15, "is not YAML"),
             ("{\"a\": \"\\q\"}", 1, 8, "an escape"),
             ("{\"a\": [1, 2}", 1, 12, "a comma or ]"),
             ("{\"a\": \"b", 1, 9, "the quote"),
@@ -337,6 +338,26 @@ mod tests {
         }
         let error = documents("{a: [b}").expect_err("a bracket is open");
         assert!(error.problem.contains("is not YAML"), "{}", error.problem);
+    }
+
+    #[test]
+    fn json_with_a_comment_has_its_escapes_in_pairs() {
+        for (text, expected) in [
+            ("{\"a\": \"\\ud83d\\ude00\"} # note", "\u{1F600}"),
+            ("{\"a\": \"\\ud83d\"} # note", "\u{FFFD}"),
+            ("{\"a\": \"\\\\ud83d\"} # note", r"\\ud83d"),
+        ] {
+            assert!(shown(text).contains(expected), "{text}: {}", shown(text));
+        }
+    }
+
+    #[test]
+    fn a_mistake_in_yaml_behind_json_is_reported_where_it_is() {
+        let error =
+            documents("{\"a\": 1}\n---\nb: 1\nc: [1\nd: 2\n").expect_err("a bracket is open");
+        assert!(error.mark.line >= 4 && error.problem.contains("is not YAML"), "{error:?}");
+        let error = documents("{\"a\": 1}\n---\n{\"b\": 1,\n \"c\" 2}\n").expect_err("no colon");
+        assert_eq!(error.mark.line, 4, "{error:?}");
     }
 
     #[test]
