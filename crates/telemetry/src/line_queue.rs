@@ -156,6 +156,8 @@ impl State {
 
 fn write_all(shared: &Shared, mut output: impl Write) {
     let mut lines = Vec::new();
+    // An error has cut off the last line that was written.
+    let mut is_torn = false;
     loop {
         let mut state = shared.lock();
         while state.waiting.is_empty() {
@@ -165,7 +167,7 @@ fn write_all(shared: &Shared, mut output: impl Write) {
         state.is_writing = true;
         state.progress = Instant::now();
         drop(state);
-        let (written, lost) = write(shared, &mut output, &lines);
+        let (written, lost) = write(shared, &mut output, (&lines, &mut is_torn));
         lines.clear();
         lines.shrink_to(KEPT_BYTES_MAX);
         let mut state = shared.lock();
@@ -189,15 +191,36 @@ fn write_all(shared: &Shared, mut output: impl Write) {
     }
 }
 
-/// Writes as much as the output takes, and returns the number of lines that are lost to an error.
-fn write(shared: &Shared, output: &mut impl Write, lines: &[u8]) -> (io::Result<()>, u64) {
+/// Writes as much as the output takes, and returns the number of lines that are lost to an error. A line that was cut
+/// off before gets an end first.
+fn write(
+    shared: &Shared,
+    output: &mut impl Write,
+    (lines, is_torn): (&[u8], &mut bool),
+) -> (io::Result<()>, u64) {
+    let end: &[u8] = if *is_torn { b"\n" } else { b"" };
+    let (mut result, count) = write_bytes(shared, output, end);
+    *is_torn &= count == 0;
     let mut rest = lines;
-    let lost = |rest: &[u8]| rest.iter().filter(|byte| **byte == b'\n').count() as u64;
-    while !rest.is_empty() {
+    if result.is_ok() {
+        let count;
+        (result, count) = write_bytes(shared, output, lines);
+        let (written, unwritten) = lines.split_at(count.min(lines.len()));
+        rest = unwritten;
+        *is_torn = result.is_err() && written.last().is_some_and(|last| *last != b'\n');
+    }
+    let lost = rest.iter().filter(|byte| **byte == b'\n').count() as u64;
+    (result.and_then(|()| output.flush()), lost)
+}
+
+/// Writes bytes, and returns the number of those that were written before an error.
+fn write_bytes(shared: &Shared, output: &mut impl Write, bytes: &[u8]) -> (io::Result<()>, usize) {
+    let mut written = 0;
+    while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
         match output.write(rest) {
-            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), lost(rest)),
+            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), written),
             Ok(count) => {
-                rest = rest.get(count..).unwrap_or_default();
+                written = written.saturating_add(count);
                 shared.lock().progress = Instant::now();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -205,10 +228,10 @@ fn write(shared: &Shared, output: &mut impl Write, lines: &[u8]) -> (io::Result<
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 drop(shared.changed.wait_timeout(shared.lock(), BUSY_PAUSE));
             }
-            Err(error) => return (Err(error), lost(rest)),
+            Err(error) => return (Err(error), written),
         }
     }
-    (output.flush(), 0)
+    (Ok(()), written)
 }
 
 /// A full disk may have room later; a pipe without a reader never has one again.
@@ -305,6 +328,22 @@ mod tests {
         queue.flush(PATIENCE);
         let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("one\nfour\n(2 lines were dropped"), "{text}");
+    }
+
+    #[test]
+    fn a_line_that_a_full_disk_cut_off_ends_before_the_next_one() {
+        static DROPPED: AtomicU64 = AtomicU64::new(0);
+        let full = || Err(io::ErrorKind::StorageFull.into());
+        let moods = vec![full(), full(), Ok(6)];
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let output = Moody { moods, taken: taken.clone() };
+        let queue = LineQueue::start_counting("torn", output, &DROPPED).unwrap();
+        for lines in [&b"one\ntwo\nthree\n"[..], b"four\n", b"five\n"] {
+            queue.push(lines).unwrap();
+            queue.flush(PATIENCE);
+        }
+        let text = String::from_utf8(taken.lock().unwrap().clone()).unwrap();
+        assert!(text.starts_with("one\ntw\nfive\n(3 lines were dropped"), "{text}");
     }
 
     #[test]
