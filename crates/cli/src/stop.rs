@@ -34,17 +34,18 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
 /// `restore` must not block.
 ///
 /// # Errors
-/// When there can be no more threads.
+/// When the signals cannot be caught, or there can be no more threads.
 pub(crate) fn end_when_blocked(restore: fn()) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let entered = runtime.enter();
+    let stop = signals()?;
+    drop(entered);
     let thread = std::thread::Builder::new().name("signals".to_owned());
     thread.spawn(move || {
         runtime.block_on(async {
-            if let Ok(stop) = signals() {
-                stop.await;
-                // A thread that is not blocked ends the process before.
-                tokio::time::sleep(BLOCKED_PATIENCE).await;
-            }
+            stop.await;
+            // A thread that is not blocked ends the process before.
+            tokio::time::sleep(BLOCKED_PATIENCE).await;
         });
         restore();
         std::process::exit(BLOCKED_STATUS);
