@@ -8,6 +8,7 @@ use std::time::Duration;
 use leno_control::{Application, ApplicationState};
 use leno_model::{RunOptions, Workload};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::child::{Child, End, Reach};
@@ -154,16 +155,17 @@ pub(super) async fn keep(
 ) {
     let name = on.workload.borrow().name.clone();
     let mut restarts = Restarts::default();
+    let mut outputs = JoinSet::new();
     while let Some(launch) = on.next_launch(state).await {
         let began = Instant::now();
-        let reason = match run(launcher, (&launch, placement), &mut on, state).await {
+        let (reason, child) = match run(launcher, (&launch, placement), &mut on, state).await {
             Ended::Stopped => break,
             Ended::Outdated => {
                 tracing::info!(%name, "the application is started anew: its command changed");
                 restarts.forget();
                 continue;
             }
-            Ended::Exited(reason) => reason,
+            Ended::Exited(reason, child) => (reason, child),
         };
         let delay = restarts.after(began.elapsed());
         state.send_modify(|progress| {
@@ -172,6 +174,9 @@ pub(super) async fn keep(
             progress.last_exit = Some(reason.clone());
         });
         change(state, State::Restarting);
+        if let Some(child) = child {
+            child.leave_output(&mut outputs).await;
+        }
         tracing::warn!(%name, %reason, ?delay, "the application ended; it is started again");
         let Signals { workload, reports, stop } = &mut on;
         tokio::select! {
@@ -187,7 +192,8 @@ pub(super) async fn keep(
 enum Ended {
     Stopped,
     Outdated,
-    Exited(String),
+    /// By itself, for this reason; its output may not be complete.
+    Exited(String, Option<Child>),
 }
 
 async fn run(
@@ -202,7 +208,7 @@ async fn run(
     let speaker = Speaker::new(name.clone(), &name);
     let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {
         Ok(child) => child,
-        Err(error) => return Ended::Exited(error.to_string()),
+        Err(error) => return Ended::Exited(error.to_string(), None),
     };
     let pid = child.pid();
     change(state, State::Starting(pid));
@@ -213,7 +219,8 @@ async fn run(
     let outdated = outdated(workload, reports, launch);
     let ended = tokio::select! {
         status = child.ended() => {
-            return Ended::Exited(status.map_or_else(|e| e.to_string(), |s| s.to_string()));
+            let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+            return Ended::Exited(reason, Some(child));
         }
         () = outdated => Ended::Outdated,
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,

@@ -73,13 +73,19 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits until it has ended and its last words are on the console. May be dropped and asked
-    /// for again.
+    /// Waits until it has ended. Part of its output may still be read, see [`Child::finish_output`]. May be dropped and
+    /// called again.
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
         self.kill();
-        // A process that left the group may keep the pipe open and write on. All that the pipe held at the end comes
-        // first; it is on the console when no line follows for a while.
+        Ok(status)
+    }
+
+    /// Waits until the output of a process that has ended is on the console.
+    ///
+    /// A process that left the group may keep the pipe open and write on. All that the pipe held at the end comes first; it
+    /// is on the console when no line follows for a while.
+    pub(super) async fn finish_output(&mut self) {
         let until = Instant::now() + LAST_WORDS_MAX;
         let mut shown = self.shown.lines();
         while timeout(LAST_WORDS, self.silence()).await.is_err() && Instant::now() < until {
@@ -88,7 +94,19 @@ impl Child {
                 lines => shown = lines,
             }
         }
-        Ok(status)
+    }
+
+    /// Waits a moment for the output of a process that has ended, and has the rest of it read by a task of these, so that
+    /// the caller can go on.
+    pub(super) async fn leave_output(mut self, tasks: &mut JoinSet<()>) {
+        if timeout(OUTPUT_FIRST, self.silence()).await.is_ok() {
+            return;
+        }
+        while tasks.try_join_next().is_some() {}
+        if tasks.len() >= OUTPUTS_MAX {
+            tasks.abort_all();
+        }
+        tasks.spawn_local(async move { self.finish_output().await });
     }
 
     /// Asks it to end (SIGTERM), and makes it end (SIGKILL) when it has not done so in time.
@@ -100,7 +118,11 @@ impl Child {
             Err(_) => End::Forced,
         };
         self.kill();
-        drop(timeout(KILL_PATIENCE, self.ended()).await);
+        let complete = async {
+            drop(self.ended().await);
+            self.finish_output().await;
+        };
+        drop(timeout(KILL_PATIENCE, complete).await);
         end
     }
 
@@ -166,6 +188,10 @@ pub(super) enum End {
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 /// The longest time for which that output is read.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(10);
+/// The time for the last lines of a process before its end is reported.
+const OUTPUT_FIRST: Duration = Duration::from_millis(100);
+/// The most tasks of one application that read the output of ended processes.
+const OUTPUTS_MAX: usize = 8;
 /// The kernel needs no longer, unless the process hangs in the kernel.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// How often we look whether members of a group are left.
@@ -176,7 +202,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream as SocketPair;
 
-    use tokio::io::AsyncReadExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::UnixStream;
     use tokio::task::LocalSet;
 
@@ -218,6 +244,25 @@ mod tests {
             let (child, socket) = start("sleep 1000 & echo ready >&3; wait").await;
             drop(child);
             all_have_ended(socket).await;
+        };
+        LocalSet::new().run_until(all).await;
+    }
+
+    #[tokio::test]
+    async fn a_process_that_keeps_the_output_open_delays_no_restart() {
+        let all = async {
+            // The loop ends when its output is closed.
+            let script = "setsid sh -c 'echo ready >&3; while echo x; do sleep 0.1; done' & read go <&3; exit 7";
+            let (mut child, mut socket) = start(script).await;
+            socket.write_all(b"go\n").await.unwrap();
+            let began = Instant::now();
+            assert_eq!(within(child.ended()).await.unwrap().code(), Some(7));
+            let mut outputs = JoinSet::new();
+            child.leave_output(&mut outputs).await;
+            assert!(began.elapsed() < LAST_WORDS_MAX, "{:?}", began.elapsed());
+            // The rest of the output is still read.
+            assert_eq!(outputs.len(), 1);
+            assert!(outputs.try_join_next().is_none());
         };
         LocalSet::new().run_until(all).await;
     }

@@ -91,7 +91,10 @@ async fn run(
     let (mut listens, mut obeys) = (true, true);
     loop {
         tokio::select! {
-            status = child.ended() => return Ok(Ended::Exited(status?)),
+            status = child.ended() => {
+                child.finish_output().await;
+                return Ok(Ended::Exited(status?));
+            }
             _ = on.stop.wait_for(|stop| *stop) => {
                 let patience = launcher.drain_timeout() + DRAIN_SLACK;
                 return Ok(Ended::Stopped(child.stop(patience).await));
