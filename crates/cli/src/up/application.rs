@@ -193,7 +193,7 @@ enum Ended {
     Stopped,
     Outdated,
     /// By itself, for this reason; its output may not be complete.
-    Exited(String, Option<Child>),
+    Exited(String, Option<Box<Child>>),
 }
 
 async fn run(
@@ -220,7 +220,7 @@ async fn run(
     let ended = tokio::select! {
         status = child.ended() => {
             let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
-            return Ended::Exited(reason, Some(child));
+            return Ended::Exited(reason, Some(Box::new(child)));
         }
         () = outdated => Ended::Outdated,
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
