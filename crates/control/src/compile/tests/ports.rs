@@ -92,12 +92,10 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
          spec: {targetRefs: [{kind: Service, name: s}], concurrency: {requests: 10}}",
     ];
     for policy in policies {
-        let yaml = format!(
-            "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: bookinfo}}\n\
-             spec: {{selector: {{app: a}}, ports: [{{port: 80, targetPort: 4444}}]}}\n---\n\
-             apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a, namespace: bookinfo, \
-             labels: {{app: a}}}}\nspec: {{serviceAccount: a, ports: [{{port: 4444}}, {{port: 6379}}]}}\n"
-        );
+        let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: bookinfo}\n\
+             spec: {selector: {app: a}, ports: [{port: 80, targetPort: 4444}]}\n---\n\
+             apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a, namespace: bookinfo, \
+             labels: {app: a}}\nspec: {serviceAccount: a, ports: [{port: 4444}, {port: 6379}]}\n".to_string();
         let document = format!("apiVersion: leno.dev/v1alpha1\nkind: {policy}\n");
         let mut mesh = mesh(&yaml);
         let spoken = |mesh: &Mesh| {
