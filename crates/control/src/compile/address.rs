@@ -91,16 +91,15 @@ impl Occupants {
     }
 }
 
-/// True if sidecars balance over the endpoints of a service: a ready workload behind it has a sidecar, or all have one. Readiness
-/// is that of the facts: the control plane does not know after its start which sidecars are there.
+/// True if sidecars balance over the endpoints of a service: a workload behind it has a sidecar, ready or not. Its ready
+/// endpoints without a sidecar are among the endpoints, so a pod that cannot start changes nothing. Sidecars balance before the
+/// first pod with a sidecar is ready: the network of the cluster would lead plaintext to it.
 ///
-/// While no workload with a sidecar is ready, the others are reached as before, in plaintext: a pod that cannot start changes
-/// nothing. The exceptions are policies that only a sidecar enforces, and the mode `strict`: they keep requests from the others
-/// as soon as some workload has a sidecar.
+/// While no workload with a sidecar is ready, `egress: deny` keeps the service outside the mesh, where an `Egress` permits it or
+/// not. The exceptions are policies that only a sidecar enforces.
 pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
     let is_ready = |workload: &&Workload| workload.ready || service.unready;
-    let is_strict = |workload: &Workload| barrier(mesh, workload) == Some(Barrier::Strict);
     let mut members = mesh.members_behind(name).peekable();
     if members.peek().is_none() {
         return false;
@@ -108,8 +107,11 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     if members.any(|it| is_ready(&it)) {
         return true;
     }
+    let is_outside = |workload: &Workload| {
+        barrier(mesh, workload) == Some(Barrier::Egress) && !needs_sidecar(mesh, service, workload)
+    };
     let mut others = mesh.bystanders_behind(name).filter(is_ready).peekable();
-    others.peek().is_none() || others.any(|it| is_strict(it) || needs_sidecar(mesh, service, it))
+    others.peek().is_none() || !others.all(is_outside)
 }
 
 fn occupant_port(
