@@ -26,18 +26,11 @@ impl Size {
         }
     }
 
-    /// The largest size that an empty buffer of this size serves next; `None` while pieces of it are in use, or without enough
-    /// room. Most buffers of messages have kept their size, so the smaller one is tried first.
-    fn next(self, buffer: &mut BytesMut) -> Option<Self> {
+    /// For what one that was of this size at first may be used next.
+    const fn shelves(self) -> &'static [Self] {
         match self {
-            Self::Message => {
-                Self::Message.fits(buffer).then(|| match buffer.capacity() < Self::Batch.bytes() {
-                    true => Self::Message,
-                    false => Self::Batch,
-                })
-            }
-            Self::Batch => [Self::Batch, Self::Message].into_iter().find(|it| it.fits(buffer)),
-            Self::Turn => Self::Turn.fits(buffer).then_some(Self::Turn),
+            Self::Message | Self::Batch => &[Self::Batch, Self::Message],
+            Self::Turn => &[Self::Turn],
         }
     }
 
@@ -71,7 +64,8 @@ pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
 pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
-        let size = match size.next(&mut buffer) {
+        let fits = |wanted: &Size| wanted.fits(&mut buffer);
+        let size = match size.shelves().iter().copied().find(fits) {
             Some(size) => size,
             // Pieces that were cut off of it are in use, or it never had that much room.
             None if buffer.capacity() >= size.bytes() / 4 => size,
