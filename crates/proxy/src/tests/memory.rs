@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_telemetry::{Gauge, usage};
+use leno_telemetry::{Gauge, spent};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
@@ -35,17 +35,23 @@ fn measured_alone() {
         };
         // What the first connection brings along is not the price of another.
         let mut clients = vec![open().await];
-        let before = usage(std::process::id()).unwrap().private_kib;
+        let before = own_kib();
         for _ in 0..CONNECTIONS {
             clients.push(open().await);
         }
         let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
         until(|| downstream() == CONNECTIONS + 1).await;
-        let after = usage(std::process::id()).unwrap().private_kib;
+        let after = own_kib();
         let each = after.saturating_sub(before).div_ceil(CONNECTIONS);
         let report = format!("\n{REPORT}{each}\n");
         std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).unwrap();
     });
+}
+
+/// Memory of this process that belongs to no file. Pages of the program count as private from the moment at which the last
+/// other process of this program ends.
+fn own_kib() -> u64 {
+    spent(std::process::id()).unwrap().own_kib
 }
 
 /// Few enough for the usual limit of descriptors: each takes two in this process.
