@@ -17,17 +17,22 @@ pub(crate) struct Load<'a> {
 
 impl<'a> Load<'a> {
     pub(crate) fn start(namespace: &'a Namespace, url: &str) -> Self {
-        Self::with(namespace, url, "")
+        Self::with(namespace, url, &nodes()[0], "")
+    }
+
+    /// The same on a node that is not this one.
+    pub(crate) fn away_from(namespace: &'a Namespace, url: &str, node: &str) -> Self {
+        let other = nodes().into_iter().find(|it| it != node).expect("there is another node");
+        Self::with(namespace, url, &other, "")
     }
 
     /// The same, with a connection of its own for each request.
     pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
-        Self::with(namespace, url, ", --fresh-connections")
+        Self::with(namespace, url, &nodes()[0], ", --fresh-connections")
     }
 
-    fn with(namespace: &'a Namespace, url: &str, more: &str) -> Self {
+    fn with(namespace: &'a Namespace, url: &str, node: &str, more: &str) -> Self {
         let image = image();
-        let node = stays();
         let mark = namespace.name();
         namespace.apply(&format!(
             "apiVersion: batch/v1
@@ -38,7 +43,7 @@ spec:
   template:
     spec:
       restartPolicy: Never
-      # The first node stays when others are drained.
+      # A node that stays when others are drained.
       nodeSelector: {{kubernetes.io/hostname: {node}}}
       containers:
       - name: load
@@ -88,10 +93,12 @@ pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
     })
 }
 
-/// The first of the nodes.
-fn stays() -> String {
+/// The names of the nodes, in order.
+pub(crate) fn nodes() -> Vec<String> {
     let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
-    nodes.split(' ').min().expect("there is a node").to_owned()
+    let mut nodes: Vec<String> = nodes.split(' ').map(str::to_owned).collect();
+    nodes.sort_unstable();
+    nodes
 }
 
 pub(crate) fn prepared(what: &str) -> Namespace {

@@ -8,16 +8,7 @@ use leno_tests::cluster::{Namespace, kubectl, printed};
 use leno_tests::eventually;
 
 use crate::gateways::{gateway, strangers_at};
-use crate::under_load::{Load, prepared, process};
-
-/// The node that is drained; loads run on the other one.
-fn second_node() -> String {
-    let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
-    let mut nodes: Vec<_> = nodes.split(' ').collect();
-    nodes.sort_unstable();
-    let [_, second] = nodes[..] else { panic!("two nodes, not {nodes:?}") };
-    second.to_owned()
-}
+use crate::under_load::{Load, nodes, prepared, process};
 
 /// How many of the pods with a label are on a node.
 fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
@@ -38,27 +29,30 @@ fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     assert_eq!(failed, serde_json::json!({}));
 }
 
+/// One of them has the DNS server.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_drained_node_fails_no_request() {
-    let node = second_node();
-    let namespace = prepared("drained");
-    namespace.apply(
-        "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: server}, spec: {minAvailable: 1, \
-         selector: {matchLabels: {app: server}}}}",
-    );
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
-    namespace.wait_ready();
-    let there = || pods_on(&node, &namespace, "app=server");
-    assert!(there() > 0, "the node has some of the pods");
-    let load = Load::start(&namespace, "http://server/");
-    drain(&node, load, || there() == 0);
+fn each_drained_node_fails_no_request() {
+    for node in nodes() {
+        let namespace = prepared("drained");
+        namespace.apply(
+            "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: server}, spec: {minAvailable: 1, \
+             selector: {matchLabels: {app: server}}}}",
+        );
+        printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+        namespace.wait_ready();
+        let there = || pods_on(&node, &namespace, "app=server");
+        assert!(there() > 0, "the node has some of the pods");
+        let load = Load::away_from(&namespace, "http://server/", &node);
+        drain(&node, load, || there() == 0);
+    }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_drained_node_takes_no_gateway_away() {
-    let node = second_node();
+    // Loads run on the first one.
+    let node = nodes().pop().expect("there are nodes");
     let namespace = prepared("fronted");
     let address = gateway(&namespace);
     printed(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));

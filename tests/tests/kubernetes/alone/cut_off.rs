@@ -1,0 +1,98 @@
+//! A node loses its network: the others stop sending requests to its pods, before Kubernetes notices.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+use leno_tests::eventually;
+use serde_json::Value;
+
+use crate::under_load::{Load, nodes};
+
+/// The network of a node, switched off until dropped.
+struct CutOff(String);
+
+impl CutOff {
+    fn of(node: &str) -> Self {
+        set_link(node, "down");
+        Self(node.to_owned())
+    }
+}
+
+impl Drop for CutOff {
+    fn drop(&mut self) {
+        set_link(&self.0, "up");
+    }
+}
+
+/// The link of a node at the bridge has the node's name.
+fn set_link(node: &str, state: &str) {
+    let set = Command::new("ip").args(["link", "set", node, state]).status().unwrap();
+    assert!(set.success(), "the link of {node}");
+}
+
+/// A Deployment of servers on one node, behind the Service `server`.
+fn servers_on(node: &str, name: &str, replicas: u32) -> String {
+    http_server(name, replicas, "")
+        .replace(&format!("{{app: {name}}}, }}"), &format!("{{app: server, at: {name}}}}}"))
+        .replace(
+            &format!("{{matchLabels: {{app: {name}}}}}"),
+            &format!("{{matchLabels: {{app: server, at: {name}}}}}"),
+        )
+        .replace(
+            &format!("serviceAccountName: {name}"),
+            &format!(
+                "serviceAccountName: {name}\n      nodeSelector: {{kubernetes.io/hostname: {node}}}"
+            ),
+        )
+}
+
+/// Three of five servers are on a node that is cut off for 25 s. Requests in progress there fail, at most one of each connection
+/// per server; from 3 s on none fails, and 99 % take at most 1 s.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+#[allow(clippy::print_stderr, reason = "the figures are the result")]
+fn a_node_without_network_costs_requests_in_progress_alone() {
+    let nodes = nodes();
+    let [near, far] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
+    let namespace = Namespace::new("cut-off", Injection::Enabled);
+    namespace.apply(&servers_on(near, "near", 2));
+    namespace.apply(&servers_on(far, "far", 3));
+    namespace.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, \
+         ports: [{name: http, port: 80, targetPort: http}]}}",
+    );
+    namespace.wait_ready();
+    // The DNS server may be on the node that is cut off.
+    let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
+    let url = format!("http://{}/", printed(&namespace.kubectl(&address)));
+    let load = Load::start(&namespace, &url);
+    let cut = CutOff::of(far);
+    let began = Instant::now();
+    eventually("the time to notice is over", NOTICED * 10, || {
+        (began.elapsed() >= NOTICED).then_some(())
+    });
+    let others = namespace.kubectl(&[
+        "exec", "job/load", "-c", "load", "--", "/leno", "load", &url, "--rate", "100", "-c", "8",
+        "--warmup", "0s", "-d", "20s", "-o", "json",
+    ]);
+    eventually("the node is cut off for long enough", CUT * 10, || {
+        (began.elapsed() >= CUT).then_some(())
+    });
+    drop(cut);
+    let (requests, failed) = load.end();
+    let others: Value = serde_json::from_str(&printed(&others)).expect("a report");
+    eprintln!("of {requests} failed {failed}; after {NOTICED:?}: {others}");
+    assert!(requests > 1000, "{requests}");
+    let failed: u64 = failed.as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert!(failed <= CONNECTIONS * SERVERS_CUT_OFF, "{failed} of {requests}");
+    assert_eq!(others["errors_by_kind"], serde_json::json!({}), "{others}");
+    assert!(others["requests"].as_u64() >= Some(1900), "{others}");
+    assert!(others["latency_us"]["p99"].as_f64().expect("a latency") <= 1e6, "{others}");
+}
+
+const NOTICED: Duration = Duration::from_secs(3);
+const CUT: Duration = Duration::from_secs(25);
+/// Of the load.
+const CONNECTIONS: u64 = 8;
+const SERVERS_CUT_OFF: u64 = 3;
