@@ -307,11 +307,14 @@ fn i_a_target_for_http_opens_no_tcp_port() {
     let mesh = TcpShop::open();
     assert!(mesh.is_closed(), "there is no target at all");
     mesh.mesh.write("http.yaml", &allowed_http("web", "stock", ".*"));
-    let shown = || {
-        let output = mesh.mesh.leno(&["get", "policies", "-o", "json"]);
-        String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
+    // A sidecar that knows no target yet reads the connection as HTTP; its request may then meet the target for HTTP.
+    let applied = || {
+        let output = mesh.mesh.leno(&["get", "changes"]);
+        let changes = String::from_utf8_lossy(&output.stdout).into_owned();
+        let change = changes.lines().find(|line| line.contains("shop/web-to-stock"))?.to_owned();
+        change.contains(" 2/2 ").then_some(())
     };
-    eventually("the control plane has the target", PATIENCE, shown);
+    eventually("both sidecars have the target", PATIENCE, applied);
     for _ in 0..20 {
         assert!(mesh.is_closed(), "a target for HTTP opens the TCP port");
     }
