@@ -230,7 +230,7 @@ pub struct ServiceStatus {
     pub ports: Vec<ServicePortStatus>,
     /// The routes attached to it.
     pub routes: Vec<String>,
-    /// Its ready endpoints without a sidecar to which sidecars send no request, if there are any beside those with one.
+    /// Its ready endpoints without a sidecar to which sidecars send no request, where other endpoints have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<ExcludedStatus>,
 }
@@ -262,7 +262,7 @@ pub struct ServicePortStatus {
 pub struct EndpointStatus {
     /// The workload there.
     pub workload: String,
-    /// Where its sidecar accepts mutual TLS, or the application itself where there is no sidecar.
+    /// The address at which its sidecar accepts mutual TLS, or that of the application without a sidecar.
     pub address: String,
 }
 

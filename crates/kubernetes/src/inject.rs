@@ -233,7 +233,7 @@ pub fn inject(
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
     overruled.extend(wishes.overruled);
     overruled.extend(probes.into_warnings());
-    // The last ones: only the first few warnings are shown.
+    // The last ones, because a review shows the first few warnings alone.
     overruled.extend(unknown);
     Ok(Outcome::Injected { pod, warnings: overruled })
 }

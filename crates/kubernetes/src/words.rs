@@ -115,7 +115,7 @@ pub fn is_read(mark: &str) -> bool {
     MARKS.contains(&mark) || mark.starts_with(RESOURCES)
 }
 
-/// The labels or annotations under `leno.dev/` that have no meaning, each with a hint. Their author may be anybody: no
+/// The labels or annotations under `leno.dev/` that have no meaning, each with a hint. Any user may write them: no
 /// more than [`KEYS_MAX`] keys are compared, and no more than [`UNKNOWN_MARKS_MAX`] hints are computed.
 pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
     keys: impl Iterator<Item = &'a K>,

@@ -26,7 +26,7 @@ pub struct Endpoint {
     pub id: EndpointId,
     /// Where its sidecar accepts mutual TLS; where the application itself is without a sidecar.
     pub address: SocketAddr,
-    /// The only account whose certificate is accepted there. Absent without a sidecar: then it is reached in plaintext.
+    /// The certificate of this account alone is accepted there. Absent without a sidecar: then it is reached in plaintext.
     pub account: Option<ServiceAccount>,
     /// The labels of its workload that the service's tag rules name.
     pub tags: BTreeMap<String, String>,

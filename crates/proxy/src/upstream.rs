@@ -114,8 +114,8 @@ impl Upstream {
         }
     }
 
-    /// A link or connection to the endpoint, made if there is none: `wait` counts only then. `timed`: of whose attempt it is no part
-    /// to wait for that.
+    /// A link or connection to the endpoint, made if there is none: `wait` counts only then. The time of an attempt (`timed`)
+    /// excludes that wait.
     pub(crate) async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -224,7 +224,7 @@ impl Upstream {
         })
     }
 
-    /// Tries to connect to an unresponsive endpoint when it is time, beside all requests.
+    /// Tries to connect to an unresponsive endpoint when it is time, independently of requests.
     #[inline(never)]
     pub(crate) fn probe(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
         let is_due = self.avoided_until.get().is_some_and(|until| until <= now);
@@ -275,8 +275,8 @@ impl Upstream {
         self.connect_timeout.get().unwrap_or(worker.config.limits.connect_timeout)
     }
 
-    /// How long a request waits for a connection to it. A policy's time is always waited for.
-    fn patience_of(&self, worker: &Worker, wait: Wait) -> Duration {
+    /// The time for which a request waits for a connection to it. The timeout of a policy applies as a whole.
+    fn connect_timeout_for(&self, worker: &Worker, wait: Wait) -> Duration {
         match (wait, self.connect_timeout.get()) {
             (Wait::Short, None) => worker.config.limits.connect_timeout.min(SHORT_WAIT),
             (Wait::Short | Wait::Whole, _) => self.patience(worker),

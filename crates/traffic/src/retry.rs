@@ -32,7 +32,7 @@ pub enum Sent {
 
 /// Whether the request may be sent once more.
 ///
-/// Never more often than [`RETRIES_MAX`], or [`unsent_max`] where nothing was sent, never after a part of a response was passed on, and
+/// At most [`RETRIES_MAX`] times, or [`unsent_max`] where nothing was sent; never after a part of a response has reached the client, and
 /// never when bytes that would have to be sent again are gone. Otherwise the reason decides.
 #[must_use]
 pub fn retry(reason: Reason, attempt: &Attempt) -> bool {

@@ -27,7 +27,7 @@ fn end(load: Load<'_>) {
     assert_eq!(failed, serde_json::json!({}), "of {requests}");
 }
 
-/// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts what is in it.
+/// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
 fn restart(servers: &Namespace, label: &str, object: &str) {
     printed(&kubectl(&["label", "namespace", servers.name(), label]));
     printed(&servers.kubectl(&["rollout", "restart", object]));

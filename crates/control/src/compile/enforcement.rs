@@ -20,7 +20,7 @@ pub(crate) enum Barrier {
     Egress,
 }
 
-/// What keeps sidecars from plaintext to a workload without one; `None` when nothing does.
+/// The setting that keeps sidecars from plaintext to a workload without one; `None` without such a setting.
 pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
     if mesh.mode_of(workload) == TrafficMode::Strict {
         return Some(Barrier::Strict);

@@ -1,4 +1,4 @@
-//! Gateways, who their proxies are, and the workloads without a sidecar.
+//! Gateways, the accounts of their proxies, and the workloads without a sidecar.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::upstream::priorities::Priorities;
 const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi";
 
-/// A listener whose connections are accepted by the kernel alone: no handshake ends.
+/// A listener without a process that accepts: the kernel completes connections, and no handshake ends.
 async fn dead(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dead = endpoint(name, listener.local_addr().unwrap(), account.unwrap_or("ratings"));

@@ -27,7 +27,7 @@ use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
 use crate::worker::Worker;
 use crate::world::World;
 
-/// How long a request waits for a connection to an endpoint.
+/// The time for which a request waits for a connection to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// As long as connecting may take.
@@ -36,7 +36,7 @@ pub(crate) enum Wait {
     Short,
 }
 
-/// How long an attempt waits for a connection that so many retries came before, at one of so many endpoints.
+/// The wait of an attempt for a connection, after so many retries and with so many endpoints.
 pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
     let number = usize::try_from(retries).unwrap_or(usize::MAX);
     match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
@@ -63,7 +63,7 @@ pub(crate) async fn endpoint(
 ) -> Result<Lease, Reason> {
     let mut leased = pin!(patiently(upstream, worker));
     if wait == Wait::Short {
-        let patience = upstream.patience_of(worker, wait);
+        let patience = upstream.connect_timeout_for(worker, wait);
         if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
             return leased;
         }
@@ -159,7 +159,7 @@ pub(crate) async fn plainly(
     (spoken, wait): (Speaks, Wait),
 ) -> Result<Lease, Reason> {
     let address = upstream.endpoint.address;
-    let patience = upstream.patience_of(worker, wait);
+    let patience = upstream.connect_timeout_for(worker, wait);
     let leased = match spoken {
         Speaks::Http2 => upstream.http2.lease(address, worker, patience).await.map(Lease::Http2),
         Speaks::Http1 => {
@@ -184,7 +184,7 @@ pub(crate) async fn plain_bytes(
     wait: Wait,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::LeaseOpened, 1);
-    let patience = upstream.patience_of(worker, wait);
+    let patience = upstream.connect_timeout_for(worker, wait);
     let connected = application(upstream.endpoint.address, worker, patience).await;
     note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
     connected

@@ -104,7 +104,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     assert!(taken.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
 
-/// A link is given up 2 s after its last byte; before, it was after 20 to 30 s.
+/// A link closes 2 s after an unanswered ping; earlier releases took 20 to 30 s.
 const SILENT_MAX: Duration = Duration::from_secs(12);
 
 /// By latency, who has just failed would hardly be asked again.

@@ -52,7 +52,7 @@ fn gateway(backends: &[&str]) -> Gateway {
 }
 
 /// A pod without a sidecar.
-pub(super) fn bystander(name: &str, labels: &str, address: [u8; 4]) -> Workload {
+pub(super) fn unmeshed_workload(name: &str, labels: &str, address: [u8; 4]) -> Workload {
     let yaml = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}, namespace: bookinfo, \
          labels: {labels}}}\nspec: {{serviceAccount: plain, ports: [{{name: http, port: 8080}}]}}"
@@ -100,11 +100,11 @@ fn a_gateway_is_for_its_own_proxies_alone() {
 #[test]
 fn what_has_no_sidecar_is_reached_in_plaintext() {
     let mut mesh = cluster();
-    let plain = bystander("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
+    let plain = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
     let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
     assert_eq!(touched.services, BTreeSet::from([service("ratings")]));
     assert!(touched.workloads.is_empty());
-    mesh.apply(Change::Upsert(Object::Workload(bystander(
+    mesh.apply(Change::Upsert(Object::Workload(unmeshed_workload(
         "reviews-v1-0",
         "{app: reviews, version: v1}",
         [10, 9, 0, 2],
@@ -137,7 +137,7 @@ fn what_has_no_sidecar_is_reached_in_plaintext() {
 /// The view of `reviews-v1` at the gateway `edge`, where one pod has a sidecar and one has none, with these objects.
 fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
     let mut mesh = cluster();
-    let plain = bystander("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(plain)));
     let mut views = Views::default();
     let wanted = BTreeSet::from([service("reviews-v1")]);
@@ -223,7 +223,7 @@ fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
     ));
     mesh.apply(Change::Upsert(Object::Gateway(gateway(&["details", "reviews-v1", "ratings"]))));
     for (name, labels) in [("details-0", "{app: details}"), ("ratings-0", "{app: ratings}")] {
-        let plain = bystander(name, labels, [10, 9, 0, 1]);
+        let plain = unmeshed_workload(name, labels, [10, 9, 0, 1]);
         mesh.apply(Change::Upsert(Object::Workload(plain)));
     }
     let edge = known(&mesh, "edge-1", &[]);

@@ -6,7 +6,7 @@ use leno_model::{
     Change, Object, ObjectKey, Protocol, ServicePort, TargetPort, Workload, WorkloadPort,
 };
 
-use super::gateways::{bystander, endpoints, known};
+use super::gateways::{endpoints, known, unmeshed_workload};
 use super::*;
 use crate::fixture::objects;
 
@@ -19,7 +19,7 @@ fn cluster(text: &str, plain: &[&str]) -> Mesh {
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     for (name, last) in plain.iter().zip(1..) {
         let labels = "{app: reviews, version: v1}";
-        let workload = bystander(name, labels, [10, 9, 0, last]);
+        let workload = unmeshed_workload(name, labels, [10, 9, 0, last]);
         mesh.apply(Change::Upsert(Object::Workload(workload)));
     }
     mesh
@@ -63,7 +63,7 @@ fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), both());
     // One that is not ready is no endpoint, and becomes one without any other change.
-    let mut plain = bystander("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     plain.ready = false;
     let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
     assert!(touched.services.contains(&service("reviews-v1")));
@@ -94,7 +94,7 @@ fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), []);
-    let plain = bystander("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
+    let plain = unmeshed_workload("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
     let plain = Workload { ready: false, ..plain };
     mesh.apply(Change::Upsert(Object::Workload(plain)));
     assert!(is_balanced(&mesh));
@@ -116,7 +116,7 @@ fn where_unready_endpoints_are_wanted_each_of_them_counts() {
     reviews.unready = true;
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     set_ready(&mut mesh, false);
-    let plain = bystander("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    let plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain })));
     assert!(is_balanced(&mesh));
     assert_eq!(seen(&mesh), both());
@@ -164,7 +164,7 @@ fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
     assert_eq!(seen(&mesh), []);
     let Object::ServicePolicy(applied) = policy("concurrency: {requests: 10}") else { panic!() };
     assert_eq!(left_out(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
-    // Where no pod has a sidecar no policy is enforced, and none takes requests away.
+    // No policy is enforced without a pod that has a sidecar, and no policy takes requests away.
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
 }
@@ -188,7 +188,7 @@ fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     for (name, number) in [("reviews-v1-7", 7001), ("reviews-v1-8", 7002)] {
         let last = u8::try_from(number - 7000).unwrap();
-        let mut plain = bystander(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
+        let mut plain = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
         plain.ports = vec![WorkloadPort {
             name: Some("main".parse().unwrap()),
             port: number,
@@ -226,7 +226,7 @@ fn a_headless_service_leads_to_each_pod_as_it_is() {
     let found = occupants(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
     assert!(matches!(&*found.at[&meshed], Occupant::Workload { .. }));
     assert_eq!(*found.at[&plain], Occupant::Outside);
-    // The pod whose sidecar cannot start is in no answer.
+    // A pod with a sidecar that cannot start is in no answer.
     set_ready(&mut mesh, false);
     assert_eq!(stands_for(&mesh), [plain]);
 }

@@ -1,4 +1,4 @@
-//! Stations beside the way of a request: redirections, answers of the sidecar, pages of other origins, copies, faults on purpose.
+//! Stations off the usual way of a request: redirections, answers of the sidecar, pages of other origins, copies, faults on purpose.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
