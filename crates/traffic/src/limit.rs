@@ -162,7 +162,14 @@ impl Drop for Place {
     }
 }
 
-impl Exceeded<'_> {
+impl<'a> Exceeded<'a> {
+    /// Out of line, since most requests have a token.
+    #[cold]
+    fn of(policy: &'a PolicyLimits, rule: &'a CompiledRule, wait: Duration) -> Self {
+        let answer = rule.answer.clone();
+        Self { policy: &policy.said.policy, rule: &rule.rule.name, answer, wait, hits: &rule.hits }
+    }
+
     /// The wait in whole seconds, at least one: what `retry-after` says (RFC 9110 §10.2.3), and not
     /// less than the wait, which would be in vain.
     #[must_use]
@@ -216,11 +223,7 @@ impl Limits {
         let exceeded = self.visit(port, (request, caller), |policy, rule| {
             match rule.take(rule.key(request, caller), now) {
                 Ok(()) => taken += 1,
-                Err(wait) => {
-                    let (policy, answer) = (&policy.said.policy, rule.answer.clone());
-                    let (name, hits) = (&rule.rule.name, &rule.hits);
-                    return Some(Exceeded { policy, rule: name, answer, wait, hits });
-                }
+                Err(wait) => return Some(Exceeded::of(policy, rule, wait)),
             }
             None
         });
@@ -396,8 +399,12 @@ impl PolicyLimits {
     /// The rules that may count a request, in order, and perhaps others.
     #[inline]
     fn rules(&self, sought: Sought<'_>) -> Candidates<'_> {
-        let many = self.many.as_ref().map(|(many, rules)| (many.all(sought), &**rules));
-        Candidates { few: self.few.iter(), many }
+        let mut candidates = Candidates { few: self.few.iter(), many: None };
+        // Written in place: a policy with few rules has no lookup to copy.
+        if let Some((many, rules)) = &self.many {
+            candidates.many = Some((many.all(sought), rules));
+        }
+        candidates
     }
 }
 
