@@ -40,4 +40,14 @@ kubectl -n guests get roles -o name | grep leno > /dev/null
 [ "$(kubectl -n leno-system get deployment leno-control -o 'jsonpath={.status.replicas} {.spec.template.spec.tolerations[0].operator}')" = "1 Exists" ]
 "$1" check --kubernetes
 run kubernetes connectivity
+kubectl apply -f "$KC_HERE/manifests/policy.yaml" > /dev/null
+accepted='jsonpath={.status.conditions[?(@.type=="Accepted")].status}'
+kubectl -n guests wait ratelimit/of-a-release "--for=$accepted=True" --timeout=60s
 helm uninstall leno --namespace leno-system --wait
+# No status claims an effect, and the hook leaves nothing.
+[ "$(kubectl -n guests get ratelimit/of-a-release -o "$accepted")" = Unknown ]
+for left in lease/leno-control job/leno-uninstall serviceaccount/leno-uninstall clusterrole/leno-uninstall; do
+  if kubectl -n leno-system get "$left" > /dev/null 2>&1; then
+    echo "$left is left after helm uninstall" >&2; exit 1
+  fi
+done

@@ -12,9 +12,9 @@ use clap::Args;
 use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
-    Extent, Installed, NodeNetwork, Options, Step, apply, manifests, removals, remove,
-    remove_gateways, retract_statuses, wait_for_rollout, wait_for_webhook, withdraw, withdraw_cni,
-    withdraw_gateways, withdraw_protections,
+    Extent, Installed, NodeNetwork, Options, Step, apply, lease, manifests, removals, remove,
+    remove_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout, wait_for_webhook,
+    withdraw, withdraw_cni, withdraw_gateways, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -293,6 +293,10 @@ pub(crate) struct UninstallArgs {
     /// has to start anew
     #[arg(long)]
     purge: bool,
+    /// Only delete the Lease and retract statuses, when no control plane is left: after another tool, such as Helm, has
+    /// removed the rest
+    #[arg(long, conflicts_with = "purge")]
+    statuses_only: bool,
     /// Remove from the cluster [default: print what would be removed]
     #[arg(long)]
     apply: bool,
@@ -303,6 +307,9 @@ pub(crate) struct UninstallArgs {
 impl UninstallArgs {
     /// Prints what is to be removed, or removes it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if self.statuses_only {
+            return self.retract();
+        }
         let namespace = self.cluster.namespace.to_string();
         let trust_domain = MeshConfig::default().trust_domain;
         let cni = Some(NodeNetwork::default());
@@ -331,9 +338,26 @@ impl UninstallArgs {
             output::print(&names.concat())?;
             eprintln!("and, in every namespace, what was made for gateways: {MADE}");
             eprintln!("and, in every namespace, the right to write Secrets: {GRANTED}");
-            eprintln!(
-                "statuses that claim an effect become Unknown, and gateways lose their addresses"
-            );
+            eprintln!("{RETRACTED}");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Deletes the Lease and retracts statuses, or prints so.
+    fn retract(&self) -> anyhow::Result<ExitCode> {
+        let namespace = &self.cluster.namespace;
+        let lease = lease(namespace);
+        if self.apply {
+            cluster::run(async {
+                let client = self.cluster.client().await?;
+                wait_for_control_planes(&client, namespace, tell).await?;
+                remove(&client, &[lease], tell).await?;
+                retract_statuses(&client, tell).await?;
+                anyhow::Ok(())
+            })?;
+        } else {
+            output::print(&(yaml::name(&lease) + "\n"))?;
+            eprintln!("{RETRACTED}");
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -343,6 +367,9 @@ impl UninstallArgs {
 const NONE: &str = "none";
 /// What is removed of the rights that --access-certs gave.
 const GRANTED: &str = "Roles and RoleBindings named leno-access-certs";
+/// The effect on statuses.
+const RETRACTED: &str =
+    "statuses that claim an effect become Unknown, and gateways lose their addresses";
 /// What is removed of gateways, by label.
 const MADE: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
                     leno.dev/gateway";
@@ -367,6 +394,7 @@ Examples:
   leno uninstall                             see what would be removed
   leno uninstall --apply                     remove what runs; rules and authority stay
   leno uninstall --apply --purge             remove everything
+  leno uninstall --apply --statuses-only     after `helm uninstall --no-hooks`: retract statuses
 ";
 
 #[cfg(test)]

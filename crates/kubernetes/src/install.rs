@@ -6,6 +6,7 @@ mod apply;
 mod cni;
 mod control_plane;
 mod examine;
+mod hook;
 mod installed;
 mod kinds;
 mod network_policy;
@@ -30,13 +31,14 @@ pub(crate) use apply::Addressed;
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
 pub use examine::{Examined, Finding, Trouble, examine};
+pub use hook::uninstall_hook;
 pub use installed::Installed;
 pub use kinds::crd_name;
 pub use remove::{
-    Extent, removals, remove, remove_gateways, withdraw, withdraw_cni, withdraw_gateways,
+    Extent, lease, removals, remove, remove_gateways, withdraw, withdraw_cni, withdraw_gateways,
     withdraw_protections,
 };
-pub use retract::retract_statuses;
+pub use retract::{retract_statuses, wait_for_control_planes};
 
 /// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect_file;
-use leno_kubernetes::install::{NodeNetwork, Options, manifests};
+use leno_kubernetes::install::{NodeNetwork, Options, manifests, uninstall_hook};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 
@@ -136,8 +136,11 @@ fn template(manifest: &Value) -> String {
         manifest["metadata"]["annotations"] = json!({KEPT: "keep"});
     }
     let mut text = yaml::stream(std::slice::from_ref(&manifest));
-    if manifest["kind"] == "Deployment" {
+    if ["Deployment", "Job"].iter().any(|kind| manifest["kind"] == *kind) {
         text = scheduled(&text, &manifest);
+    }
+    if manifest["kind"] == "Deployment" {
+        text = with_resources(&text, &manifest);
     }
     for (mark, value) in VALUES {
         text = text.replace(mark, value);
@@ -155,7 +158,7 @@ fn template(manifest: &Value) -> String {
     }
 }
 
-/// The control plane where its operator wants it, with what its operator gives it.
+/// Pods on the nodes that the operator chose, from the registry of the operator.
 fn scheduled(text: &str, manifest: &Value) -> String {
     let of_pod = |key: &str| {
         let (key, value) = (key, format!(".Values.{key}"));
@@ -164,9 +167,14 @@ fn scheduled(text: &str, manifest: &Value) -> String {
         )
     };
     let all: String = ["imagePullSecrets", "nodeSelector", "tolerations"].map(of_pod).concat();
-    let account = "      serviceAccountName: leno-control\n";
-    assert_eq!(text.matches(account).count(), 1, "{text}");
-    let text = text.replace(account, &format!("{account}{all}"));
+    let account = &manifest["spec"]["template"]["spec"]["serviceAccountName"];
+    let account = format!("      serviceAccountName: {}\n", account.as_str().unwrap());
+    assert_eq!(text.matches(&account).count(), 1, "{text}");
+    text.replace(&account, &format!("{account}{all}"))
+}
+
+/// The control plane with the resources that its operator gives it.
+fn with_resources(text: &str, manifest: &Value) -> String {
     let own = &manifest["spec"]["template"]["spec"]["containers"][0]["resources"];
     assert_eq!(text.matches("        resources:\n").count(), 1, "{text}");
     let (before, rest) = text.split_once("        resources:\n").unwrap();
@@ -218,7 +226,8 @@ fn the_chart_has_what_is_installed() {
     let is_made =
         |it: &Value| it["kind"] == "Namespace" && it["metadata"]["name"] == "helm-namespace";
     let rest = all.iter().filter(|it| !is_own_kind(it) && !is_made(it));
-    let templates: String = rest.map(template).collect();
+    let hook = uninstall_hook(&options());
+    let templates: String = rest.chain(&hook).map(template).collect();
     expect_file!["../../../../deploy/helm/leno/crds/leno.yaml"].assert_eq(&yaml::stream(&kinds));
     expect_file!["../../../../deploy/helm/leno/templates/leno.yaml"].assert_eq(&templates);
 }

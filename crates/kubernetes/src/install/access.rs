@@ -72,30 +72,20 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
 
 fn everywhere() -> Value {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
-    let own_status: Vec<String> = own.iter().map(|it| format!("{it}/status")).collect();
-    let routes = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
-    let policies = [
-        "upstreamtrafficsettings",
-        "ingressbackends",
-        "accesscontrols",
-        "egresses",
-        "retries",
-        "accesscerts",
-        "trafficwarmups",
-    ];
-    let policies_status = policies.map(|it| format!("{it}/status"));
-    let routes_status = routes.map(|it| format!("{it}/status"));
+    let own_status = statuses_of(&own);
+    let policies_status = statuses_of(&POLICIES);
+    let routes_status = statuses_of(&ROUTES);
     json!([
         read(&[""], &["pods", "services", "namespaces", "nodes"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
         rule(&["leno.dev"], &own_status, &["patch"]),
-        read(&["gateway.networking.k8s.io"], &[&routes[..], &["referencegrants"]].concat()),
+        read(&["gateway.networking.k8s.io"], &[&ROUTES[..], &["referencegrants"]].concat()),
         rule(&["gateway.networking.k8s.io"], &routes_status, &["patch"]),
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
-        read(&[kinds::OSM, kinds::FSM], &policies),
+        read(&[kinds::OSM, kinds::FSM], &POLICIES),
         rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
         read(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
         rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
@@ -109,6 +99,51 @@ fn everywhere() -> Value {
             &[INJECTOR],
         ),
     ])
+}
+
+/// The account of the Job that retracts statuses after `helm uninstall`, with its rights. They last as long as the Job.
+pub(super) fn retraction(options: &Options) -> Vec<Value> {
+    let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let edge = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();
+    let kinds: [(&[&str], &[&str]); 3] = [
+        (&["leno.dev"], &own),
+        (&["gateway.networking.k8s.io"], &edge),
+        (&[kinds::OSM, kinds::FSM], &POLICIES),
+    ];
+    let everywhere = kinds.map(|(groups, resources)| {
+        let statuses = rule(groups, &statuses_of(resources), &["patch"]);
+        [rule(groups, resources, &["get", "list"]), statuses]
+    });
+    let here = json!([
+        rule(&[""], &["pods"], &["list"]),
+        named(rule(&["coordination.k8s.io"], &["leases"], &["delete"]), &[CONTROL]),
+    ]);
+    let mut in_cluster = cluster_metadata(RETRACTION);
+    in_cluster["labels"]["app.kubernetes.io/name"] = json!(RETRACTION);
+    let mut in_namespace = metadata(RETRACTION, options);
+    in_namespace["labels"] = in_cluster["labels"].clone();
+    let role = |kind: &str, metadata: &Value, rules: Value| json!({"apiVersion": GROUP_VERSION, "kind": kind, "metadata": metadata, "rules": rules});
+    let binding = |kind: &str, role: &str, metadata: &Value| {
+        json!({
+            "apiVersion": GROUP_VERSION,
+            "kind": kind,
+            "metadata": metadata,
+            "roleRef": {"apiGroup": GROUP, "kind": role, "name": RETRACTION},
+            "subjects": [{"kind": "ServiceAccount", "name": RETRACTION, "namespace": options.namespace}],
+        })
+    };
+    vec![
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": in_namespace}),
+        role("ClusterRole", &in_cluster, json!(everywhere.concat())),
+        binding("ClusterRoleBinding", "ClusterRole", &in_cluster),
+        role("Role", &in_namespace, here),
+        binding("RoleBinding", "Role", &in_namespace),
+    ]
+}
+
+fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
+    resources.iter().map(|it| format!("{}/status", it.as_ref())).collect()
 }
 
 /// What only gateways need, apart from the rest, and only where somebody wants gateways: whoever may
@@ -172,5 +207,19 @@ fn named(mut rule: Value, names: &[&str]) -> Value {
 pub(super) const ACCESS_CERTS: &str = "leno-access-certs";
 /// The role for what only gateways need.
 pub(super) const GATEWAYS: &str = "leno-gateways";
+/// The account, roles and Job that retract statuses after `helm uninstall`.
+pub(super) const RETRACTION: &str = "leno-uninstall";
+/// The routes of the Gateway API that have a status.
+const ROUTES: [&str; 4] = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
+/// The policies of OSM and FSM, each with a status.
+const POLICIES: [&str; 7] = [
+    "upstreamtrafficsettings",
+    "ingressbackends",
+    "accesscontrols",
+    "egresses",
+    "retries",
+    "accesscerts",
+    "trafficwarmups",
+];
 const GROUP: &str = "rbac.authorization.k8s.io";
 const GROUP_VERSION: &str = "rbac.authorization.k8s.io/v1";

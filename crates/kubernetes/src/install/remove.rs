@@ -54,9 +54,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     let rest = by_rank.entry(2).or_default();
     rest.push(beside("Secret", WEBHOOK_SECRET));
     rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
-    let mut lease = beside("Lease", CONTROL);
-    lease["apiVersion"] = json!("coordination.k8s.io/v1");
-    rest.push(lease);
+    rest.push(lease(&options.namespace));
     if extent == Extent::Everything {
         rest.push(beside("Secret", AUTHORITY_SECRET));
         by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
@@ -68,6 +66,16 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
         }));
     }
     by_rank.into_values().flatten().collect()
+}
+
+/// The Lease of the control planes.
+#[must_use]
+pub fn lease(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": CONTROL, "namespace": namespace},
+    })
 }
 
 /// Removes them; what is not there needs no removal.

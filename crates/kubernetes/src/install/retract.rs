@@ -1,15 +1,18 @@
 //! Statuses after an uninstallation: none claims an effect.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
-use super::{InstallError, Step};
+use super::{InstallError, Step, selector};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::EDGE_KINDS;
 use crate::source::{Found, find};
@@ -38,6 +41,34 @@ pub async fn retract_statuses(
         }
     }
     retraction.failures.result()
+}
+
+/// Waits until no pod of a control plane is left, at most a minute: a pod on a node that is cut off stays longer, and
+/// writes nothing, since its rights are deleted.
+///
+/// # Errors
+/// When the API server rejects the call.
+pub async fn wait_for_control_planes(
+    client: &Client,
+    namespace: &NamespaceName,
+    mut told: impl FnMut(Step),
+) -> Result<(), InstallError> {
+    let api: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
+    let labels: Vec<String> = selector()
+        .iter()
+        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
+        .collect();
+    let ours = ListParams::default().labels(&labels.join(","));
+    for _ in 0..END_LOOKS {
+        let left = api.list(&ours).await;
+        if left.map_err(|error| InstallError::of("list", "Pod", error))?.items.is_empty() {
+            return Ok(());
+        }
+        sleep(END_LOOK_EVERY).await;
+    }
+    let object = format!("Pods of Deployment {namespace}/{CONTROL}");
+    told(Step { object, done: "are still there, without rights" });
+    Ok(())
 }
 
 struct Retraction<'a> {
@@ -213,6 +244,8 @@ fn ours() -> Option<Value> {
 /// The types of the conditions that control planes write.
 const OURS: &[&str] = &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "Conflicted"];
 const MESSAGE: &str = "no control plane of the mesh is installed";
+const END_LOOK_EVERY: Duration = Duration::from_millis(500);
+const END_LOOKS: u32 = 120;
 /// The most rejected calls that are reported in full.
 const FAILURES_SHOWN_MAX: usize = 10;
 
@@ -259,6 +292,31 @@ mod tests {
         let error = retract_statuses(&server.client, told).await.unwrap_err().to_string();
         assert!(error.contains("patch Gateway shop/b"), "{error}");
         assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
+    }
+
+    #[tokio::test]
+    async fn control_planes_end_before_statuses_are_retracted() {
+        let server = Server::open().await;
+        let path = "/api/v1/namespaces/mesh/pods";
+        let list = |items: Value| json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items});
+        let pod = json!({"metadata": {"name": "leno-control-1", "namespace": "mesh"}});
+        server.store.lock().unwrap().objects.insert(path.to_owned(), list(json!([pod])));
+        let looks = || server.store.lock().unwrap().asked.len();
+        let ends = async {
+            while looks() == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(looks(), 1, "the first look finds a pod");
+            server.store.lock().unwrap().objects.insert(path.to_owned(), list(json!([])));
+        };
+        let namespace = NamespaceName::new("mesh").unwrap();
+        let mut steps = Vec::new();
+        let waits =
+            wait_for_control_planes(&server.client, &namespace, |step| steps.push(step.object));
+        let (waited, ()) = tokio::join!(waits, ends);
+        waited.unwrap();
+        assert_eq!(looks(), 2);
+        assert_eq!(steps, [""; 0]);
     }
 
     #[test]

@@ -30,6 +30,51 @@ fn the_objects_that_run_and_what_they_may() {
     expect_test::expect_file!["golden/objects.json"].assert_eq(&text);
 }
 
+/// The account of the chart's hook can read each kind with a status, and write the status.
+#[test]
+fn the_hook_of_the_chart_may_retract_the_status_of_each_kind() {
+    let hook = uninstall_hook(&options());
+    let role = hook.iter().find(|it| it["kind"] == "ClusterRole").unwrap();
+    let control = manifests(&options());
+    let is_control =
+        |it: &&Value| it["kind"] == "ClusterRole" && it["metadata"]["name"] != "leno-cni";
+    let controls: Vec<&Value> = control.iter().filter(is_control).collect();
+    let has = |role: &Value, group: &str, resource: &str, verb: &str| {
+        let lists = |rule: &Value, key: &str, word: &str| {
+            rule[key].as_array().unwrap().iter().any(|it| it == word)
+        };
+        role["rules"].as_array().unwrap().iter().any(|rule| {
+            lists(rule, "apiGroups", group)
+                && lists(rule, "resources", resource)
+                && lists(rule, "verbs", verb)
+        })
+    };
+    let mut statuses = 0;
+    for rule in controls.iter().flat_map(|it| it["rules"].as_array().unwrap()) {
+        for resource in rule["resources"].as_array().unwrap() {
+            let Some(kind) = resource.as_str().unwrap().strip_suffix("/status") else { continue };
+            for group in rule["apiGroups"].as_array().unwrap() {
+                let group = group.as_str().unwrap();
+                statuses += 1;
+                for verb in ["get", "list"] {
+                    assert!(has(role, group, kind, verb), "{verb} {kind}.{group}");
+                }
+                assert!(has(role, group, &format!("{kind}/status"), "patch"), "{kind}.{group}");
+            }
+        }
+    }
+    assert!(statuses > 20, "{statuses}");
+    // No Service selects its pod, and it does not wait for itself.
+    let job = hook.last().unwrap();
+    assert_eq!(
+        job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
+        "leno-uninstall"
+    );
+    for object in &hook {
+        assert_eq!(object["metadata"]["annotations"]["helm.sh/hook"], "post-delete");
+    }
+}
+
 #[test]
 fn the_schemas_of_kinds() {
     let all = manifests(&options());

@@ -1,4 +1,4 @@
-//! The condition `Enforced` of policies: gateways leave out endpoints without a sidecar.
+//! The condition `Enforced` of policies: clients leave out endpoints without a sidecar.
 
 use leno_model::{
     AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
@@ -47,11 +47,19 @@ impl Ledger {
             return;
         }
         let mut versions = before.into_iter().chain(now);
-        self.unjudged = versions.any(|it| self.is_led_to(it));
+        self.unjudged = versions.any(|it| {
+            self.is_led_to(it) || self.has_joined(it) && (!it.sidecar || self.has_unmeshed(it))
+        });
     }
 
-    /// The endpoints without a sidecar behind the services of a policy, where a gateway leads to them, perhaps through
-    /// another service, by name.
+    /// True for a pod behind a service that has a pod without a sidecar as well.
+    fn has_unmeshed(&self, workload: &Workload) -> bool {
+        let services = self.services.near(workload);
+        let mut services = services.filter(|it| selects(&it.selector, &workload.labels));
+        services.any(|service| self.pods_behind(service).any(|it| !it.sidecar))
+    }
+
+    /// The endpoints without a sidecar behind the services of a policy that clients leave out, by name.
     fn unenforced<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
@@ -88,10 +96,14 @@ impl Ledger {
         self.without_sidecar(&services)
     }
 
+    /// Sidecars leave them out of a service with an endpoint that has a sidecar, and gateways out of each service.
     fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
-        let endpoints = services.iter().flat_map(|service| self.endpoints_of(service));
-        let mut found: Vec<&Workload> =
-            endpoints.filter(|it| !it.sidecar && self.is_behind_gateway(it)).collect();
+        let endpoints = services.iter().flat_map(|service| {
+            let has_members = self.endpoints_of(service).any(|it| it.sidecar);
+            let others = self.endpoints_of(service).filter(|it| !it.sidecar);
+            others.filter(move |it| has_members || self.is_behind_gateway(it))
+        });
+        let mut found: Vec<&Workload> = endpoints.collect();
         found.sort_by(|one, other| one.name.cmp(&other.name));
         found.dedup_by(|one, other| one.name == other.name);
         found
@@ -112,6 +124,6 @@ impl Ledger {
     }
 }
 
-const ENFORCED: &str = "each endpoint that a gateway leads to has a sidecar";
+const ENFORCED: &str = "clients leave out no endpoint for lack of a sidecar";
 const LEFT_OUT: &str =
-    "only a sidecar enforces the policy; gateways leave out endpoints without one:";
+    "only a sidecar enforces the policy; clients leave out endpoints without one:";

@@ -237,14 +237,14 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     edge(&mut ledger, "web");
     ledger.flush();
     let met =
-        ("True", "Enforced", "each endpoint that a gateway leads to has a sidecar".to_owned());
+        ("True", "Enforced", "clients leave out no endpoint for lack of a sidecar".to_owned());
     assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met.clone()]);
     // A policy that allows rejects nothing in mode permissive.
     ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
     let unmet = (
         "False",
         "EndpointsWithoutSidecar",
-        "only a sidecar enforces the policy; gateways leave out endpoints without one: shop/plain"
+        "only a sidecar enforces the policy; clients leave out endpoints without one: shop/plain"
             .to_owned(),
     );
     let mut found = enforced(&mut ledger);
@@ -275,4 +275,34 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
         enforced.map(|it| (it.status, it.reason)),
         Some(("False", "EndpointsWithoutSidecar"))
     );
+}
+
+/// Sidecars leave out the same endpoints, where a Service has one with a sidecar.
+#[test]
+fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() {
+    let limit = index("RateLimit", "leno.dev");
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    ledger.flush();
+    let enforced = |ledger: &mut Ledger| {
+        ledger.flush();
+        let statements = ledger.statements().expect("the change concerns the policy");
+        let found = statements.iter().find_map(|it| match &it.said {
+            Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+            _ => None,
+        });
+        found.map(|it| (it.status, it.message.clone())).unwrap()
+    };
+    // A Service without any sidecar is reached as before.
+    assert_eq!(enforced(&mut ledger).0, "True");
+    ledger.take(PODS, pod("meshed", json!({})));
+    let (status, message) = enforced(&mut ledger);
+    assert_eq!(status, "False");
+    assert!(message.ends_with("clients leave out endpoints without one: shop/plain"), "{message}");
+    ledger.take(PODS, gone("shop", "meshed"));
+    assert_eq!(enforced(&mut ledger).0, "True");
 }

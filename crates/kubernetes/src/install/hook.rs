@@ -1,0 +1,73 @@
+//! The Job of a chart that retracts statuses after `helm uninstall`.
+
+use serde_json::{Value, json};
+
+use super::access::{self, RETRACTION};
+use super::{Options, PART_OF, PART_OF_LABEL};
+use crate::words::PROXY_UID;
+
+/// The objects that a chart has in addition to [`manifests`](super::manifests): a Job that runs `leno uninstall
+/// --statuses-only` when Helm has deleted the release, its account, and its rights. Helm creates them for that time
+/// only. A Job that fails stays, with its log, until the next `helm uninstall`.
+#[must_use]
+pub fn uninstall_hook(options: &Options) -> Vec<Value> {
+    let mut objects = access::retraction(options);
+    objects.push(job(options));
+    for object in &mut objects {
+        // The rights come before the Job.
+        let weight = if object["kind"] == "Job" { "1" } else { "0" };
+        object["metadata"]["annotations"] = json!({
+            "helm.sh/hook": "post-delete",
+            "helm.sh/hook-weight": weight,
+            "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+        });
+    }
+    objects
+}
+
+fn job(options: &Options) -> Value {
+    // Not the labels of the control plane: its Services select by them, and the Job waits for the end of those pods.
+    let labels = json!({"app.kubernetes.io/name": RETRACTION, PART_OF_LABEL: PART_OF});
+    let namespace = &options.namespace;
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": RETRACTION, "namespace": namespace, "labels": labels},
+        "spec": {
+            "backoffLimit": ATTEMPTS_MAX,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "serviceAccountName": RETRACTION,
+                    "restartPolicy": "Never",
+                    "securityContext": {
+                        "runAsNonRoot": true,
+                        "runAsUser": PROXY_UID,
+                        "runAsGroup": PROXY_UID,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                    "containers": [{
+                        "name": RETRACTION,
+                        "image": options.image,
+                        "args": ["uninstall", "--statuses-only", "--apply", "--namespace", namespace],
+                        "resources": {
+                            "requests": {"cpu": "10m", "memory": "32Mi"},
+                            "limits": {"memory": "512Mi"},
+                        },
+                        "securityContext": {
+                            "allowPrivilegeEscalation": false,
+                            "readOnlyRootFilesystem": true,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                    }],
+                },
+            },
+        },
+    })
+}
+
+/// The most pods that the Job starts after the first one has failed.
+const ATTEMPTS_MAX: u32 = 2;
+/// The longest time of the Job: less than the five minutes that Helm waits, so that Helm reports the failure of the Job.
+const DEADLINE_SECONDS: u32 = 240;
