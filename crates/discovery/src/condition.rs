@@ -40,6 +40,9 @@ pub mod kind {
     /// A server speaks first at a service port without a declared protocol: each connection waits for the detection. The
     /// subject is the service port. Traffic goes on.
     pub const DETECTION_DELAYED: &str = "detection-delayed";
+    /// Connections without mutual TLS are rejected at a port of the application. The subject is the port, and the reason lists
+    /// the addresses of the clients. Traffic of others goes on.
+    pub const PLAINTEXT_REJECTED: &str = "plaintext-rejected";
     /// A circuit breaker sends nothing to a service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }

@@ -1,6 +1,7 @@
 //! Conditions that break traffic at this proxy: collected from all threads, for the control plane and the admin page.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,12 +13,15 @@ use leno_traffic::circuit::Trigger;
 use leno_traffic::treatment::ServicePort;
 use tokio::sync::Notify;
 
+use crate::rejected_clients::RejectedClients;
+
 /// The conditions of now. Requests never touch it: only a failure, a recovery, and readers do.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     all: Mutex<BTreeMap<(&'static str, String), String>>,
     circuits: Mutex<BTreeMap<u64, OpenCircuit>>,
     numbers: AtomicU64,
+    rejected_clients: Mutex<RejectedClients>,
     changed: Notify,
 }
 
@@ -94,6 +98,13 @@ impl Conditions {
         }
     }
 
+    /// A connection of a client without mutual TLS is rejected at a port of the application.
+    pub(crate) fn note_rejected_client(&self, port: u16, client: IpAddr) {
+        if lock(&self.rejected_clients).note(port, client, Instant::now()) {
+            self.changed.notify_one();
+        }
+    }
+
     /// Makes these all conditions of a kind.
     pub(crate) fn replace(
         &self,
@@ -154,6 +165,7 @@ impl Conditions {
             .collect();
         let circuits = self.circuits().into_iter().filter(|(_, circuit)| circuit.ends() > now);
         conditions.extend(circuits.map(|(_, circuit)| circuit.condition()));
+        conditions.extend(lock(&self.rejected_clients).conditions(now));
         conditions
     }
 
@@ -162,6 +174,7 @@ impl Conditions {
         let now = Instant::now();
         let ends =
             lock(&self.circuits).values().map(OpenCircuit::ends).filter(|at| *at > now).min();
+        let ends = ends.into_iter().chain(lock(&self.rejected_clients).next_end(now)).min();
         tokio::select! {
             () = self.changed.notified() => {}
             () = until(ends) => {}

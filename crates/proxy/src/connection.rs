@@ -95,7 +95,8 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     };
     let accepting = async {
         let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
-        expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
+        let expected = expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
+        expected.inspect_err(|reason| note_plaintext(worker, *reason, port, peer))?;
         tls::accept(worker, &half_open, (&credential, clients), tcp).await
     };
     let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
@@ -144,6 +145,14 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
             tracing::info!(%peer, reason, suppressed, "a connection is cut: it is refused now");
         }
         worker.shard.refuse(reason.label());
+        note_plaintext(worker, reason, port, peer);
+    }
+}
+
+/// Reports a client that is rejected because it has no mutual TLS.
+fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
+    if reason == Reason::PlaintextRefused {
+        worker.world.conditions.note_rejected_client(port, peer.ip());
     }
 }
 
@@ -164,6 +173,7 @@ async fn allowed_in_clear(
             tracing::info!(%peer, suppressed, "a connection without mutual TLS is cut: it is refused now");
         }
         worker.shard.refuse(Reason::PlaintextRefused.label());
+        note_plaintext(worker, Reason::PlaintextRefused, port, peer);
     }
 }
 

@@ -48,6 +48,7 @@ mod probes;
 mod proof;
 mod record;
 mod redirect;
+mod rejected_clients;
 mod removed;
 mod renew;
 mod seen;

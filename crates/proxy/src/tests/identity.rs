@@ -88,6 +88,10 @@ fn plaintext_into_the_inbound_port_is_reset() {
         assert_eq!(end, End::Reset);
         assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
         until(|| mesh.server.telemetry.refusals() == [("plaintext-refused", 1)].into()).await;
+        // The condition names the client. One that sends nothing is none.
+        let found = mesh.server.worker.world.conditions.now(std::time::Instant::now());
+        let found: Vec<_> = found.iter().map(|it| (it.kind.as_str(), it.reason.as_str())).collect();
+        assert_eq!(found, [("plaintext-rejected", "127.0.0.1")]);
         // Whoever says nothing at all has not sent plaintext.
         drop(Client::connect(mesh.inbound).await);
         until(|| mesh.server.telemetry.refusals().contains_key("handshake-failed")).await;

@@ -45,6 +45,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     });
     findings.extend(shortened(circuits.collect(), "leno get circuits"));
     findings.extend(delays(facts));
+    findings.extend(rejected_clients(facts));
     let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
     findings.extend(shortened(joins.collect(), "leno status -o json"));
     findings.extend(state(facts));
@@ -126,6 +127,22 @@ fn delays(facts: &Facts) -> Vec<Finding> {
     shortened(delayed.collect(), "leno get workloads -o json")
 }
 
+/// Clients without a sidecar that are rejected.
+fn rejected_clients(facts: &Facts) -> Vec<Finding> {
+    let all = facts.workloads.iter().flat_map(|workload| {
+        let rejected = workload.conditions.iter().filter(|it| it.kind == "plaintext-rejected");
+        rejected.map(|it| {
+            let ConditionStatus { subject, reason, .. } = it;
+            Finding::notice(
+                format!("{}: {subject} rejects clients without mutual TLS: {reason}", workload.name),
+                "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext while they \
+                 move (in a cluster: annotation leno.dev/plaintext: accept)",
+            )
+        })
+    });
+    shortened(all.collect(), "leno get workloads -o json")
+}
+
 /// State that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
     let remedy = "free space there or make it writable: until then a restart loses certificates, tokens or the last \
@@ -150,11 +167,12 @@ fn state(facts: &Facts) -> Vec<Finding> {
 
 /// Conditions of kinds that this release does not know.
 fn unknown(facts: &Facts) -> Vec<Finding> {
-    const KNOWN: [&str; 6] = [
+    const KNOWN: [&str; 7] = [
         "listener-closed",
         "dns-closed",
         "circuit-open",
         "detection-delayed",
+        "plaintext-rejected",
         "state-unwritable",
         "table-full",
     ];
@@ -213,6 +231,12 @@ mod tests {
                 "conditions",
                 condition("detection-delayed"),
                 "somewhere declares no protocol: some cause",
+                Weight::Notice,
+            ),
+            (
+                "conditions",
+                condition("plaintext-rejected"),
+                "somewhere rejects clients without mutual TLS: some cause",
                 Weight::Notice,
             ),
             ("conditions", condition("new-kind"), "new-kind somewhere", Weight::Problem),
