@@ -49,3 +49,43 @@ fn a_newer_split_displaces_no_older_one_whatever_its_name() {
     printed(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
     namespace.expect_curl("client", &["http://v1/"], 0, 500);
 }
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn an_older_split_whose_backend_is_deleted_still_decides() {
+    let namespace = Namespace::new("older-dangling", Injection::Enabled);
+    namespace.http_server("root", 1);
+    namespace.http_server("v1", 1);
+    namespace.http_server("v2", 1);
+    namespace.client("client");
+    let split = |name: &str, to: &str| {
+        format!(
+            "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: {name}}}, \
+             spec: {{service: root, backends: [{{service: {to}, weight: 100}}]}}}}"
+        )
+    };
+    namespace.apply(&split("z-split", "v1"));
+    namespace.wait_ready();
+    let answer = || namespace.curl("client", &["http://root/"]);
+    eventually("the older split is in force", Duration::from_secs(60), || {
+        answer().body.starts_with("pod=v1-").then_some(())
+    });
+    // Times of creation have a resolution of a second.
+    let made = Instant::now();
+    eventually("the next object is younger", Duration::from_secs(60), || {
+        (made.elapsed() > Duration::from_secs(2)).then_some(())
+    });
+    namespace.apply(&split("a-split", "v2"));
+    printed(&namespace.kubectl(&["delete", "service", "v1"]));
+    eventually("the backend is missing", Duration::from_secs(60), || {
+        (answer().status == 500).then_some(())
+    });
+    eventually("both have events", Duration::from_secs(60), || {
+        let (old, new) = (events(&namespace, "z-split"), events(&namespace, "a-split"));
+        (old.contains("RefNotFound") && new.contains("Conflicted")).then_some(())
+    });
+    printed(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
+    eventually("the younger split decides alone", Duration::from_secs(60), || {
+        answer().body.starts_with("pod=v2-").then_some(())
+    });
+}

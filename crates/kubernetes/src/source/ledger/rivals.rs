@@ -157,7 +157,13 @@ impl Ledger {
         let before = splits.filter(|it| it.goes_before(split));
         if let Some(first) = before.min_by_key(|it| it.precedence()) {
             let (name, why) = (&first.name, first_because(first.created, split.created));
-            return Some(format!("TrafficSplit {name} is for the same service, and {why}"));
+            let first = Object::TrafficSplit((*first).clone());
+            let problem =
+                self.dangling(&first).map(|it| format!("; it has an error of its own: {it}"));
+            let problem = problem.unwrap_or_default();
+            return Some(format!(
+                "TrafficSplit {name} is for the same service, and {why}{problem}"
+            ));
         }
         let ports = self.ports(root, None);
         let attached = |port| rivals.at(root, port, &root.namespace).first().map(|it| it.key());

@@ -382,3 +382,24 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
     ledger.take(groups, custom(groups, "g", "2025-01-01T00:00:00Z", all));
     assert_eq!(notes(&mut ledger), []);
 }
+
+/// Decision 8: an object in force does not depend on the existence of its backends.
+#[test]
+fn an_older_split_whose_backend_disappears_still_decides() {
+    let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
+    let mut ledger = settled();
+    for name in ["web", "v1", "v2"] {
+        ledger.take(SERVICES, service(name, 8080));
+    }
+    let kind = index("TrafficSplit", "split.smi-spec.io");
+    ledger.take(kind, custom(kind, "old", "2025-01-01T00:00:00Z", split("v1")));
+    ledger.take(kind, custom(kind, "new", "2025-02-01T00:00:00Z", split("v2")));
+    let conflict = "TrafficSplit shop/old is for the same service, and is older";
+    assert_eq!(said(&mut ledger, "TrafficSplit", "new"), conflict);
+    ledger.take(SERVICES, gone("shop", "v1"));
+    let error = "spec.backends[0].service: there is no Service shop/v1 that selects pods";
+    assert_eq!(
+        said(&mut ledger, "TrafficSplit", "new"),
+        format!("{conflict}; it has an error of its own: {error}")
+    );
+}
