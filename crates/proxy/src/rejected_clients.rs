@@ -1,4 +1,4 @@
-//! Clients without mutual TLS whose connections are rejected: a bounded table of their addresses, by port.
+//! Rejected clients, those without mutual TLS: a bounded table of their addresses, by port.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
