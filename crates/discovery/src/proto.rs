@@ -225,6 +225,8 @@ pub struct TrafficSeries {
     pub bytes_out: u64,
     #[prost(uint64, repeated, tag = "11")]
     pub durations: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint64, optional, tag = "31")]
+    pub opened: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficReason {

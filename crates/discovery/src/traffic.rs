@@ -52,7 +52,9 @@ pub struct TrafficSeries {
     pub route: Option<RouteName>,
     /// The account of the verified peer.
     pub peer: Option<ServiceAccount>,
-    /// How many, by class of status: without one, 1xx to 5xx.
+    /// The number of TCP connections that were opened or rejected; none for requests.
+    pub opened: Option<u64>,
+    /// The number that ended, by class of status: without one, 1xx to 5xx.
     pub classes: [u64; CLASSES],
     /// How many of them failed; never more than there were.
     pub failed: u64,
@@ -67,9 +69,16 @@ pub struct TrafficSeries {
 }
 
 impl TrafficSeries {
-    /// How many requests ended.
+    /// The number of requests that ended, or of TCP connections that were opened or rejected. A connection that was opened
+    /// earlier and has failed since counts as one more, so that no more fail than there are.
     #[must_use]
     pub fn requests(&self) -> u64 {
+        self.opened.map_or_else(|| self.ended(), |opened| opened.max(self.failed))
+    }
+
+    /// The number of requests and TCP connections that ended.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
@@ -122,6 +131,7 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
         port: series.port.into(),
         route: name(series.route.as_ref().map(ToString::to_string)),
         peer: name(series.peer.as_ref().map(ToString::to_string)),
+        opened: series.opened,
         classes: series.classes.to_vec(),
         failed: series.failed,
         reasons: series.reasons.iter().take(REASONS_MAX).map(reason).collect(),
@@ -192,6 +202,7 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
             "" => None,
             peer => Some(account("peer", peer)?),
         },
+        opened: wire.opened,
         classes,
         failed: wire.failed,
         reasons: reasons.collect(),
@@ -199,7 +210,7 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
         bytes_out: wire.bytes_out,
         durations: durations_from_wire(&wire.durations)?,
     };
-    if series.failed > series.requests() {
+    if series.failed > series.ended() {
         return Err(Invalid::new("failed", "is more than there were"));
     }
     Ok(series)
@@ -266,6 +277,7 @@ mod tests {
             port: 9080,
             route: Some("bookinfo/ratings".parse().unwrap()),
             peer: ServiceAccount::new("bookinfo", "reviews").ok(),
+            opened: None,
             classes: [0, 0, 7, 0, 1, 2],
             failed: 3,
             reasons: vec![(Some(Reason::NoEndpoint), 2), (None, 1)],
@@ -317,6 +329,7 @@ mod tests {
                     port: 0,
                     route: None,
                     peer: None,
+                    opened: Some(12),
                     classes: [0; CLASSES],
                     failed: 0,
                     reasons: vec![],
@@ -336,6 +349,22 @@ mod tests {
     fn what_is_sent_arrives() {
         let wire = traffic_to_wire(&traffic());
         assert_eq!(traffic_from_wire(wire), traffic());
+    }
+
+    #[test]
+    fn connections_count_when_they_are_opened_and_again_only_where_more_fail() {
+        let tcp = |opened, ended: u64, failed| TrafficSeries {
+            opened: Some(opened),
+            classes: [ended, 0, 0, 0, 0, 0],
+            failed,
+            ..series()
+        };
+        for (opened, ended, failed, counted) in
+            [(4, 0, 0, 4), (0, 4, 0, 0), (0, 4, 3, 3), (5, 5, 5, 5), (7, 5, 5, 7)]
+        {
+            assert_eq!(tcp(opened, ended, failed).requests(), counted, "{opened} {ended} {failed}");
+        }
+        assert_eq!(series().requests(), 10);
     }
 
     #[test]

@@ -66,6 +66,7 @@ fn series(change: &SeriesChange) -> TrafficSeries {
         port: labels.port,
         route: labels.route.parse().ok(),
         peer: labels.peer.split_once('/').and_then(account),
+        opened: matches!(labels.protocol, "tcp" | "outside").then_some(change.opened),
         classes: change.classes,
         failed: change.failed,
         reasons: reasons.map(|(reason, count)| (Reason::from_label(reason), *count)).collect(),
@@ -102,6 +103,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn connections_are_reported_when_they_are_opened() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let mut counted = Counted::of(Arc::clone(&telemetry));
+        let began = Instant::now();
+        counted.connected(began);
+        let labels = |protocol| RequestLabels {
+            direction: "outbound",
+            service: "bookinfo/cache".to_owned(),
+            port: 6379,
+            route: String::new(),
+            peer: String::new(),
+            protocol,
+        };
+        shard.count_opened(shard.series(&labels("tcp")));
+        shard.count_opened(shard.series(&labels("outside")));
+        let told = counted.take(began + Duration::from_secs(5)).unwrap();
+        let opened: Vec<_> = told.series.iter().map(|series| series.opened).collect();
+        assert_eq!(opened, [Some(1), Some(1)]);
+    }
+
+    #[test]
     fn only_what_is_new_is_told_and_nothing_when_nothing_is() {
         let telemetry = Telemetry::new();
         let shard = telemetry.shard();
@@ -133,6 +156,7 @@ mod tests {
         assert_eq!(series.direction, Direction::Inbound);
         assert_eq!(series.peer, ServiceAccount::new("bookinfo", "reviews").ok());
         assert_eq!((series.requests(), series.failed, series.durations.len()), (1, 1, 1));
+        assert_eq!(series.opened, None, "requests are not opened");
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
         assert_eq!(counted.take(began + Duration::from_secs(10)), None);
         shard.record(shard.series(&labels), &outcome);

@@ -8,6 +8,7 @@ use leno_model::{Egress, Reason};
 use leno_telemetry::ConnectionSide;
 use leno_traffic::Way;
 use leno_wire::sniff::Sniffed;
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::connection::{Ended, until};
@@ -20,6 +21,7 @@ use crate::io::{Io, Stream};
 use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
+use crate::worker::Worker;
 use crate::world::{Scene, World};
 
 /// Carries the application's connection to where it wanted to go. Where its address decides nothing of
@@ -42,7 +44,10 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: 
     let mut record = Record::open(session, PROTOCOL);
     let passed = match told {
         Ok(told) => pass(session, (at, &told), (&io, early), &record).await,
-        Err(reason) => Err(reason),
+        Err(reason) => {
+            record.count_opened();
+            Err(reason)
+        }
     };
     match passed {
         Ok(()) => record.succeed(),
@@ -127,17 +132,11 @@ async fn pass(
     record: &Record<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
-    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
-    if !told.is_let_out(&scene, at) {
-        return Err(Reason::EgressDenied);
-    }
-    drop(scene);
-    let limits = &worker.config.limits;
-    let dialled = dial(at, &worker.config.interception);
-    let dialled = timeout(limits.connect_timeout, dialled).await;
-    let tcp = dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|_| Reason::ConnectFailed)?;
+    let connected = connected(worker, (at, told)).await;
+    record.count_opened();
+    let tcp = connected?;
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
-    let patience = limits.idle_connection;
+    let patience = worker.config.limits.idle_connection;
     let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), patience));
     let server = Io::new(Stream::Plain(tcp));
     let mut client = ends(io);
@@ -149,6 +148,18 @@ async fn pass(
             Err(Reason::EgressDenied)
         }
     }
+}
+
+/// A connection to an address outside the mesh, if egress to it is allowed.
+async fn connected(worker: &Worker, (at, told): (SocketAddr, &Told)) -> Result<TcpStream, Reason> {
+    let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
+    if !told.is_let_out(&scene, at) {
+        return Err(Reason::EgressDenied);
+    }
+    drop(scene);
+    let dialled = dial(at, &worker.config.interception);
+    let dialled = timeout(worker.config.limits.connect_timeout, dialled).await;
+    dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|_| Reason::ConnectFailed)
 }
 
 /// Resolves when a connection is let out no more.

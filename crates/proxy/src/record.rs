@@ -154,6 +154,12 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// Counts a byte stream that was opened or rejected: long ones are reported before they end.
+    pub(crate) fn count_opened(&self) {
+        let series = self.session.series(&self.subject);
+        self.session.worker.shard.count_opened(series.id);
+    }
+
     /// Notes who let it in, and whether only because policies are not enforced.
     pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
         if let Some(ruling) = access.ruling(permit)

@@ -58,6 +58,7 @@ pub(crate) async fn to_service(
     record.subject.service = Some(service.clone());
     record.subject.port = port;
     let opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    record.count_opened();
     pass(session, opened, (&io, early), record).await;
 }
 
@@ -72,6 +73,7 @@ pub(crate) async fn through_gateway(
     record.subject.port = port;
     let mut early = BytesMut::new();
     let opened = open_from_edge(session, half_open, plan, (&io, &mut early), &mut record).await;
+    record.count_opened();
     pass(session, opened, (&io, early), record).await;
 }
 

@@ -44,6 +44,8 @@ pub struct RuleChange {
 pub struct SeriesChange {
     /// Its labels.
     pub labels: RequestLabels,
+    /// The number of TCP connections that were opened or rejected.
+    pub opened: u64,
     /// How many requests ended, by class of status: without one, 1xx to 5xx.
     pub classes: [u64; CLASSES],
     /// How many of them failed.
@@ -105,7 +107,7 @@ fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     if series.len() <= series_max {
         return 0;
     }
-    series.sort_by_key(|change| std::cmp::Reverse(change.requests()));
+    series.sort_by_key(|change| std::cmp::Reverse(change.requests().max(change.opened)));
     let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
     let folded = rest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
@@ -137,6 +139,7 @@ impl SeriesChange {
             let sum = self.reasons.entry(reason).or_default();
             *sum = sum.saturating_add(*more);
         }
+        self.opened = self.opened.saturating_add(other.opened);
         self.failed = self.failed.saturating_add(other.failed);
         self.bytes_in = self.bytes_in.saturating_add(other.bytes_in);
         self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
@@ -147,6 +150,7 @@ impl SeriesChange {
 /// What a series had counted at a look.
 #[derive(Debug, Default)]
 struct Seen {
+    opened: u64,
     requests: Vec<(Ending, u64)>,
     bytes_in: u64,
     bytes_out: u64,
@@ -156,6 +160,7 @@ struct Seen {
 impl Seen {
     fn of(totals: &SeriesTotals) -> Self {
         Self {
+            opened: totals.opened,
             requests: totals.requests.iter().map(|(ending, count)| (*ending, *count)).collect(),
             bytes_in: totals.bytes_in,
             bytes_out: totals.bytes_out,
@@ -163,13 +168,14 @@ impl Seen {
         }
     }
 
-    /// What came since `before`; `None` when no request ended. A thread that counts meanwhile is
-    /// seen with some of its numbers now and with the rest at the next look.
+    /// The changes since `before`; `None` when no request ended and no TCP connection was opened. A thread that counts
+    /// meanwhile is seen with some of its numbers now and with the rest at the next look.
     fn since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
         let nothing = Self::default();
         let before = before.unwrap_or(&nothing);
         let mut change = SeriesChange {
             labels: labels.clone(),
+            opened: self.opened.saturating_sub(before.opened),
             classes: [0; CLASSES],
             failed: 0,
             reasons: BTreeMap::new(),
@@ -188,7 +194,7 @@ impl Seen {
                 *change.reasons.entry(ending.reason).or_default() += count;
             }
         }
-        (change.requests() > 0).then_some(change)
+        (change.requests() > 0 || change.opened > 0).then_some(change)
     }
 }
 
@@ -262,6 +268,35 @@ mod tests {
         let second = changes.take(9, 9).series;
         assert_eq!((second[0].requests(), second[0].failed, second[0].bytes_in), (1, 0, 3));
         assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
+    }
+
+    #[test]
+    fn an_open_connection_is_reported_before_it_ends_and_its_end_afterwards() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let mut changes = Changes::of(Arc::clone(&telemetry));
+        let cache = RequestLabels { protocol: "tcp", ..labels("outbound", "a/cache") };
+        (0..3).for_each(|_| shard.count_opened(shard.series(&cache)));
+        let first = changes.take(9, 9).series;
+        assert_eq!((first.len(), first[0].opened, first[0].requests()), (1, 3, 0));
+        assert_eq!(changes.take(9, 9), Taken::default());
+        count(&shard, &cache, 0, None);
+        let second = changes.take(9, 9).series;
+        assert_eq!((second[0].opened, second[0].requests(), second[0].failed), (0, 1, 0));
+    }
+
+    #[test]
+    fn the_busiest_are_those_with_the_most_open_connections_as_well() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let cache = RequestLabels { protocol: "tcp", ..labels("outbound", "a/cache") };
+        (0..9).for_each(|_| shard.count_opened(shard.series(&cache)));
+        for service in ["a/one", "a/three", "a/two"] {
+            count(&shard, &labels("outbound", service), 200, None);
+        }
+        let Taken { series, folded, .. } = Changes::of(telemetry).take(3, 3);
+        let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
+        assert_eq!((named, folded), (vec!["", "a/cache"], 3));
     }
 
     #[test]

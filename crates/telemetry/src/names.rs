@@ -48,9 +48,9 @@ impl Kind {
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn metrics() -> impl Iterator<Item = &'static Metric> {
-    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &AUDITED, &RULE_HITS]
+    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &TCP_OPENED]
         .into_iter()
-        .chain([&CONNECTIONS_REFUSED])
+        .chain([&AUDITED, &RULE_HITS, &CONNECTIONS_REFUSED])
         .chain(Count::METRICS)
         .chain(Gauge::METRICS)
         .chain(Level::METRICS)
@@ -444,6 +444,13 @@ pub(crate) const RESPONSE_BYTES: Metric = Metric {
     kind: Kind::Counter,
     labels: request_labels!(),
     help: "Bytes of bodies sent to clients.",
+};
+
+pub(crate) const TCP_OPENED: Metric = Metric {
+    name: "leno_tcp_connections_opened_total",
+    kind: Kind::Counter,
+    labels: request_labels!(),
+    help: "TCP connections whose bytes are carried without a look at requests, counted when they are opened or rejected. leno_requests_total counts them when they end.",
 };
 
 pub(crate) const AUDITED: Metric = Metric {

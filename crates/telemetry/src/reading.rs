@@ -9,7 +9,7 @@ use crate::line_queue::lines_dropped;
 use crate::names::{
     AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, LOG_LINES_DROPPED, Level, Metric,
     PROCESS_CPU, PROCESS_MEMORY, REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
-    RULE_HITS,
+    RULE_HITS, TCP_OPENED,
 };
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
@@ -164,6 +164,11 @@ impl Telemetry {
                 let bytes = Number::Whole(bytes(series));
                 with_labels(&series.labels, &[], |labels| reader.number(labels, bytes));
             }
+        }
+        reader.metric(&TCP_OPENED);
+        for series in totals.iter().filter(|series| series.opened > 0) {
+            let opened = Number::Whole(series.opened);
+            with_labels(&series.labels, &[], |labels| reader.number(labels, opened));
         }
         reader.metric(&AUDITED);
         for series in &totals {

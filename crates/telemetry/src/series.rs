@@ -140,6 +140,8 @@ pub(crate) struct SeriesCells {
     called: OnceLock<Box<[[Cell; CLASSES]; CODES]>>,
     bytes_in: Cell,
     bytes_out: Cell,
+    /// TCP connections that began.
+    opened: Cell,
     failed: Tally,
     durations: HistogramCells,
     /// What was let in although policies deny it, by reason; absent until the first of it.
@@ -155,6 +157,7 @@ impl SeriesCells {
             called: OnceLock::new(),
             bytes_in: Cell::default(),
             bytes_out: Cell::default(),
+            opened: Cell::default(),
             failed: Tally::new(),
             durations: HistogramCells::new(),
             audited: OnceLock::new(),
@@ -170,6 +173,10 @@ impl SeriesCells {
     pub(crate) fn audit(&self, reason: &'static str) {
         let tally = self.audited.get_or_init(|| Box::new(Tally::new()));
         tally.add(Ending { class: StatusClass::None, reason, grpc: None });
+    }
+
+    pub(crate) fn count_opened(&self) {
+        self.opened.add(1);
     }
 
     pub(crate) fn record(&self, outcome: &Outcome) {
@@ -195,6 +202,8 @@ pub(crate) struct SeriesTotals {
     pub(crate) requests: BTreeMap<Ending, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// TCP connections that began.
+    pub(crate) opened: u64,
     pub(crate) durations: Histogram,
     pub(crate) audited: BTreeMap<&'static str, u64>,
     /// The newest of each bucket.
@@ -208,6 +217,7 @@ impl SeriesTotals {
             requests: BTreeMap::new(),
             bytes_in: 0,
             bytes_out: 0,
+            opened: 0,
             durations: Histogram::new(),
             audited: BTreeMap::new(),
             exemplars: [None; BUCKETS],
@@ -229,6 +239,7 @@ impl SeriesTotals {
         }
         self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
         self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
+        self.opened = self.opened.saturating_add(cells.opened.read());
         cells.durations.add_to(&mut self.durations);
         for (ending, count) in cells.audited.get().into_iter().flat_map(|tally| tally.read()) {
             *self.audited.entry(ending.reason).or_default() += count;

@@ -60,6 +60,16 @@ impl Shard {
         }
     }
 
+    /// Counts a TCP connection that was opened or rejected, which is recorded when it ends; the series as in
+    /// [`record`](Self::record).
+    pub fn count_opened(&self, series: SeriesId) {
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.count_opened();
+        }
+    }
+
     /// Counts a request that was let in although policies deny it; the series as in
     /// [`record`](Self::record).
     pub fn audit(&self, series: SeriesId, reason: &'static str) {

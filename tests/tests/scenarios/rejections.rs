@@ -1,6 +1,7 @@
 //! A request that the mesh rejects is a failure with a reason in every view: whichever sidecar rejects it, in every protocol.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::cell::RefCell;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -393,6 +394,36 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
         (rates["requests"] == 40 && rates["failed"] == 10).then_some(())
     });
     assert_eq!(shop.traffic()["rejections"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn tcp_connections_that_stay_open_have_a_rate() {
+    let opaque = Case { protocol: "TCP", ..case("opaque", String::new(), ("", "")) };
+    let shop = Shop::open("permissive", &[opaque]);
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.doors[0]));
+    let connect = |_| TcpStream::connect(door).expect("the sidecar listens");
+    let open: Vec<_> = (0..REQUESTS).map(connect).collect();
+    eventually("the control plane knows of all", PATIENCE, || {
+        let traffic = shop.traffic();
+        let rates = traffic["services"].as_array()?.first()?.clone();
+        let is_counted = rates["requests"] == REQUESTS && rates["failed"] == 0;
+        (is_counted && rates["success"] == 1.0 && rates["per_second"].as_f64()? > 0.0).then_some(())
+    });
+    // The views show the last half minute: further connections are opened meanwhile, and stay open.
+    let further = RefCell::new(open);
+    for (view, arguments) in [
+        ("leno top", &["top", "--once"][..]),
+        ("leno get services", &["get", "services", "-o", "wide"]),
+    ] {
+        eventually(&format!("{view} shows a rate"), PATIENCE, || {
+            further.borrow_mut().push(connect(0));
+            let (code, text) = shop.text(arguments);
+            let line = text.lines().find(|line| line.starts_with("shop/opaque"))?;
+            let is_rate = |word: &str| word.ends_with("/s") && word != "0/s";
+            let has_rate = line.split_whitespace().any(is_rate);
+            (code == Some(0) && has_rate && line.contains("100 %")).then_some(())
+        });
+    }
 }
 
 const REQUESTS: u32 = 10;

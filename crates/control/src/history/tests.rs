@@ -17,6 +17,7 @@ fn outbound(to: &str, route: Option<&str>, requests: u64, failed: u64) -> Traffi
         port: 9080,
         route: route.map(|name| format!("bookinfo/{name}").parse().unwrap()),
         peer: None,
+        opened: None,
         classes,
         failed,
         reasons: Vec::new(),
@@ -75,6 +76,37 @@ fn rates_are_right_from_the_first_report_on() {
     let details = rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.p99_ms), (0.0, None, None));
     assert_eq!((details.requests, details.failed), (600, 60));
+}
+
+#[test]
+fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let tcp = |opened, ended: u64, rejected| TrafficSeries {
+        opened: Some(opened),
+        classes: [ended, 0, 0, 0, 0, 0],
+        reasons: vec![(Some(Reason::DeniedByPolicy), rejected)],
+        failed: rejected,
+        durations: Vec::new(),
+        ..outbound("details", None, 0, 0)
+    };
+    history.take(&mesh, &workload("productpage-1"), &told(vec![tcp(20, 0, 0)]), at(5));
+    let status = history.status(&mesh, at(5), EVERY);
+    let details = rates(&status.services, "details");
+    assert_eq!((details.per_second, details.success, details.requests), (4.0, Some(1.0), 20));
+    assert_eq!(status.sidecars[0].outbound_per_second, 4.0);
+    history.take(&mesh, &workload("productpage-1"), &told(vec![tcp(20, 10, 10)]), at(10));
+    let status = history.status(&mesh, at(10), EVERY);
+    let details = rates(&status.services, "details");
+    assert_eq!((details.per_second, details.success), (4.0, Some(0.75)));
+    assert_eq!((details.requests, details.failed), (40, 10));
+    let [rejection] = &status.rejections[..] else { panic!("{:?}", status.rejections) };
+    assert_eq!((&*rejection.reason, rejection.requests), ("denied-by-policy", 10));
+    assert_eq!(rejection.share, 0.25);
+    // Connections that end in order have been counted.
+    let ended = told(vec![tcp(0, 30, 0)]);
+    history.take(&mesh, &workload("productpage-1"), &ended, at(15));
+    assert_eq!(rates(&history.status(&mesh, at(15), EVERY).services, "details").requests, 40);
 }
 
 #[test]

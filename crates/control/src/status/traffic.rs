@@ -69,7 +69,7 @@ pub struct RuleStatus {
 /// How requests fare.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RateStatus {
-    /// Requests a second, over the last half minute.
+    /// Requests a second, and TCP connections opened or rejected a second, over the last half minute.
     pub per_second: f64,
     /// The share of them that succeeded, from 0 to 1; absent when there was none.
     pub success: Option<f64>,

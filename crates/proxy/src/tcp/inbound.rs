@@ -24,7 +24,7 @@ use crate::link::{LinkStream, Opened};
 use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
-use crate::upstream::Application;
+use crate::upstream::{Application, Http1Upstream};
 use crate::world::Scene;
 
 /// Carries a stream of a link to the application.
@@ -49,8 +49,9 @@ async fn attempt(
     stream: &LinkStream,
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
-    let application = admitted(session, port, record)?;
-    let connection = application.connect(&session.worker).await?;
+    let connection = connected(session, port, record).await;
+    record.count_opened();
+    let connection = connection?;
     // The other sidecar waits for this before it gives its client's bytes away.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let patience = session.worker.config.limits.idle_connection;
@@ -129,8 +130,9 @@ async fn attempt_plainly(
     (io, early): (&Io, BytesMut),
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
-    let application = admitted(session, port, record)?;
-    let connection = application.connect(&session.worker).await?;
+    let connection = connected(session, port, record).await;
+    record.count_opened();
+    let connection = connection?;
     let patience = session.worker.config.limits.idle_connection;
     let mut reader = Reader::new(io.clone());
     reader.buffer = early;
@@ -144,6 +146,16 @@ async fn attempt_plainly(
             Err(denied)
         }
     }
+}
+
+/// A connection to the application, if the rules let this peer's bytes in.
+async fn connected(
+    session: &Session,
+    port: u16,
+    record: &mut Record<'_>,
+) -> Result<Http1Upstream, Failure> {
+    let application = admitted(session, port, record)?;
+    Ok(application.connect(&session.worker).await?)
 }
 
 /// The application, if the rules let this peer's bytes in.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use leno_discovery::condition::kind;
 use leno_model::Protocol;
+use leno_telemetry::Form;
 use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -14,6 +15,7 @@ use super::fixture::{
     run, tls_accept, tls_connect, until,
 };
 use crate::tls::ALPN_HTTP1;
+use crate::worker::Worker;
 
 async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
     let mut setup = Setup { protocol, ..Setup::default() };
@@ -45,6 +47,41 @@ fn carries_bytes_both_ways_as_they_are() {
             assert_eq!((series.labels.protocol, series.success), ("tcp", 1));
             assert_eq!((series.bytes_in, series.bytes_out), (200_000, 200_000));
         }
+    });
+}
+
+/// The number of connections that a metric has of one direction.
+fn opened(worker: &Worker) -> u64 {
+    let mut text = String::new();
+    worker.shard.telemetry().expose(Form::Prometheus, &mut text);
+    let lines = text.lines().filter(|line| line.starts_with("leno_tcp_connections_opened_total{"));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
+    run(async {
+        for protocol in [Protocol::Tcp, Protocol::Detect] {
+            let app = Application::start(|mut client| async move {
+                client.send("220 ready\r\n").await;
+                client.end().await;
+            });
+            let mesh = mesh(app.await.address, protocol).await;
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
+            assert_eq!((mesh.client.ended(), mesh.server.ended()), (0, 0));
+            assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
+            drop(client);
+            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
+        }
+        let mesh = mesh(closed_port(), Protocol::Tcp).await;
+        let mut client = Client::connect(mesh.door).await;
+        assert_eq!(client.end().await, End::Reset);
+        until(|| mesh.client.ended() == 1 && mesh.server.ended() > 0).await;
+        assert_eq!(opened(&mesh.client.worker), 1);
+        // Each attempt of the client's sidecar is one.
+        assert_eq!(opened(&mesh.server.worker), mesh.server.ended());
     });
 }
 

@@ -16,6 +16,7 @@ fn series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> Tra
         port: 9080,
         route: None,
         peer: ServiceAccount::new("bookinfo", "productpage").ok(),
+        opened: None,
         classes,
         failed: reasons.iter().map(|(_, count)| count).sum(),
         reasons: reasons.iter().map(|(reason, count)| (Some(*reason), *count)).collect(),
