@@ -103,7 +103,10 @@ pub async fn follow<E: From<io::Error>>(
             waiting.extend_from_slice(&bytes);
             while let Some(end) = waiting.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = waiting.drain(..=end).collect();
-                if !each(String::from_utf8_lossy(&line).trim_end())? {
+                let line = String::from_utf8_lossy(&line);
+                let line = line.trim_end();
+                // A blank line shows that the connection is alive.
+                if !line.is_empty() && !each(line)? {
                     return Ok(Ok(()));
                 }
             }

@@ -100,6 +100,8 @@ async fn serve_one<A: Answering>(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
+        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        .half_close(true)
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);

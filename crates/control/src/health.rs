@@ -102,10 +102,19 @@ impl Answering for Desk {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
         // Prometheus may know the pod by the name of a Service.
-        if request.uri().path() == "/metrics"
-            && let Some(response) = foreign(request.headers(), OwnNames::Cluster, false)
-        {
-            return response;
+        if let Some(response) = foreign(request.headers(), OwnNames::Cluster, false) {
+            match request.uri().path() {
+                "/metrics" => return response,
+                // A probe may name any host: it gets the status alone, without the reason (DNS rebinding).
+                "/readyz" => {
+                    let status = match *self.standing.borrow() {
+                        Standing::Ready(_) => StatusCode::OK,
+                        Standing::Unready(_) => StatusCode::SERVICE_UNAVAILABLE,
+                    };
+                    return text(status, format!("{status}\n"));
+                }
+                _ => {}
+            }
         }
         let standing = self.standing.borrow().clone();
         match (request.uri().path(), standing) {

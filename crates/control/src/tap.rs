@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::StatusCode;
 use hyper::body::{Body, Bytes, Frame};
@@ -12,12 +13,18 @@ use leno_model::{
     ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide,
 };
 use serde_json::{Value, json};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::answering::decoded;
 
 /// A tap's lines, as the body of an answer. Whoever lets go of it closes the tap.
 #[derive(Debug)]
-pub(crate) struct Lines(Tapping);
+pub(crate) struct Lines {
+    tapping: Tapping,
+    /// A blank line is sent while there is no other: only a failed write tells a reader that has gone from one that
+    /// has ended its own direction.
+    blank: Interval,
+}
 
 impl Lines {
     /// Opens the tap that a query describes.
@@ -27,7 +34,13 @@ impl Lines {
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
         let tap = parse(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
         let tapping = taps.open(tap);
-        tapping.map(Self).map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+        let tapping =
+            tapping.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+        let mut blank = interval(BLANK_PERIOD);
+        blank.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick is at once.
+        blank.reset();
+        Ok(Self { tapping, blank })
     }
 }
 
@@ -39,13 +52,15 @@ impl Body for Lines {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        loop {
-            let Some(tapped) = ready!(self.0.poll_next(context)) else { return Poll::Ready(None) };
-            let text = text(tapped, self.0.lost());
+        while let Poll::Ready(tapped) = self.tapping.poll_next(context) {
+            let Some(tapped) = tapped else { return Poll::Ready(None) };
+            let text = text(tapped, self.tapping.lost());
             if !text.is_empty() {
+                self.blank.reset();
                 return Poll::Ready(Some(Ok(Frame::data(text.into()))));
             }
         }
+        self.blank.poll_tick(context).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"\n")))))
     }
 }
 
@@ -124,6 +139,9 @@ fn parse(query: &str) -> Result<Tap, String> {
     tap.service = service.ok_or("say of what: /tap?service=NAMESPACE/NAME")?;
     Ok(tap)
 }
+
+/// The longest time without a line.
+const BLANK_PERIOD: Duration = Duration::from_secs(2);
 
 /// What each data thread tells in a second unless more is asked for.
 const PER_SECOND: u32 = 100;

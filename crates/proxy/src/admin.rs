@@ -86,11 +86,19 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 let (admin, half_open) = (admin.clone(), &half_open);
                 async move {
                     let _answering = half_open.answering();
-                    Ok::<_, Infallible>(named(&admin, answer(&admin, &request).await))
+                    // A foreign page reads nothing here, not even the name of the workload.
+                    let is_page = request.uri().path() == "/";
+                    let response = match foreign(&request, OwnNames::Local, is_page) {
+                        Some(response) => response,
+                        None => named(&admin, answer(&admin, &request).await),
+                    };
+                    Ok::<_, Infallible>(response)
                 }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
+                // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+                .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
             if let Ok(Err(error)) = half_open.serving(served).await {
@@ -113,11 +121,7 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
-    let path = request.uri().path();
-    if let Some(response) = foreign(request, OwnNames::Local, path == "/") {
-        return response;
-    }
-    match path {
+    match request.uri().path() {
         "/metrics" => metrics(admin, request).await,
         "/ready" => ready(admin),
         "/world" => json(&page::world(admin)),

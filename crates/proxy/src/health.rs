@@ -57,6 +57,8 @@ impl Health {
                 });
                 let served = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
+                    // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+                    .half_close(true)
                     // The kubelet asks on a new connection each time: nobody keeps a place.
                     .keep_alive(false)
                     .header_read_timeout(HEAD_TIMEOUT)
@@ -76,13 +78,25 @@ impl Health {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.into());
         }
         match request.uri().path() {
-            "/livez" => text(StatusCode::OK, "alive\n".into()),
+            "/livez" => return text(StatusCode::OK, "alive\n".into()),
+            "/metrics" => return self.metrics(request, client).await,
+            _ => {}
+        }
+        // A probe may name any host, but the page of a website in a browser causes no work here.
+        if let Some(response) = admin::foreign(request, OwnNames::Any, false) {
+            return response;
+        }
+        let response = match request.uri().path() {
             "/readyz" => admin::ready(&self.admin),
-            "/metrics" => self.metrics(request, client).await,
             path => match path.strip_prefix("/probe/") {
                 Some(probe) => self.probe(probe).await,
                 None => text(StatusCode::NOT_FOUND, INDEX.into()),
             },
+        };
+        // A foreign name gets the status alone, without the reason (DNS rebinding).
+        match admin::foreign(request, OwnNames::Cluster, false) {
+            Some(_) => text(response.status(), format!("{}\n", response.status())),
+            None => response,
         }
     }
 

@@ -30,7 +30,9 @@ impl CollectorArgs {
 }
 
 async fn converse(stream: TcpStream) {
-    let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(take));
+    let served = http1::Builder::new()
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service_fn(take));
     if let Err(error) = served.await {
         tracing::debug!(%error, "somebody left before the answer");
     }

@@ -102,7 +102,8 @@ export function live() {
       const lines = rest.split("\n");
       rest = lines.pop();
       if (rest.length > LINE_MAX) return "The control plane says something that is no request.";
-      for (const line of lines) take(JSON.parse(line));
+      // A blank line shows that the connection is alive.
+      for (const line of lines) if (line) take(JSON.parse(line));
     }
   }
 

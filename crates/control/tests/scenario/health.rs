@@ -40,6 +40,48 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
     });
 }
 
+/// Requirement 10 of issue 26: the name may be that of a foreign page (DNS rebinding).
+#[test]
+fn a_request_under_a_foreign_name_gets_a_status_alone() {
+    run(async {
+        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let under = async |host: &str, path: &str| {
+            let mut stream = TcpStream::connect(health.address()).await.unwrap();
+            let request =
+                format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = under("evil.example", "/readyz").await;
+        assert!(answer.contains(" 503 ") && !answer.contains("not read yet"), "{answer}");
+        assert!(under("evil.example", "/livez").await.contains(" 200 "));
+        let shop = Shop::open().await;
+        health.ready(&shop.control);
+        assert!(under("evil.example", "/readyz").await.contains(" 200 "));
+        assert!(under("evil.example", "/metrics").await.contains(" 421 "));
+    });
+}
+
+/// Case f01 of issue 26 (RFC 9112 §9.6).
+#[test]
+fn a_client_that_ends_its_direction_gets_its_response() {
+    run(async {
+        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let shop = Shop::open().await;
+        health.ready(&shop.control);
+        for _ in 0..10 {
+            let mut stream = TcpStream::connect(health.address()).await.unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            stream.shutdown().await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.contains("\nleno_control_workloads 2\n"), "{answer}");
+        }
+    });
+}
+
 /// Clients that connect again and again, each with many scrapes on every connection, until this is dropped.
 fn flood(health: &Health) -> JoinSet<()> {
     const CLIENTS: usize = 80;

@@ -79,6 +79,8 @@ async fn serve_one(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
+        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        .half_close(true)
         .header_read_timeout(IDLE_MAX)
         .serve_connection(TokioIo::new(stream), service);
     if let Ok(Err(error)) = half_open.serving(connection).await {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use leno_model::{ClientRanges, TrustDomain, WorkloadName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::fixture::{Application, DOMAIN, OK, closed_port, run};
 use crate::probes::Probes;
@@ -157,8 +157,98 @@ fn the_admin_page_is_for_no_page_of_another_site() {
                         Some(expected) => assert_eq!(status, expected, "{path} {host} {fields}"),
                         None => assert!(status != 421 && status != 403, "{path} {host} {fields}"),
                     }
-                    assert!(answer.contains("leno-workload: shop/cart-1\r\n"), "{answer}");
+                    // A foreign page reads no name either.
+                    let is_named = answer.contains("leno-workload: shop/cart-1\r\n");
+                    assert_eq!(is_named, expected.is_none(), "{answer}");
                 }
+            }
+            done.send(()).unwrap();
+        };
+        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
+        ran.unwrap();
+    });
+}
+
+/// Case f01 of issue 26 (RFC 9112 §9.6): the application answers after the client has ended its direction.
+#[test]
+fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
+    run(async {
+        let application = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = application.local_addr().unwrap().port();
+        let scratch = tempfile::tempdir().unwrap();
+        let workload = WorkloadName::new("shop", "cart-1").unwrap();
+        let domain = TrustDomain::new(DOMAIN).unwrap();
+        let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        config.health = Some(([127, 0, 0, 1], 0).into());
+        config.application_metrics = Some(port.to_string().parse().unwrap());
+        let probes = format!(r#"{{"app": {{"readiness": {{"httpGet": {{"port": {port}}}}}}}}}"#);
+        config.probes = Probes::parse(&probes).unwrap();
+        let proxy = Proxy::start(config).await.unwrap();
+        let pages = [
+            (proxy.health_address().unwrap(), "/probe/app/readiness", "well"),
+            (proxy.admin_address().unwrap(), "/metrics", "of_application 7"),
+        ];
+        let (done, stop) = tokio::sync::oneshot::channel();
+        let asked = async {
+            for (page, path, expected) in pages {
+                let mut client = TcpStream::connect(page).await.unwrap();
+                let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
+                let (mut called, _) = application.accept().await.unwrap();
+                client.shutdown().await.unwrap();
+                // The page sees the end before the application answers.
+                for _ in 0..1000 {
+                    tokio::task::yield_now().await;
+                }
+                let response = "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\
+                                content-length: 17\r\n\r\nof_application 7\n";
+                called.write_all(response.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.contains(expected), "{path}: {answer}");
+            }
+            done.send(()).unwrap();
+        };
+        let (ran, ()) = tokio::join!(proxy.run(async { drop(stop.await) }), asked);
+        ran.unwrap();
+    });
+}
+
+/// Requirement 10 of issue 26: the name may be that of a foreign page (DNS rebinding).
+#[test]
+fn a_health_page_shows_no_state_under_a_foreign_name() {
+    run(async {
+        let well = Application::canned(OK).await;
+        let scratch = tempfile::tempdir().unwrap();
+        let workload = WorkloadName::new("shop", "cart-1").unwrap();
+        let domain = TrustDomain::new(DOMAIN).unwrap();
+        let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        config.health = Some(([127, 0, 0, 1], 0).into());
+        let port = well.address.port();
+        let probes = format!(r#"{{"app": {{"readiness": {{"httpGet": {{"port": {port}}}}}}}}}"#);
+        config.probes = Probes::parse(&probes).unwrap();
+        let proxy = Proxy::start(config).await.unwrap();
+        let health = proxy.health_address().unwrap();
+        let (done, stop) = tokio::sync::oneshot::channel();
+        let asked = async {
+            for (host, path, fields, status, text) in [
+                ("evil.example", "/readyz", "", 503, "503 Service Unavailable\n"),
+                ("10.0.0.1:15020", "/readyz", "", 503, "waiting for a certificate\n"),
+                // The kubelet probes with the `Host` that the pod says.
+                ("evil.example", "/probe/app/readiness", "", 200, "200 OK\n"),
+                ("web", "/probe/app/readiness", "", 200, "well\n"),
+                (
+                    "web",
+                    "/probe/app/readiness",
+                    "sec-fetch-site: cross-site\r\n",
+                    403,
+                    "browser itself\n",
+                ),
+                ("web", "/readyz", "origin: http://evil.example\r\n", 403, "browser itself\n"),
+            ] {
+                let (found, answer) = ask_under(health, host, path, fields).await;
+                assert_eq!(found, status, "{host} {path}: {answer}");
+                assert!(answer.ends_with(text), "{host} {path}: {answer}");
             }
             done.send(()).unwrap();
         };

@@ -116,6 +116,8 @@ async fn converse(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        .half_close(true)
         .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
