@@ -4,7 +4,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::{BodyExt, Either, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -15,7 +16,7 @@ use leno_discovery::{ChangeId, Taps};
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
-use leno_telemetry::{Form, Names};
+use leno_telemetry::{DroppedLines, Form, Names, lines_dropped};
 use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -42,6 +43,20 @@ pub(crate) struct Admin {
     pub(crate) explaining: Explaining,
     /// Questions of operators, one at a time.
     pub(crate) share: Share,
+    /// Log lines that were dropped lately.
+    pub(crate) log_lines_dropped: AtomicU64,
+}
+
+impl Admin {
+    /// Reads the counter of dropped log lines, for as long as the control plane lives.
+    async fn watch_log(&self) {
+        let mut lines = DroppedLines::default();
+        loop {
+            let lately = lines.read(lines_dropped(), Instant::now());
+            self.log_lines_dropped.store(lately, Ordering::Relaxed);
+            tokio::time::sleep(LOG_LOOK_PERIOD).await;
+        }
+    }
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -154,6 +169,7 @@ pub(crate) async fn serve(
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let problem = tokio::select! {
+            () = admin.watch_log() => None,
             () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,
             () = removed(&path) => bind_again(&path, &mut ended).await,
         };
@@ -210,6 +226,9 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
         }
     }
 }
+
+/// The time between two readings of the counter of dropped log lines.
+const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 /// The time between two looks for the admin socket.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -268,9 +287,10 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
 /// The result of a test write to the data directory.
 async fn state(admin: &Admin) -> Response<Full<Bytes>> {
     let directory = admin.data.clone();
+    let log_lines_dropped = admin.log_lines_dropped.load(Ordering::Relaxed);
     let tested = tokio::task::spawn_blocking(move || {
         let problem = writable::problem(&directory);
-        DirectoryStatus { directory: directory.display().to_string(), problem }
+        DirectoryStatus { directory: directory.display().to_string(), problem, log_lines_dropped }
     });
     match tested.await {
         Ok(status) => typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(status))),

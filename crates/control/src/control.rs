@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Budgets, ChangeId, EventQueue, Taps, event_queue};
@@ -447,6 +448,7 @@ impl Ground {
             taps,
             explaining,
             share: Share::new(admin::ASKING_PAUSE),
+            log_lines_dropped: AtomicU64::new(0),
         })
     }
 

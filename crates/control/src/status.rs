@@ -150,7 +150,7 @@ pub struct ApplicationStatus {
 /// A condition that breaks traffic at a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionStatus {
-    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`, or another.
+    /// Its kind: `listener-closed`, `dns-closed`, `state-unwritable`, `circuit-open`, `table-full`, `log-lines-dropped`, or another.
     pub kind: String,
     /// The listener, directory or service port that it concerns.
     pub subject: String,
@@ -187,6 +187,9 @@ pub struct DirectoryStatus {
     pub directory: String,
     /// The error of a test write, if that failed.
     pub problem: Option<String>,
+    /// The log lines that the control plane has dropped lately, since its output took no more.
+    #[serde(default)]
+    pub log_lines_dropped: u64,
 }
 
 /// A port of an application.

@@ -43,6 +43,8 @@ pub mod kind {
     /// Connections without mutual TLS are rejected at a port of the application. The subject is the port, and the reason lists
     /// the addresses of the clients. Traffic of others goes on.
     pub const PLAINTEXT_REJECTED: &str = "plaintext-rejected";
+    /// Lines of the log or access log are dropped, since the output takes no more. Traffic goes on.
+    pub const LOG_LINES_DROPPED: &str = "log-lines-dropped";
     /// A circuit breaker sends nothing to a service port.
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }

@@ -168,6 +168,16 @@ impl Credential {
         disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), Readers::Owner)
     }
 
+    /// True unless a file that [`Credential::save`] wrote is absent.
+    #[must_use]
+    pub fn is_saved(dir: &Path) -> bool {
+        let is_absent = |name: &str| {
+            let found = std::fs::symlink_metadata(dir.join(name));
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        !is_absent(CREDENTIAL_FILE) && !is_absent(ROOTS_FILE)
+    }
+
     /// Reads what [`Credential::save`] wrote; `None` when there is nothing yet. It may have
     /// expired in the meantime.
     ///

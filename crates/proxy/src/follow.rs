@@ -159,6 +159,18 @@ impl Follower {
         self.world.conditions.replace(kind::TABLE_FULL, recent);
     }
 
+    /// Lists dropped log lines among the conditions.
+    pub(crate) fn note_dropped_lines(&self, lines: u64) {
+        let (kind, subject) = (kind::LOG_LINES_DROPPED, "log");
+        match lines {
+            0 => self.world.conditions.clear(kind, subject),
+            _ => {
+                let reason = format!("lines that its output did not take: {lines}");
+                self.world.conditions.set(kind, subject, reason);
+            }
+        }
+    }
+
     /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate that is
     /// not on disk.
     pub(crate) fn note_state(&self, problem: Option<String>) {
@@ -223,6 +235,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
         tracing::warn!(%error, "the stored world cannot be used; waiting for a new one");
         return Subscriber::new();
     }
+    follower.keeper.note_stored(update.clone());
     // Services that were used before are likely to be used again; the others go idle and are dropped.
     // Names without a service are forgotten: most are mistyped, and a new request asks again.
     follower.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());

@@ -13,6 +13,8 @@ use crate::state::StateDir;
 pub(crate) struct Keeper {
     /// What is to be written; one that was never written is no loss when a newer one came.
     latest: RefCell<Option<Update>>,
+    /// The world that is on disk, for the case that its file is removed.
+    stored: RefCell<Option<Update>>,
     told: Notify,
     ending: Cell<bool>,
     ended: Notify,
@@ -25,6 +27,11 @@ impl Keeper {
         self.told.notify_one();
     }
 
+    /// Takes note of a world that was read from disk.
+    pub(crate) fn note_stored(&self, update: Update) {
+        self.stored.replace(Some(update));
+    }
+
     /// Lets [`Self::run`] write what is left, and return.
     pub(crate) fn end(&self) {
         self.ending.set(true);
@@ -33,7 +40,7 @@ impl Keeper {
     }
 
     /// Writes worlds, the first at once and then at most one every `PAUSE`, until it is ended. What the disk did not
-    /// take is written again every `AGAIN`. `note` runs after each attempt, with the problem if there is one.
+    /// take is written again every `AGAIN`, as are files that were removed. `note` runs after each attempt, with the problem if there is one.
     pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
         loop {
             note(state.problem());
@@ -45,10 +52,11 @@ impl Keeper {
                 tokio::select! {
                     () = self.told.notified() => {}
                     () = state.failed(), if !fails => {}
-                    () = tokio::time::sleep(AGAIN), if fails => write_again(&state).await,
+                    () = tokio::time::sleep(AGAIN) => self.tend(&state, fails).await,
                 }
                 continue;
             };
+            self.stored.replace(Some(update.clone()));
             let state = state.clone();
             let written = tokio::task::spawn_blocking(move || {
                 state.keep_world(&update.to_bytes());
@@ -66,15 +74,28 @@ impl Keeper {
     }
 }
 
-async fn write_again(state: &StateDir) {
-    let state = state.clone();
-    let written = tokio::task::spawn_blocking(move || state.write_again());
-    if written.await.is_err() {
-        tracing::error!("writing the state again panicked");
+impl Keeper {
+    /// Writes files that the disk did not take, and files that were removed.
+    async fn tend(&self, state: &StateDir, fails: bool) {
+        let stored = self.stored.borrow().clone();
+        let is_damaged = state.is_damaged(stored.is_some());
+        if !fails && !is_damaged {
+            return;
+        }
+        let state = state.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            if is_damaged {
+                state.restore(stored.map(|update| update.to_bytes()).as_deref());
+            }
+            state.write_again();
+        });
+        if written.await.is_err() {
+            tracing::error!("writing the state again panicked");
+        }
     }
 }
 
-/// The pause before a disk that is full, or read-only, is tried again.
+/// The pause before a disk that is full, or read-only, is tried again, and between two looks for removed files.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Between two writes: each costs a flush of the disk, which on small machines is a flash card.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -74,7 +74,7 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use leno_discovery::Request;
-use leno_telemetry::{Gauge, Telemetry};
+use leno_telemetry::{Count, DroppedLines, Gauge, Telemetry, lines_dropped};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
@@ -269,6 +269,7 @@ impl Proxy {
         let (over, telling) = tell(&tasks, courier, (log, spans));
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(keep(follower.clone()));
+        tasks.spawn_local(watch_log(follower.clone()));
         let parts = (workers, self.doors, self.state);
         let requests = control(&tasks, follower.clone(), wanted, parts);
         tasks.spawn_local(tapped::tell(taps, requests.clone()));
@@ -391,6 +392,16 @@ fn control(
     requests
 }
 
+/// Reads the counters of dropped log lines, for as long as the proxy lives.
+async fn watch_log(follower: Rc<Follower>) {
+    let mut lines = DroppedLines::default();
+    loop {
+        tokio::time::sleep(LOG_LOOK_PERIOD).await;
+        let counter = lines_dropped() + follower.telemetry.count(Count::AccessLogDropped);
+        follower.note_dropped_lines(lines.read(counter, Instant::now()));
+    }
+}
+
 async fn keep(follower: Rc<Follower>) {
     let note = |problem| follower.note_state(problem);
     follower.keeper.run(follower.state.clone(), note).await;
@@ -456,6 +467,8 @@ const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 const TELL_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long the farewell may take; a control plane that is away must not delay the end.
 const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
+/// The time between two readings of the counters of dropped log lines.
+const LOG_LOOK_PERIOD: std::time::Duration = std::time::Duration::from_secs(2);
 /// Commands that may wait for a data thread.
 const COMMANDS_MAX: usize = 256;
 /// Requests that may wait for the stream to the control plane.

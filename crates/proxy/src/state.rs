@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -20,11 +20,23 @@ use crate::names::Names;
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    /// Locked while the proxy serves; none when the disk does not even take an empty file.
-    lock: Option<Arc<File>>,
+    lock: Arc<Mutex<Lock>>,
+    /// The small files that were written, for the case that they are removed.
+    written: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     /// The files that could not be written, with the last error.
     unwritten: Arc<Mutex<Unwritten>>,
     failed: Arc<Notify>,
+}
+
+/// The lock of the directory.
+#[derive(Debug)]
+enum Lock {
+    /// Held while the proxy serves.
+    Held(File),
+    /// The disk does not even take an empty file.
+    Absent,
+    /// A successor may have the directory.
+    Released,
 }
 
 /// Content that the disk did not take, by file: the newest of each.
@@ -39,29 +51,23 @@ impl StateDir {
     /// a time: two would share their addresses and push each other off the control plane.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let lock = open_lock(&path.join(LOCK_FILE)).and_then(|file| match file.try_lock() {
-            Ok(()) => Ok(Some(Arc::new(file))),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
-        });
-        let lock = match lock {
-            Ok(Some(lock)) => Some(lock),
-            Ok(None) => {
-                let message = "another proxy serves from it";
-                return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
-            }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
-            Err(error) => {
-                // A full disk must not keep a proxy from its last good world.
-                tracing::warn!(%error, "the state directory cannot be locked");
-                None
-            }
+        let lock = match locked(path) {
+            Ok(file) => Lock::Held(file),
+            Err(error) => match error.kind() {
+                io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
+                _ => {
+                    // A full disk must not keep a proxy from its last good world.
+                    tracing::warn!(%error, "the state directory cannot be locked");
+                    Lock::Absent
+                }
+            },
         };
         if let Err(error) = remove_drafts(path) {
             tracing::warn!(%error, "drafts of the run before cannot be removed from the state directory");
         }
-        let (unwritten, failed) = (Arc::default(), Arc::default());
-        Ok(Self { path: path.to_owned(), lock, unwritten, failed })
+        let lock = Arc::new(Mutex::new(lock));
+        let (written, unwritten, failed) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(Self { path: path.to_owned(), lock, written, unwritten, failed })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -70,11 +76,61 @@ impl StateDir {
 
     /// Lets a successor have the directory while this proxy only finishes what it began.
     pub(crate) fn release(&self) {
-        if let Some(lock) = &self.lock
-            && let Err(error) = lock.unlock()
+        let lock = std::mem::replace(&mut *self.lock(), Lock::Released);
+        if let Lock::Held(file) = lock
+            && let Err(error) = file.unlock()
         {
             tracing::warn!(%error, "the state directory cannot be released");
         }
+    }
+
+    /// True while the directory, the world or another file of this proxy is absent, although a write succeeded before.
+    pub(crate) fn is_damaged(&self, world: bool) -> bool {
+        let lock_is_gone = match &*self.lock() {
+            Lock::Held(file) => file.metadata().map_or(true, |found| found.nlink() == 0),
+            Lock::Absent => true,
+            Lock::Released => return false,
+        };
+        let written = lock(&self.written);
+        let lacks = |name: &str| is_absent(&self.path.join(name));
+        lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(WORLD_FILE))
+    }
+
+    /// Makes the directory again after it was removed, and writes the files that are absent. The certificate is
+    /// written by its owner.
+    pub(crate) fn restore(&self, world: Option<&[u8]>) {
+        if let Err(error) = self.lock_again() {
+            if self.unwritten().failed(LOCK_FILE, b"", &error) {
+                tracing::warn!(%error, "the state directory was removed and cannot be made again yet");
+            }
+            return;
+        }
+        self.unwritten().written(LOCK_FILE);
+        let files = lock(&self.written).clone();
+        let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        for (name, bytes) in files.chain(world.map(|bytes| (WORLD_FILE, bytes))) {
+            if is_absent(&self.path.join(name)) {
+                self.keep(name, bytes);
+            }
+        }
+    }
+
+    /// Another proxy may have made the directory again, and have the lock.
+    fn lock_again(&self) -> io::Result<()> {
+        let mut lock = self.lock();
+        match &*lock {
+            Lock::Held(file) if file.metadata()?.nlink() > 0 => return Ok(()),
+            Lock::Held(_) | Lock::Absent => {}
+            Lock::Released => return Ok(()),
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        *lock = Lock::Held(locked(&self.path)?);
+        tracing::warn!(path = %self.path.display(), "the state directory was removed; it is made again");
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lock> {
+        lock(&self.lock)
     }
 
     /// The certificate of `workload`, if there is one that is still valid.
@@ -116,7 +172,7 @@ impl StateDir {
     }
 
     pub(crate) fn keep_address(&self, listener: &str, address: SocketAddr) {
-        self.keep(&address_file(listener), address.to_string().as_bytes());
+        self.keep_small(&address_file(listener), address.to_string().as_bytes());
     }
 
     /// The addresses that were given out for service names.
@@ -126,7 +182,12 @@ impl StateDir {
     }
 
     pub(crate) fn keep_names(&self, names: &str) {
-        self.keep(NAMES_FILE, names.as_bytes());
+        self.keep_small(NAMES_FILE, names.as_bytes());
+    }
+
+    fn keep_small(&self, name: &str, bytes: &[u8]) {
+        lock(&self.written).insert(name.to_owned(), bytes.to_vec());
+        self.keep(name, bytes);
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
@@ -168,7 +229,8 @@ impl StateDir {
     /// Writes again what could not be written.
     pub(crate) fn write_again(&self) {
         let files = self.unwritten().files.clone();
-        for (name, bytes) in files.into_iter().filter(|(name, _)| name != CERTIFICATE) {
+        let is_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
+        for (name, bytes) in files.into_iter().filter(|(name, _)| is_content(name)) {
             self.keep(&name, &bytes);
         }
     }
@@ -178,9 +240,12 @@ impl StateDir {
         self.unwritten().problem.clone()
     }
 
-    /// True while the certificate is not on disk.
+    /// True while the current certificate is not on disk.
     pub(crate) fn lacks_certificate(&self) -> bool {
-        self.unwritten().files.contains_key(CERTIFICATE)
+        let is_released = matches!(*self.lock(), Lock::Released);
+        !is_released
+            && (self.unwritten().files.contains_key(CERTIFICATE)
+                || !Credential::is_saved(&self.path))
     }
 
     /// Resolves after a write has failed.
@@ -189,8 +254,29 @@ impl StateDir {
     }
 
     fn unwritten(&self) -> MutexGuard<'_, Unwritten> {
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.unwritten)
     }
+}
+
+/// A lock on the directory, for one proxy at a time.
+fn locked(directory: &Path) -> io::Result<File> {
+    let file = open_lock(&directory.join(LOCK_FILE))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, "another proxy serves from it"))
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn is_absent(path: &Path) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Unwritten {
@@ -253,6 +339,47 @@ mod tests {
         state.write_again();
         assert_eq!(state.problem(), None);
         assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"two");
+    }
+
+    /// Requirement 10 of issue 26.
+    #[test]
+    fn a_directory_that_is_removed_is_made_again_with_all_files_unless_another_proxy_has_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("of/web-1");
+        let state = StateDir::open(&path).unwrap();
+        state.keep_world(b"world");
+        state.keep_address("admin", "127.0.0.1:7".parse().unwrap());
+        state.keep_names("names");
+        assert!(!state.is_damaged(true));
+        for removed in [scratch.path().join("of"), path.join(NAMES_FILE), path.join(LOCK_FILE)] {
+            match removed.is_dir() {
+                true => std::fs::remove_dir_all(&removed).unwrap(),
+                false => std::fs::remove_file(&removed).unwrap(),
+            }
+            assert!(state.is_damaged(true), "{removed:?}");
+            state.restore(Some(b"world"));
+            assert!(!state.is_damaged(true) && state.problem().is_none(), "{removed:?}");
+            let found = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
+            assert_eq!(
+                (found(WORLD_FILE).as_str(), found(NAMES_FILE).as_str()),
+                ("world", "names")
+            );
+            assert_eq!(state.address("admin"), Some("127.0.0.1:7".parse().unwrap()));
+            assert!(StateDir::open(&path).is_err(), "the lock is held again");
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+        let other = StateDir::open(&path).unwrap();
+        state.restore(Some(b"world"));
+        assert!(state.problem().unwrap().contains("another proxy"), "{:?}", state.problem());
+        assert!(is_absent(&path.join(WORLD_FILE)));
+        drop(other);
+        state.restore(Some(b"world"));
+        assert_eq!(state.problem(), None);
+        state.release();
+        std::fs::remove_dir_all(&path).unwrap();
+        assert!(!state.is_damaged(true));
     }
 
     #[test]

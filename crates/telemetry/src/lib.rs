@@ -19,6 +19,7 @@ pub mod trace;
 pub mod usage;
 
 mod cell;
+mod dropped_lines;
 mod exemplar;
 mod exposition;
 mod reading;
@@ -27,6 +28,7 @@ mod tally;
 
 pub use access_log::{Entry, LogValue, Part, write_fields, write_json};
 pub use changes::{Changes, RuleChange, SeriesChange, Taken};
+pub use dropped_lines::DroppedLines;
 pub use exemplar::Exemplar;
 pub use exposition::{Form, Names, Page, Unfit, adopted};
 pub use grpc::GrpcStatus;

@@ -56,8 +56,26 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         )
     });
     findings.extend(shortened(tables.collect(), "leno get workloads -o json"));
+    findings.extend(dropped_lines(facts));
     findings.extend(unknown(facts));
     findings
+}
+
+/// Log lines that the output of a program did not take.
+fn dropped_lines(facts: &Facts) -> Vec<Finding> {
+    let finding = |what: String| {
+        let remedy = "free the disk of the log, or repair its reader: traffic does not wait for it";
+        Finding::notice(what, remedy)
+    };
+    let own = facts.directory.iter().map(|it| it.log_lines_dropped).filter(|lines| *lines > 0);
+    let own = own.map(|lines| {
+        finding(format!("the control plane drops log lines that its output did not take: {lines}"))
+    });
+    let sidecars = facts.workloads.iter().flat_map(|workload| {
+        let dropped = workload.conditions.iter().filter(|it| it.kind == "log-lines-dropped");
+        dropped.map(|it| finding(format!("{}: its sidecar drops log {}", workload.name, it.reason)))
+    });
+    shortened(own.chain(sidecars).collect(), "leno get workloads -o json")
 }
 
 fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
@@ -167,7 +185,7 @@ fn state(facts: &Facts) -> Vec<Finding> {
 
 /// Conditions of kinds that this release does not know.
 fn unknown(facts: &Facts) -> Vec<Finding> {
-    const KNOWN: [&str; 7] = [
+    const KNOWN: [&str; 8] = [
         "listener-closed",
         "dns-closed",
         "circuit-open",
@@ -175,6 +193,7 @@ fn unknown(facts: &Facts) -> Vec<Finding> {
         "plaintext-rejected",
         "state-unwritable",
         "table-full",
+        "log-lines-dropped",
     ];
     let all = facts.workloads.iter().flat_map(|workload| {
         let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
@@ -227,6 +246,7 @@ mod tests {
             ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
             ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
             ("conditions", condition("table-full"), "somewhere is full", Weight::Notice),
+            ("conditions", condition("log-lines-dropped"), "drops log some cause", Weight::Notice),
             (
                 "conditions",
                 condition("detection-delayed"),
@@ -303,9 +323,12 @@ mod tests {
     fn a_data_directory_that_cannot_be_written_is_a_problem() {
         let mut facts = healthy();
         let directory = "/data".to_owned();
-        facts.directory = Some(DirectoryStatus { directory, problem: Some("full".to_owned()) });
+        let problem = Some("full".to_owned());
+        facts.directory = Some(DirectoryStatus { directory, problem, log_lines_dropped: 3 });
         let found = findings(&facts);
         assert!(found[0].what.contains("/data: full"), "{found:?}");
         assert_eq!(found[0].weight, Weight::Problem);
+        assert!(found[1].what.ends_with("did not take: 3"), "{found:?}");
+        assert_eq!(found[1].weight, Weight::Notice);
     }
 }
