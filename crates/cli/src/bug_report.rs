@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::ask;
 use crate::data_directory::DataArgs;
 use crate::figures::counted;
 use crate::get::Mesh;
@@ -100,18 +99,21 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
         let rest = format!("only the first {SIDECARS_MAX} of {} are asked", proxies.len());
         bundle.lack("sidecars", &anyhow::anyhow!(rest));
     }
+    if let Some(scope) = mesh.scope().await {
+        bundle.lack("sidecars", &anyhow::anyhow!(scope));
+    }
     for proxy in proxies.iter().take(asked) {
-        sidecar(proxy, bundle).await?;
+        sidecar(mesh, proxy, bundle).await?;
     }
     Ok(true)
 }
 
-async fn sidecar(proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
+async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
     for (name, path) in SIDECAR {
         let file = format!("{folder}/{name}");
-        match ask::sidecar(proxy, path).await {
-            Ok(page) => bundle.add(&file, &String::from_utf8_lossy(&page))?,
+        match mesh.sidecar(&proxy.workload, path).await {
+            Ok(page) => bundle.add(&file, &page)?,
             Err(error) => {
                 bundle.lack(&file, &error);
                 // The others would not be answered either.

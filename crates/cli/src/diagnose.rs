@@ -14,7 +14,6 @@ use leno_model::{ServiceName, WorkloadName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::ask;
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
 use crate::get::Mesh;
@@ -94,21 +93,19 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         facts.histories.extend(history.map(|history| (service.to_owned(), history)));
     }
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
-    let with_page = proxy.filter(|proxy| proxy.admin.is_some());
-    if let Some(proxy) = with_page {
-        let ready = ask::sidecar(proxy, "/ready").await;
-        facts.ready = Some(ready.map(|_| ()).map_err(|error| output::failure(&error)));
-        let removed = ask::sidecar(proxy, "/removed").await.ok();
-        let removed = removed.and_then(|page| serde_json::from_slice::<Removed>(&page).ok());
+    if let Some(proxy) = proxy {
+        facts.ready = mesh.sidecar_is_ready(workload).await;
+        let removed = mesh.sidecar(workload, "/removed").await.ok();
+        let removed = removed.and_then(|page| serde_json::from_str::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
         let (called, unknown) = called(proxy, &facts.services, to);
         for service in called.into_iter().take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::asked(proxy, service).await);
+            facts.reached.extend(Reached::asked(mesh, (workload, service)).await);
         }
         facts.unknown = unknown;
     }
     if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
-        facts.decision = reach::decision(&facts.status, workload, service).await;
+        facts.decision = reach::decision(mesh, workload, service).await;
     }
     Ok(facts)
 }

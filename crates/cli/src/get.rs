@@ -14,12 +14,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
-use leno_control::status::{ProxyStatus, TrafficStatus, WorkloadStatus};
+use leno_control::status::{ProxyStatus, Status, TrafficStatus, WorkloadStatus};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
+use crate::figures::counted;
 use crate::output::{self, Format, Listing};
+use crate::tap::encoded;
 
 /// Arguments of `leno get`.
 #[derive(Debug, Args)]
@@ -80,6 +82,25 @@ enum Topic {
 }
 
 impl Topic {
+    /// True if the answer has the state of the connected sidecars of one control plane.
+    const fn is_about_sidecars(self) -> bool {
+        match self {
+            Self::Connections
+            | Self::Circuits
+            | Self::Removed
+            | Self::Proxies
+            | Self::Workloads
+            | Self::Rules => true,
+            Self::Status
+            | Self::Services
+            | Self::Certificates
+            | Self::Changes
+            | Self::Routes
+            | Self::Policies
+            | Self::Rejected => false,
+        }
+    }
+
     const fn path(self) -> &'static str {
         match self {
             Self::Status => "/status",
@@ -107,6 +128,9 @@ impl GetArgs {
     async fn ask(self) -> anyhow::Result<()> {
         let mesh = Mesh::at(&self.data.path()?);
         let mut answer = mesh.ask(self.topic.path()).await?;
+        if self.topic.is_about_sidecars() {
+            mesh.print_scope().await;
+        }
         if self.stale {
             if self.topic != Topic::Proxies {
                 bail!("--stale is a question about proxies: leno get proxies --stale");
@@ -117,17 +141,17 @@ impl GetArgs {
         }
         if self.topic == Topic::Connections {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = connections::of(&proxies).await;
+            let found = connections::of(&mesh, &proxies).await;
             return self.print(&found, connections::table);
         }
         if self.topic == Topic::Circuits {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = circuits::of(&proxies).await;
+            let found = circuits::of(&mesh, &proxies).await;
             return self.print(&found, circuits::table);
         }
         if self.topic == Topic::Removed {
             let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = removed::of(&proxies).await;
+            let found = removed::of(&mesh, &proxies).await;
             return self.print(&found, removed::table);
         }
         if self.topic == Topic::Rules {
@@ -186,7 +210,28 @@ impl GetArgs {
     }
 }
 
+/// The number of sidecars that answers of one control plane are about, where other control planes have more.
+pub(crate) fn scope(status: &Status) -> Option<String> {
+    let others: usize = status.elsewhere.iter().map(|peer| peer.sidecars).sum();
+    if others == 0 {
+        return None;
+    }
+    let places = status.elsewhere.iter().filter(|peer| peer.sidecars > 0);
+    let places = places.map(|peer| match &peer.address {
+        Some(address) => format!("{address} ({})", peer.sidecars),
+        None => format!("an unknown address ({})", peer.sidecars),
+    });
+    let places: Vec<String> = places.collect();
+    Some(format!(
+        "scope: this control plane has {} of {}; for the others run the command at {}",
+        status.proxies,
+        counted(status.proxies + others, "connected sidecar"),
+        places.join(", ")
+    ))
+}
+
 /// A mesh that runs on this machine.
+#[derive(Debug, Clone)]
 pub(crate) struct Mesh {
     socket: PathBuf,
 }
@@ -205,6 +250,47 @@ impl Mesh {
     pub(crate) async fn ask(&self, path: &str) -> anyhow::Result<Value> {
         let answer = self.send("GET", path).await?;
         serde_json::from_str(&answer).context("the answer of the control plane is not JSON")
+    }
+
+    /// The answer of the sidecar of a workload for a page of its admin address, over the stream to its control plane.
+    ///
+    /// # Errors
+    /// When the sidecar does not answer, or its status is no success: the body says why.
+    pub(crate) async fn sidecar(&self, workload: &str, path: &str) -> anyhow::Result<String> {
+        match self.query_sidecar(workload, path).await? {
+            (200..300, answer) => Ok(answer),
+            (_, problem) => bail!("{}", problem.trim_end()),
+        }
+    }
+
+    /// The readiness of the sidecar of a workload, as the sidecar reports it, or the reason why it does not answer.
+    /// `None` when the sidecar or the control plane is of an earlier release, or has no time for the query.
+    pub(crate) async fn sidecar_is_ready(&self, workload: &str) -> Option<Result<(), String>> {
+        match self.query_sidecar(workload, "/ready").await {
+            Ok((200..300, _)) => Some(Ok(())),
+            Ok((404 | 429 | 501, _)) => None,
+            Ok((_, problem)) => Some(Err(problem.trim_end().to_owned())),
+            Err(error) => Some(Err(output::failure(&error))),
+        }
+    }
+
+    async fn query_sidecar(&self, workload: &str, path: &str) -> anyhow::Result<(u16, String)> {
+        let path = format!("/sidecar?workload={}&path={}", encoded(workload), encoded(path));
+        let asked = leno_control::admin::ask(&self.socket, "GET", &path).await;
+        asked.map_err(|error| self.unanswered(error))
+    }
+
+    /// The scope of its answers about sidecars, where other control planes have some of them.
+    pub(crate) async fn scope(&self) -> Option<String> {
+        let status: Status = parsed(self.ask("/status").await.ok()?).ok()?;
+        scope(&status)
+    }
+
+    /// Prints the scope of an answer about sidecars for people: programs find it in `leno get status`.
+    pub(crate) async fn print_scope(&self) {
+        if let Some(scope) = self.scope().await {
+            eprintln!("{scope}");
+        }
     }
 
     /// Its answer to a request of any kind.

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
 use crate::figures::{counted, rate};
-use crate::get::Mesh;
+use crate::get::{Mesh, scope};
 use crate::output;
 
 use self::findings::{Facts, Finding, Weight, ailing, judge};
@@ -127,6 +127,9 @@ fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
         counted(status.workloads, "workload"),
         counted(status.proxies, "sidecar"),
     );
+    if let Some(scope) = scope(status) {
+        text.push_str(&format!("  {scope}\n"));
+    }
     for finding in findings {
         text.push_str(&finding.told());
     }

@@ -30,12 +30,13 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Ends this process soon after SIGTERM or SIGINT, also while its only thread waits for a reader of its output.
+/// Ends this process soon after SIGTERM or SIGINT, or after its lifetime, also while its only thread waits for a reader
+/// of its output.
 /// `restore` must not block.
 ///
 /// # Errors
 /// When the signals cannot be caught, or there can be no more threads.
-pub(crate) fn end_when_blocked(restore: fn()) -> anyhow::Result<()> {
+pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
     let stop = signals()?;
@@ -43,7 +44,16 @@ pub(crate) fn end_when_blocked(restore: fn()) -> anyhow::Result<()> {
     let thread = std::thread::Builder::new().name("signals".to_owned());
     thread.spawn(move || {
         runtime.block_on(async {
-            stop.await;
+            let over = async {
+                match lifetime {
+                    Some(lifetime) => tokio::time::sleep(lifetime).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop => {}
+                () = over => {}
+            }
             // A thread that is not blocked ends the process before.
             tokio::time::sleep(BLOCKED_PATIENCE).await;
         });

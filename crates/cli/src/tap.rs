@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -10,6 +11,7 @@ use leno_model::{ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX};
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
+use crate::duration::{parse_positive, short};
 use crate::get::{Mesh, parsed};
 use crate::output::{self, shown, unsteering};
 use crate::stop;
@@ -51,6 +53,9 @@ pub(crate) struct TapArgs {
     /// End after so many requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
+    /// End after this time: a command in a pod goes on when the connection of `kubectl exec` is lost
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = parse_positive)]
+    lifetime: Duration,
     /// How to print requests
     #[arg(short, long, value_enum, default_value_t = TapFormat::Table)]
     output: TapFormat,
@@ -94,8 +99,9 @@ impl TapArgs {
             return open_page(&mesh).await;
         };
         find(&mesh, service).await?;
+        mesh.print_scope().await;
         let stop = stop::signals()?;
-        stop::end_when_blocked(|| {})?;
+        stop::end_when_blocked(|| {}, Some(self.lifetime))?;
         let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             shown.print(&HEADER.map(str::to_owned).join("  "))?;
@@ -109,6 +115,9 @@ impl TapArgs {
                 is_over = true;
             }
             () = stop => {}
+            () = tokio::time::sleep(self.lifetime) => {
+                eprintln!("the tap ends after {}: --for sets another time", short(self.lifetime));
+            }
         }
         if shown.dropped > 0 {
             eprintln!(
@@ -325,6 +334,7 @@ mod tests {
             &["shop/stock", "--from=web"],
             &["shop/stock", "--rate=0"],
             &["shop/stock", "--count=0"],
+            &["shop/stock", "--for=0s"],
         ] {
             assert!(args(bad).is_err(), "{bad:?}");
         }

@@ -13,7 +13,7 @@ use leno_control::status::{Status, TrafficStatus};
 
 use crate::data_directory::DataArgs;
 use crate::duration::parse_positive;
-use crate::get::Mesh;
+use crate::get::{Mesh, scope};
 use crate::output::{self, Format};
 use crate::stop;
 
@@ -71,6 +71,11 @@ impl TopArgs {
         if let Some(form) = self.output.structured() {
             return output::print_value(&view.traffic, form);
         }
+        if (self.once || !std::io::stdout().is_terminal())
+            && let Some(scope) = scope(&view.status)
+        {
+            eprintln!("{scope}");
+        }
         if self.once || !std::io::stdout().is_terminal() {
             return output::print(&screen::plain(&view, self.output));
         }
@@ -82,7 +87,7 @@ impl TopArgs {
         let stop = stop::signals()?;
         tokio::pin!(stop);
         let terminal = Terminal::enter().context("the terminal cannot be used; try --once")?;
-        stop::end_when_blocked(Terminal::restore)?;
+        stop::end_when_blocked(Terminal::restore, None)?;
         let mut keys = terminal.keys()?;
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;

@@ -12,7 +12,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_discovery::{ChangeId, Taps};
+use leno_discovery::{ChangeId, Operators};
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
@@ -27,6 +27,7 @@ use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::share::Share;
+use crate::sidecar_query;
 use crate::status::DirectoryStatus;
 use crate::tap::Lines;
 use crate::writable;
@@ -39,7 +40,8 @@ pub(crate) struct Admin {
     pub(crate) data: PathBuf,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
-    pub(crate) taps: Arc<Taps>,
+    /// Taps and queries to sidecars.
+    pub(crate) operators: Operators,
     pub(crate) explaining: Explaining,
     /// Questions of operators, one at a time.
     pub(crate) share: Share,
@@ -254,7 +256,7 @@ async fn answer_or_tap(
     if (request.method(), request.uri().path()) != (&Method::GET, "/tap") {
         return answer(admin, request).await.map(Either::Left);
     }
-    match Lines::open(&admin.taps, request.uri().query().unwrap_or_default()) {
+    match Lines::open(&admin.operators.taps, request.uri().query().unwrap_or_default()) {
         Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
         Err((status, problem)) => text(status, format!("{problem}\n")).map(Either::Left),
     }
@@ -269,6 +271,7 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
         (&Method::GET, "/state") => return state(admin).await,
+        (&Method::GET, "/sidecar") => return sidecar(admin, query.unwrap_or_default()).await,
         (&Method::GET, "/explain") => return explain(admin, query.unwrap_or_default()).await,
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
             Some(Question::Metrics(..)) => match metrics(&request) {
@@ -298,6 +301,29 @@ async fn state(admin: &Admin) -> Response<Full<Bytes>> {
     }
 }
 
+/// A page of a sidecar, over the stream that the sidecar has open.
+async fn sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+    let Some((workload, path)) = sidecar_query::parse(query) else {
+        let remedy = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
+        return text(StatusCode::BAD_REQUEST, remedy.to_owned());
+    };
+    let turn = admin.share.turn().await;
+    let found = answered(&admin.questions, Question::Sidecar(workload.clone())).await;
+    // The owner of the mesh has no work while the sidecar answers.
+    drop(turn);
+    let Some(Answer::Sidecar(place)) = found else { return stopping() };
+    match sidecar_query::send(&admin.operators.queries, (&workload, place), path).await {
+        Ok(answer) => {
+            // An interim or invalid status is no answer.
+            let status = StatusCode::from_u16(answer.status).ok();
+            let status = status.filter(|status| !status.is_informational());
+            let kind = "text/plain; charset=utf-8";
+            typed(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, answer.body)
+        }
+        Err((status, problem)) => text(status, format!("{problem}\n")),
+    }
+}
+
 /// What would decide the request that a query describes, for people and for programs.
 async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     match admin.explaining.explain(query, objects(&admin.questions)).await {
@@ -312,7 +338,8 @@ async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
 pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
     match answered(questions, Question::Objects).await {
         Some(Answer::Objects(objects)) => Some(objects),
-        Some(Answer::Json(_) | Answer::Metrics(..) | Answer::Points(_)) | None => None,
+        Some(Answer::Json(_) | Answer::Metrics(..) | Answer::Points(_) | Answer::Sidecar(_))
+        | None => None,
     }
 }
 
@@ -324,7 +351,7 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
         }
         Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
         // No path asks for objects.
-        Some(Answer::Objects(_) | Answer::Points(_)) | None => stopping(),
+        Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => stopping(),
     }
 }
 
@@ -422,7 +449,7 @@ const INDEX: &str = "leno control: GET /workloads /services /certificates /proxi
                      /policies /rejected /rejected-joins /state /status /metrics /traffic /history?service=NAMESPACE/NAME \
                      /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
                      /explain?from=NAMESPACE/NAME&url=URL[&method=METHOD][&header=NAME:VALUE] \
-                     /tap?service=NAMESPACE/NAME, POST \
+                     /tap?service=NAMESPACE/NAME /sidecar?workload=NAMESPACE/NAME&path=PATH, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
 /// The pause after a question, in multiples of its duration: operators take half of the owner's time at

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{Budgets, ChangeId, EventQueue, Taps, event_queue};
+use leno_discovery::{Budgets, ChangeId, EventQueue, Operators, event_queue};
 use leno_identity::{Authority, AuthorityError, JoinBundle, RevocationFile, Roots, control_id};
 use leno_model::{ServiceAccount, TrustDomain, Workload, WorkloadName};
 use leno_outside::{Post, Source};
@@ -33,7 +33,7 @@ use crate::mesh::Mesh;
 use crate::owner::{Answer, Inbox, Owner, Question, Queues, Told, own};
 use crate::page::Page;
 use crate::part::{EndedUnexpectedly, Part, Parts};
-use crate::peers::{Follower, Peers, follow_all};
+use crate::peers::{Follower, PeerAddresses, Peers, follow_all};
 use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
@@ -323,8 +323,9 @@ struct Ground {
 
 impl Ground {
     /// What following other control planes needs.
-    fn following(&self, events: EventQueue) -> Follower {
-        Follower { configs: self.serving.dialing(), events, stop: self.stop.subscribe() }
+    fn following(&self, events: EventQueue, addresses: PeerAddresses) -> Follower {
+        let (configs, stop) = (self.serving.dialing(), self.stop.subscribe());
+        Follower { configs, events, addresses, stop }
     }
 
     fn build(
@@ -355,10 +356,10 @@ impl Ground {
             registered: owner.told.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
-            taps: Arc::new(Taps::new(drawn())),
+            operators: Operators::new(drawn()),
         });
-        let following = self.following(server.events.clone());
-        let lent = (Explaining::with(self.config.playground.clone()), Arc::clone(&server.taps));
+        let following = self.following(server.events.clone(), owner.peers.addresses());
+        let lent = (Explaining::with(self.config.playground.clone()), server.operators.clone());
         self.show(&mut tasks, &questions, lent.clone());
         let admin = self.desk(&questions, &invitations, lent);
         let inbox = Inbox {
@@ -438,14 +439,14 @@ impl Ground {
         &self,
         questions: &Questions,
         invitations: &Arc<Invitations>,
-        (explaining, taps): (Explaining, Arc<Taps>),
+        (explaining, operators): (Explaining, Operators),
     ) -> Arc<Admin> {
         Arc::new(Admin {
             questions: questions.clone(),
             data: self.config.data.clone(),
             invitations: Arc::clone(invitations),
             reload: Arc::clone(&self.reload),
-            taps,
+            operators,
             explaining,
             share: Share::new(admin::ASKING_PAUSE),
             log_lines_dropped: AtomicU64::new(0),
@@ -457,9 +458,10 @@ impl Ground {
         &mut self,
         tasks: &mut JoinSet<()>,
         questions: &Questions,
-        lent: (Explaining, Arc<Taps>),
+        (explaining, operators): (Explaining, Operators),
     ) {
         let Some(page) = self.page.take() else { return };
+        let lent = (explaining, operators.taps);
         let serving = page.serve(questions.clone(), lent, self.stop.subscribe());
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }

@@ -39,6 +39,7 @@ mod scrape_targets;
 mod server;
 mod serving;
 mod share;
+mod sidecar_query;
 pub mod status;
 mod tap;
 mod watch;

@@ -35,7 +35,7 @@ use crate::server::{Gauges, Visitors};
 use crate::status::Status;
 use crate::watch::Remarks;
 
-pub(crate) use answers::{Answer, Question};
+pub(crate) use answers::{Answer, Question, SidecarPlace};
 pub(crate) use applicants::Applicant;
 
 /// The owner of the mesh and of everything that only it may touch.

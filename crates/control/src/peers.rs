@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leno_discovery::{
@@ -22,9 +22,46 @@ use tokio_rustls::TlsConnector;
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     told: BTreeMap<ConnectionId, Registered>,
+    addresses: PeerAddresses,
+}
+
+/// The address of the control plane at the end of each open stream.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PeerAddresses(Arc<Mutex<BTreeMap<ConnectionId, SocketAddr>>>);
+
+impl PeerAddresses {
+    /// The addresses. A thread that panicked while it held the lock left no half-written state.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ConnectionId, SocketAddr>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Peers {
+    /// The place where the streams to other control planes note their addresses.
+    pub(crate) fn addresses(&self) -> PeerAddresses {
+        self.addresses.clone()
+    }
+
+    /// The address of the control plane at the other end of a stream.
+    pub(crate) fn address(&self, peer: ConnectionId) -> Option<SocketAddr> {
+        self.addresses.lock().get(&peer).copied()
+    }
+
+    /// The other control planes, each with its address and the number of its sidecars that `is_ours` rejects.
+    pub(crate) fn elsewhere(
+        &self,
+        is_ours: impl Fn(&WorkloadName) -> bool,
+    ) -> Vec<(Option<SocketAddr>, usize)> {
+        let counted = self.told.iter().map(|(peer, told)| {
+            let holds = |workload: &WorkloadName| {
+                let holder = self.holder(workload).map(|(holder, _)| holder);
+                !is_ours(workload) && holder == Some(*peer)
+            };
+            (self.address(*peer), told.keys().filter(|workload| holds(workload)).count())
+        });
+        counted.collect()
+    }
+
     /// One of them has this sidecar.
     pub(crate) fn tell(
         &mut self,
@@ -64,6 +101,7 @@ impl Peers {
 pub(crate) struct Follower {
     pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
     pub(crate) events: EventQueue,
+    pub(crate) addresses: PeerAddresses,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
@@ -156,7 +194,25 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
     // Of a kind of its own, so that it is never that of a proxy.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
     let events = follower.events.connect(Arc::new(Budget::new(Instant::now())));
-    Ok(Box::pin(follow_peer(stream, ConnectionId(number), events)).await)
+    let number = ConnectionId(number);
+    let _noted = NotedAddress::new(&follower.addresses, number, address);
+    Ok(Box::pin(follow_peer(stream, number, events)).await)
+}
+
+/// The address of a stream while that is open.
+struct NotedAddress(PeerAddresses, ConnectionId);
+
+impl NotedAddress {
+    fn new(all: &PeerAddresses, stream: ConnectionId, address: SocketAddr) -> Self {
+        all.lock().insert(stream, address);
+        Self(all.clone(), stream)
+    }
+}
+
+impl Drop for NotedAddress {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
 }
 
 /// The number of the next stream to another control plane; proxies count from 1.

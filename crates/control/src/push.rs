@@ -70,7 +70,7 @@ impl Teller for Numbers {
 fn points(answer: Answer) -> Option<Pages> {
     match answer {
         Answer::Points(pages) => Some(*pages),
-        Answer::Json(_) | Answer::Objects(_) | Answer::Metrics(..) => None,
+        Answer::Json(_) | Answer::Objects(_) | Answer::Metrics(..) | Answer::Sidecar(_) => None,
     }
 }
 

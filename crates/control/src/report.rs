@@ -7,12 +7,13 @@ mod rules;
 mod shares;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::condition::kind;
 use leno_model::{
     HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
-    WeightedBackend, Workload, leads_back,
+    WeightedBackend, Workload, WorkloadName, leads_back,
 };
 use leno_registry::{Warning, lint, locate, rejected_documents};
 use serde_json::{Value, json};
@@ -30,8 +31,8 @@ use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Contact, Settling};
 use crate::status::{
     CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, DoorStatus,
-    EndpointStatus, ExcludedStatus, PortStatus, ProxyStatus, RejectedJoinStatus, RouteStatus,
-    ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
+    EndpointStatus, ExcludedStatus, PeerStatus, PortStatus, ProxyStatus, RejectedJoinStatus,
+    RouteStatus, ServicePortStatus, ServiceStatus, Status, WorkloadStatus,
 };
 use crate::watch::Remarks;
 
@@ -77,6 +78,7 @@ impl Report<'_> {
             authority: format!("{:016x}", mesh.edition()),
             outdated: contacts().filter(|contact| contact.edition != mesh.edition()).count(),
             peers: self.peers.count(),
+            elsewhere: self.elsewhere(),
             behind: contacts().filter(|contact| contact.is_behind()).count(),
             refusing: contacts().filter(|contact| contact.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
@@ -93,6 +95,16 @@ impl Report<'_> {
         }
     }
 
+    /// The other control planes, each with the number of its sidecars.
+    fn elsewhere(&self) -> Vec<PeerStatus> {
+        let is_ours = |name: &WorkloadName| self.audience.known(name).is_some();
+        let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
+            address: address.map(|address| address.to_string()),
+            sidecars,
+        };
+        self.peers.elsewhere(is_ours).into_iter().map(peer).collect()
+    }
+
     pub(crate) fn workloads(&self) -> Vec<WorkloadStatus> {
         self.mesh.workloads().map(|w| self.workload(w)).collect()
     }
@@ -102,6 +114,7 @@ impl Report<'_> {
         let contact = self.audience.known(name);
         let sidecar = match contact {
             Some(_) => "connected",
+            None if self.peers.holder(name).is_some() => "elsewhere",
             None if self.presence.is_missing(name) => "missing",
             None => "absent",
         };
@@ -173,7 +186,7 @@ impl Report<'_> {
         let is_connected = |name: &str| {
             let name = name
                 .split_once('/')
-                .and_then(|(namespace, name)| leno_model::WorkloadName::new(namespace, name).ok());
+                .and_then(|(namespace, name)| WorkloadName::new(namespace, name).ok());
             name.is_some_and(|name| self.audience.known(&name).is_some())
         };
         add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, PEER_ALPN, Registered,
-    ServeError, Taps, serve, serve_join, serve_peer,
+    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, Operators, PEER_ALPN,
+    Registered, ServeError, serve, serve_join, serve_peer,
 };
 use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
 use leno_listen::{Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset, shake_hands};
@@ -45,8 +45,8 @@ pub(crate) struct Server {
     pub(crate) trust_domain: TrustDomain,
     /// How often proxies are asked to tell of their traffic.
     pub(crate) report_every: Option<Duration>,
-    /// What operators tap.
-    pub(crate) taps: Arc<Taps>,
+    /// Taps and queries of operators.
+    pub(crate) operators: Operators,
 }
 
 /// Accepts until told to stop; then waits for the connections, which the owner of the mesh ends.
@@ -124,8 +124,8 @@ async fn serve_one(
             let budget = server.budgets.of(&identity(&peer), Instant::now());
             let events = server.events.connect(Arc::clone(&budget));
             let visitor = server.visitors.admit(connection, (peer, ends), Arc::clone(&half_open));
-            let (stream, taps) = (Unproved::new(stream, half_open), server.taps.clone());
-            let served = serve(stream, connection, events, server.report_every, taps);
+            let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());
+            let served = serve(stream, connection, events, server.report_every, operators);
             let served = visitor.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
                 // `serve` had to stop before it announced this.

@@ -38,6 +38,9 @@ pub struct Status {
     /// How many other control planes have told of theirs.
     #[serde(default)]
     pub peers: usize,
+    /// The sidecars that other control planes have. Their state is not in the answers of this one.
+    #[serde(default)]
+    pub elsewhere: Vec<PeerStatus>,
     /// How many of them have not yet applied all they were told.
     pub behind: usize,
     /// How many of them refuse something.
@@ -59,6 +62,15 @@ pub struct Status {
     pub change: Option<ChangeStatus>,
     /// How long changes took from being seen to being applied by the last proxy they concern.
     pub convergence: ConvergenceStatus,
+}
+
+/// Another control plane of the mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its address, if this one follows it.
+    pub address: Option<String>,
+    /// The number of its sidecars.
+    pub sidecars: usize,
 }
 
 /// What became of the newest change.
@@ -104,7 +116,7 @@ pub struct WorkloadStatus {
     pub services: Vec<String>,
     /// Its fixed doors.
     pub doors: Vec<DoorStatus>,
-    /// `connected`, `missing` (it was there a moment ago) or `absent`.
+    /// `connected`, `elsewhere` (to another control plane), `missing` (it was there a moment ago) or `absent`.
     pub sidecar: String,
     /// Where its sidecar accepts mutual TLS, by port of the application.
     pub listeners: BTreeMap<u16, String>,
@@ -126,6 +138,14 @@ pub struct WorkloadStatus {
     /// Other addresses of its sidecar, by name.
     #[serde(default)]
     pub addresses: BTreeMap<String, String>,
+}
+
+impl WorkloadStatus {
+    /// True if its sidecar is connected to this control plane or to another one.
+    #[must_use]
+    pub fn has_sidecar(&self) -> bool {
+        ["connected", "elsewhere"].contains(&self.sidecar.as_str())
+    }
 }
 
 /// An application that `leno up` runs.

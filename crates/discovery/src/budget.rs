@@ -47,6 +47,12 @@ impl Budget {
         }
     }
 
+    /// Takes back the cost of a message that the control plane has asked for.
+    pub fn return_reading(&self, units: u64, now: Instant) {
+        let mut buckets = self.lock(now);
+        buckets.reading.units = buckets.reading.units.saturating_sub(units);
+    }
+
     /// Adds the cost of what the owner of the mesh did. The pause that follows is bounded, however much
     /// it was.
     pub fn charge_work(&self, units: u64, now: Instant) {

@@ -20,6 +20,7 @@ use crate::frame::{
 };
 use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, Update};
 use crate::proto::{self, from_proxy, to_proxy};
+use crate::query::{Answering, Query, next_part};
 use crate::resource::Invalid;
 use crate::subscriber::Subscriber;
 use crate::tap::{RECORDS_MAX, taps_from_wire};
@@ -51,6 +52,7 @@ where
         renewal: None,
         renewals_seen: 0,
         reports: None,
+        answering: None,
     };
     match session.run(&mut reader, hello, requests).await {
         Ok(never) => match never {},
@@ -75,6 +77,9 @@ pub trait Follower {
     }
     /// Operators want to see these live requests from now on, and no others.
     fn tap(&mut self, _taps: &[Tap]) {}
+
+    /// An operator queries the proxy. The answer of a follower that drops the query says that there is none.
+    fn query(&mut self, _query: Query) {}
 }
 
 impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
@@ -170,6 +175,8 @@ struct Session<'a, S> {
     renewals_seen: u64,
     /// When the control plane is told of traffic next, and how often.
     reports: Option<(Instant, Duration)>,
+    /// The query that is being answered; the control plane sends one at a time.
+    answering: Option<Box<Answering>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
@@ -197,6 +204,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.send(from_proxy::Message::Ping(proto::Ping::default()))?;
                 }
                 () = until(self.reports), if room => self.report()?,
+                part = next_part(&mut self.answering), if room => {
+                    self.send(from_proxy::Message::QueryAnswer(part))?;
+                }
                 () = sleep_until(self.vigil.silent_at()) => return Err(FollowError::Silent),
             }
         }
@@ -225,6 +235,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             }
             Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
+            Some(to_proxy::Message::Query(wire)) => {
+                let (answering, query) = Answering::begin(wire);
+                self.answering = Some(Box::new(answering));
+                self.follower.query(query);
+                Ok(())
+            }
             Some(to_proxy::Message::Delta(wire)) => {
                 let delta = delta_from_wire(wire)?;
                 let nonce = delta.nonce;

@@ -88,6 +88,7 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         held_names: held_names.collect(),
         conditions: conditions_to_wire(&hello.report.conditions),
         named_addresses: condition::addresses_to_wire(&hello.report),
+        answers_queries: hello.answers_queries,
     }
 }
 
@@ -108,6 +109,7 @@ pub(crate) fn hello_from_wire(
         services: services_from_wire(&wire.services)?,
         session: wire.session,
         process: wire.process,
+        answers_queries: wire.answers_queries,
         edition: wire.edition,
         addresses: addresses_from_wire(wire.addresses)?,
         looked_up: services_from_wire(&wire.looked_up)?,

@@ -139,6 +139,7 @@ pub(crate) fn hello() -> Hello {
         session: 1,
         edition: 0,
         process: 0,
+        answers_queries: false,
         report: Default::default(),
     }
 }

@@ -26,6 +26,7 @@ pub mod peer;
 #[rustfmt::skip]
 mod proto;
 pub mod publisher;
+pub mod query;
 pub mod queue;
 pub mod resource;
 pub mod server;
@@ -51,9 +52,10 @@ pub use message::{
 };
 pub use peer::{Registered, Registration, follow_peer, serve_peer};
 pub use publisher::{Acked, Publisher};
+pub use query::{ProxyAnswer, Queries, Query, QueryError};
 pub use queue::{EventQueue, EventSender, Queued, Turn, event_queue};
 pub use resource::InvalidResource;
-pub use server::{ServeError, serve};
+pub use server::{Operators, ServeError, serve};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
 pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};

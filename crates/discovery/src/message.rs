@@ -38,6 +38,8 @@ pub struct Hello {
     pub process: u64,
     /// Its state for operators.
     pub report: ProxyReport,
+    /// It answers queries of operators over the stream.
+    pub answers_queries: bool,
 }
 
 /// Where one application port is reached through mutual TLS.

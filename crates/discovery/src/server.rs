@@ -21,6 +21,7 @@ use crate::frame::{FrameError, FrameReader, FrameWriter, REQUEST_BYTES_MAX};
 use crate::message::Hello;
 use crate::proto::{self, from_proxy};
 use crate::publisher::Publisher;
+use crate::query::Queries;
 use crate::queue::EventSender;
 use crate::resource::Invalid;
 use crate::server::pending::Pending;
@@ -32,8 +33,8 @@ use crate::vigil::PING_AFTER;
 ///
 /// Who the proxy is, the caller knows from its certificate. Sends [`Event::Connected`] after the
 /// proxy's first message and [`Event::Left`] at the end. The owner ends the connection by
-/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy hears of all `taps`, and
-/// is asked to tell of its traffic every `report_every`, if that is given.
+/// [`Standing::Goodbye`] or by dropping the sender of standings. The proxy receives all taps and queries of
+/// `operators`, and reports its traffic at the interval `report_every`, if there is one.
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the owner of the mesh ended it.
@@ -42,7 +43,7 @@ pub async fn serve<S>(
     connection: ConnectionId,
     events: EventSender,
     report_every: Option<Duration>,
-    taps: Arc<Taps>,
+    operators: Operators,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -66,11 +67,13 @@ where
         }
     };
     let workload = hello.workload.clone();
+    let queries = operators.queries.open(connection, hello.answers_queries);
     let pending = Box::new(Pending::new(connection, &hello));
     let (standing, offers) = watch::channel(Standing::Pending);
     let connected = Box::new(Connected { connection, hello, standing });
     events.announce(Event::Connected(connected)).await?;
-    let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, &taps);
+    let operators = (&*operators.taps, queries);
+    let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, operators);
     let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
     let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.receive(message)));
     let ending = match asked {
@@ -81,6 +84,23 @@ where
     // When nobody listens any more there is nobody to tell.
     events.announce(Event::Left { connection }).await.ok();
     ending.part(writer).await
+}
+
+/// The open taps and queries of operators.
+#[derive(Debug, Clone)]
+pub struct Operators {
+    /// The taps.
+    pub taps: Arc<Taps>,
+    /// The queries.
+    pub queries: Arc<Queries>,
+}
+
+impl Operators {
+    /// No tap and no query yet. Their numbers count from `first`, a random number.
+    #[must_use]
+    pub fn new(first: u64) -> Self {
+        Self { taps: Arc::new(Taps::new(first)), queries: Arc::new(Queries::new(first)) }
+    }
 }
 
 /// Why a connection ended badly.

@@ -6,17 +6,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Collected, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use leno_discovery::{ProxyAnswer, Query};
 use leno_identity::{ForeignPage, OwnNames, check_origin};
 use leno_listen::{Admission, Bounds, Listener};
 use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
 
 use crate::application_metrics::Unread;
 use crate::config::Config;
@@ -109,6 +111,33 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     }
 }
 
+/// Answers queries of the control plane with the pages of the admin address, one query at a time: the control plane
+/// opens the next one after the deadline of the one before.
+pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
+    while let Some(Query { path, deadline, mut answer, .. }) = queries.recv().await {
+        let page = async {
+            let Ok(request) = Request::get(&path).body(()) else {
+                return ProxyAnswer {
+                    status: 400,
+                    body: b"the path is no path of HTTP\n".to_vec(),
+                };
+            };
+            let (head, body) = page_at(&admin, &request).await.into_parts();
+            let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+            ProxyAnswer { status: head.status.as_u16(), body: body.into() }
+        };
+        tokio::select! {
+            page = timeout(deadline, page) => {
+                if let Ok(page) = page {
+                    // The stream may have ended.
+                    answer.send(page).ok();
+                }
+            }
+            () = answer.closed() => {}
+        }
+    }
+}
+
 /// Adds the name of the workload, by which a tool tells this page from the answer of another program.
 fn named(admin: &Admin, mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
     if let Ok(workload) = HeaderValue::from_str(&admin.config.workload.to_string()) {
@@ -121,6 +150,11 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
     }
+    page_at(admin, request).await
+}
+
+/// The page at the path of a request, for a client of the admin address or for the control plane.
+async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => metrics(admin, request).await,
         "/ready" => ready(admin),
@@ -155,7 +189,7 @@ pub(crate) fn foreign(
 }
 
 /// All metrics, in the form that is asked for.
-pub(crate) async fn metrics(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+pub(crate) async fn metrics<B>(admin: &Admin, request: &Request<B>) -> Response<Full<Bytes>> {
     let mut out = String::new();
     let names = match Names::asked(request.uri().query().unwrap_or_default()) {
         Ok(names) => names,
@@ -233,6 +267,8 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
 /// The field with the workload that the page is about.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
 const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed /circuits /reach?service=NS/NAME\n";
+/// Queries of the control plane that wait: a stream has one open, and those of streams that ended are dropped.
+pub(crate) const QUERIES_MAX: usize = 4;
 /// Times that the application's metrics are read at once: more scrapers than anybody has.
 const SCRAPES_MAX: usize = 4;
 /// Admin connections at once; more wait. Half of them may be without a request.

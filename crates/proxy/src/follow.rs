@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leno_discovery::condition::kind;
 use leno_discovery::{
-    Condition, FollowError, Hello, InboundListener, JoinError, ProxyReport, Refusal, Request,
-    ResourceKey, Subscriber, Traffic, Update,
+    Condition, FollowError, Hello, InboundListener, JoinError, ProxyReport, Query, Refusal,
+    Request, ResourceKey, Subscriber, Traffic, Update,
 };
 use leno_identity::{
     Credential, PrivateKey, TlsError, client_config, control_id, join_client_config,
@@ -67,6 +67,8 @@ pub(crate) struct Follower {
     /// The proxy is going: nothing is announced any more.
     pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
+    /// Queries of operators go to the task that reads this; without one the proxy answers none.
+    queries: Option<mpsc::Sender<Query>>,
     /// The failures of control planes, for the log.
     pub(crate) outage: ControlOutage,
     /// The failure that ends the proxy, if there is one.
@@ -102,9 +104,16 @@ impl Follower {
             addresses: RefCell::default(),
             withdrawn: Cell::new(false),
             admin,
+            queries: None,
             fatal: FatalFailure::default(),
             seed,
         }
+    }
+
+    /// The same with a task that answers queries of operators.
+    pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
+        self.queries = Some(queries);
+        self
     }
 
     /// Its state for operators.
@@ -276,6 +285,7 @@ async fn follow_one(
         edition: credential.edition(),
         process: follower.seed,
         report: follower.report(),
+        answers_queries: follower.queries.is_some(),
     };
     let mut station = Station { follower };
     follower.counted.borrow_mut().connected(Instant::now());
@@ -302,6 +312,14 @@ impl leno_discovery::Follower for Station<'_> {
 
     fn tap(&mut self, taps: &[Tap]) {
         self.follower.world.sights.tap(taps);
+    }
+
+    fn query(&mut self, query: Query) {
+        let path = query.path.clone();
+        let sent = self.follower.queries.as_ref().map(|queries| queries.try_send(query));
+        if !matches!(sent, Some(Ok(()))) {
+            tracing::debug!(path, "a query of the control plane is dropped");
+        }
     }
 }
 

@@ -258,12 +258,15 @@ impl Proxy {
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
         let told = (telemetry, world);
         let follower = Follower::new(self.config.clone(), told, self.state.clone(), page, seed(0));
+        let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
+        let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         if let Some(listener) = self.health {
             let health = Health::new(self.config.clone(), admin.clone());
             tasks.spawn_local(health.serve(listener));
         }
+        tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
         tasks.spawn_local(admin::serve(self.admin, admin));
         let Intakes { log, spans, taps } = intakes;
         let (over, telling) = tell(&tasks, courier, (log, spans));

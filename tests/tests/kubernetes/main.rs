@@ -34,6 +34,8 @@ mod policies;
 #[cfg(test)]
 mod precedence;
 #[cfg(test)]
+mod sidecar_queries;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod tcp;

@@ -50,6 +50,8 @@ mod resilience;
 #[cfg(test)]
 mod seeing;
 #[cfg(test)]
+mod sidecar_queries;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod start_and_stop;

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, get, get_page, is_root, leno};
+use leno_tests::{Mesh, Program, eventually, free_port, get, get_page, is_root, leno};
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -130,6 +130,35 @@ fn address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
 
 fn status(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Finding A8 of issue 27: the admin page of a sidecar is in a network of its own.
+#[test]
+fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
+    if !is_root() {
+        return eprintln!("not shown: network namespaces need root");
+    }
+    let placed = Placed::up(free_port());
+    let rules = "add table inet closed; add chain inet closed input { type filter hook input priority -300; }; \
+                 add rule inet closed input tcp dport 15000 drop";
+    let closed = placed.run(&["nft", rules]);
+    assert!(closed.status.success(), "{closed:?}");
+    let admin = SocketAddr::from((placed.client, 15_000));
+    let reached = std::net::TcpStream::connect_timeout(&admin, Duration::from_millis(200));
+    assert!(reached.is_err(), "its admin page is closed");
+    eventually("curl by name is answered", Duration::from_secs(20), || {
+        (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
+    });
+    let connections = placed.mesh.ask("connections");
+    let of_client = |row: &&serde_json::Value| row["workload"] == "bookinfo/client-1";
+    let row = connections.as_array().unwrap().iter().find(of_client).unwrap();
+    assert!(row["open"].is_u64(), "{row}");
+    let diagnosed =
+        placed.mesh.leno(&["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
+    let said = status(&diagnosed);
+    assert!(diagnosed.status.success(), "{said}");
+    let reached = "✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint, with mutual TLS";
+    assert!(said.contains("✓ sidecar") && said.contains(reached), "{said}");
 }
 
 #[test]

@@ -144,6 +144,24 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
     }
 }
 
+/// Finding A8 of issue 27: a command goes on after `kubectl exec` has lost its connection.
+#[test]
+fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
+    let shop = Shop::open();
+    let command = |arguments: &[&str]| {
+        let mut command = leno();
+        command.args(["tap", "shop/stock"]).args(arguments).arg("--data").arg(shop.mesh.data());
+        command
+    };
+    let (reader, output) = full_pipe();
+    let mut blocked = command(&["--for", "1s"]).stdout(output).spawn().unwrap();
+    eventually("the blocked tap has ended", PATIENCE, || blocked.try_wait().unwrap());
+    drop(reader);
+    let done = command(&["--for", "1s"]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && said.contains("the tap ends after 1s"), "{said}");
+}
+
 /// A pipe without room for a byte.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();

@@ -201,6 +201,7 @@ impl Life {
                     session: since_1970(),
                     edition: credential.edition(),
                     process: 0,
+                    answers_queries: false,
                     report: Default::default(),
                 };
                 let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;

@@ -46,9 +46,9 @@ fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
     let remedy =
         format!("make a new one and start the sidecar with it: leno token {}", join.workload);
-    Some(match workload.sidecar.as_str() {
-        "connected" => Step::notice("token", what, remedy),
-        _ => Step::problem("token", what, remedy),
+    Some(match workload.has_sidecar() {
+        true => Step::notice("token", what, remedy),
+        false => Step::problem("token", what, remedy),
     })
 }
 

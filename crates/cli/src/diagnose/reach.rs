@@ -1,14 +1,14 @@
 //! What has to be tried or decided: whether a sidecar reaches endpoints, and what policies say.
 
-use std::net::SocketAddr;
-
-use leno_control::status::{ProxyStatus, ServiceStatus, Status};
+use leno_control::Explained;
+use leno_control::status::ServiceStatus;
 use leno_model::Reason;
 use serde::Deserialize;
 
 use super::steps::{Step, host};
-use crate::ask;
 use crate::figures::counted;
+use crate::get::{Mesh, parsed};
+use crate::tap::encoded;
 
 /// How a sidecar fared with the endpoints of one service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -32,9 +32,9 @@ struct ReachedEndpoint {
 
 impl Reached {
     /// Lets a sidecar try. None when it cannot, as that of an older release.
-    pub(super) async fn asked(proxy: &ProxyStatus, service: &str) -> Option<Self> {
-        let page = ask::sidecar(proxy, &format!("/reach?service={service}")).await.ok()?;
-        serde_json::from_slice(&page).ok()
+    pub(super) async fn asked(mesh: &Mesh, (workload, service): (&str, &str)) -> Option<Self> {
+        let page = mesh.sidecar(workload, &format!("/reach?service={service}")).await.ok()?;
+        serde_json::from_str(&page).ok()
     }
 
     /// What that says.
@@ -86,22 +86,14 @@ fn remedy(reason: &str) -> String {
 }
 
 /// What would become of a request by the workload, as the control plane decides on the mesh as it is.
-/// None when it has no page that can be asked.
-pub(super) async fn decision(
-    status: &Status,
-    workload: &str,
-    service: &ServiceStatus,
-) -> Option<Step> {
+/// None when it cannot decide that.
+pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
     const NAME: &str = "decision";
-    let page = status.page.as_deref()?.strip_prefix("http://")?;
-    // Beyond loopback it wants its token, and tells nothing more than this.
-    let page: SocketAddr = page.strip_suffix('/')?.parse().ok()?;
     let port = service.ports.first()?.port;
     let url = format!("http://{}:{port}/", host(&service.name));
-    let path = format!("/api/explain?from={workload}&url={url}");
-    let told = ask::admin(page, &path).await.ok()?;
-    let told = String::from_utf8_lossy(&told);
-    let verdict = told.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
+    let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
+    let told: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
+    let verdict = told.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
     let what = format!("GET {url}: {verdict}");
     let remedy =
         format!("leno explain request --from {workload} --url {url} says which rules decide");

@@ -15,6 +15,7 @@ use super::conditions;
 use super::reach::Reached;
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, counted, share};
+use crate::get::scope;
 use crate::rejections::{self, Objects};
 
 /// All that is examined.
@@ -32,7 +33,7 @@ pub(super) struct Facts {
     pub(super) histories: BTreeMap<String, HistoryStatus>,
     /// The requests that the mesh rejected lately.
     pub(super) rejections: Vec<RejectionStatus>,
-    /// What the sidecar itself says; absent when it has no admin page.
+    /// The readiness of the sidecar, as it reports it; absent when it is not connected here.
     pub(super) ready: Option<Result<(), String>>,
     /// The endpoints that it leaves out.
     pub(super) removed: Vec<RemovedEndpoint>,
@@ -172,12 +173,12 @@ fn unknown_names(names: &[String]) -> Option<Step> {
 fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
     let name = "sidecar";
     let Some(proxy) = proxy else {
-        let elsewhere = facts.status.peers > 0 && !workload.listeners.is_empty();
+        let elsewhere = workload.sidecar == "elsewhere";
         return match elsewhere {
             true => Step::notice(
                 name,
                 "is connected to another control plane of the mesh",
-                "ask that one for what follows",
+                scope(&facts.status).unwrap_or_else(|| "run the command there".to_owned()),
             ),
             false => Step::problem(
                 name,

@@ -45,8 +45,11 @@ async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained>
     let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
     let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
     let removed = match proxies.iter().find(|proxy| proxy.workload == client) {
-        Some(proxy) => removed::of_one(proxy).await,
-        None => Err(format!("the sidecar of {client} is not connected")),
+        Some(proxy) => removed::of_one(mesh, proxy).await,
+        None => Err(match mesh.scope().await {
+            None => format!("the sidecar of {client} is not connected"),
+            Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
+        }),
     };
     Ok(Seen { services, removed }.told(answer))
 }

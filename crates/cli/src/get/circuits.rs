@@ -1,11 +1,11 @@
-//! Circuits that are not closed, as each sidecar's own admin page lists them.
+//! Circuits that are not closed, as each sidecar lists them.
 
 use std::time::Duration;
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
-use super::sidecars;
+use super::{Mesh, sidecars};
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
@@ -46,8 +46,8 @@ struct Circuit {
 }
 
 /// Asks every sidecar.
-pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
-    let found = sidecars::ask(proxies, "/circuits").await;
+pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
+    let found = sidecars::ask(mesh, proxies, "/circuits").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Circuits, String>)| SidecarCircuits {
         workload: proxy.workload.clone(),
         found: match found {

@@ -1,9 +1,9 @@
-//! The connections that sidecars hold, asked of each sidecar's own admin page.
+//! The connections that sidecars hold, as each sidecar reports them.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
-use super::sidecars;
+use super::{Mesh, sidecars};
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
@@ -44,8 +44,8 @@ struct Connection {
 }
 
 /// Asks every sidecar.
-pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarConnections> {
-    let found = sidecars::ask(proxies, "/connections").await;
+pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarConnections> {
+    let found = sidecars::ask(mesh, proxies, "/connections").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Open, String>)| SidecarConnections {
         workload: proxy.workload.clone(),
         admin: proxy.admin.clone(),

@@ -1,9 +1,9 @@
-//! The endpoints that policies have removed, asked of each sidecar's own admin page.
+//! The endpoints that policies have removed, as each sidecar reports them.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
-use super::sidecars;
+use super::{Mesh, sidecars};
 use crate::duration::short;
 use crate::output::{Column, Listing};
 
@@ -43,15 +43,15 @@ pub(crate) struct Endpoint {
 }
 
 /// What one sidecar has removed, or why it does not say.
-pub(crate) async fn of_one(proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
-    let found = sidecars::ask::<Removed>(std::slice::from_ref(proxy), "/removed").await;
-    let found = found.into_iter().next().unwrap_or_else(|| Err("was not asked".to_owned()));
+pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
+    let found = sidecars::ask::<Removed>(mesh, std::slice::from_ref(proxy), "/removed").await;
+    let found = found.into_iter().next().unwrap_or_else(|| Err("the query failed".to_owned()));
     found.map(|found| found.removed)
 }
 
 /// Asks every sidecar.
-pub(super) async fn of(proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
-    let found = sidecars::ask(proxies, "/removed").await;
+pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
+    let found = sidecars::ask(mesh, proxies, "/removed").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Removed, String>)| SidecarRemoved {
         workload: proxy.workload.clone(),
         found: match found {

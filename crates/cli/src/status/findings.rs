@@ -110,11 +110,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
 
 fn sidecars(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A sidecar of another control plane is known by where it listens.
-    let elsewhere = |workload: &WorkloadStatus| {
-        facts.status.peers > 0 && (!workload.listeners.is_empty() || workload.ports.is_empty())
-    };
-    let lost = facts.workloads.iter().filter(|w| w.sidecar != "connected" && !elsewhere(w));
+    let lost = facts.workloads.iter().filter(|workload| !workload.has_sidecar());
     let lost: Vec<&str> = lost.map(|workload| workload.name.as_str()).collect();
     if !lost.is_empty() && !facts.status.settling {
         findings.push(Finding::problem(

@@ -8,6 +8,7 @@ use leno_control::status::{
 
 use super::Order;
 use crate::figures::{AILING, FAILING, cpu, latency, memory, rate, share, sparkline};
+use crate::get::scope;
 use crate::output::{Column, Format, Listing, shown};
 
 /// What there is to show.
@@ -156,6 +157,10 @@ fn header(view: &View, size: Size, look: Look) -> String {
         rate(total)
     );
     let line = |text: &str| cut(&shown(text), size.columns);
+    let text = match scope(&view.status) {
+        Some(scope) => format!("{text} · {scope}"),
+        None => text,
+    };
     match &view.trouble {
         Some(trouble) => {
             look.paint(&line(&format!("{text} · not newer: {trouble}")), Verdict::Failing)

@@ -1,9 +1,10 @@
 //! What the owner of the mesh tells: those who watch, and operators who ask.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use leno_discovery::ChangeId;
+use leno_discovery::{ChangeId, ConnectionId};
 use leno_model::{Object, WorkloadName};
 use leno_outside::Pages;
 use leno_telemetry::{Form, Names};
@@ -40,6 +41,8 @@ pub(crate) enum Question {
     Rejected,
     Routes,
     Services,
+    /// The stream of the sidecar of a workload.
+    Sidecar(WorkloadName),
     Status,
     /// Rates of now.
     Traffic,
@@ -54,6 +57,20 @@ pub(crate) enum Answer {
     /// The metrics, in a form.
     Metrics(Form, String),
     Points(Box<Pages>),
+    Sidecar(SidecarPlace),
+}
+
+/// The control plane that has the stream of a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SidecarPlace {
+    /// This one.
+    Here(ConnectionId),
+    /// Another one, at this address if it is known.
+    Elsewhere(Option<SocketAddr>),
+    /// None that is known here.
+    Disconnected,
+    /// There is no such workload.
+    Unknown,
 }
 
 impl Owner {
@@ -108,6 +125,17 @@ impl Owner {
         }
     }
 
+    fn sidecar_place(&self, workload: &WorkloadName) -> SidecarPlace {
+        if let Some(connection) = self.audience.of_workload(workload) {
+            return SidecarPlace::Here(connection);
+        }
+        match self.peers.holder(workload) {
+            Some((peer, _)) => SidecarPlace::Elsewhere(self.peers.address(peer)),
+            None if self.mesh.workload(workload).is_some() => SidecarPlace::Disconnected,
+            None => SidecarPlace::Unknown,
+        }
+    }
+
     pub(super) fn answer(&self, question: Question, now: Now) -> Answer {
         let report = self.report(now);
         let at = now.clock.duration_since(self.began);
@@ -120,6 +148,7 @@ impl Owner {
                 crate::metrics::read(&report, &self.gauges, &mut *pages);
                 return Answer::Points(pages);
             }
+            Question::Sidecar(workload) => return Answer::Sidecar(self.sidecar_place(&workload)),
             Question::Objects => return Answer::Objects(self.mesh.explained()),
             Question::RejectedJoins => serde_json::to_value(report.rejected_joins()),
             Question::Certificates => serde_json::to_value(report.certificates()),

@@ -212,7 +212,7 @@ export function sidecars() {
     table.update(workloads.map((workload) => {
       const found = proxy.get(workload.name);
       const behind = found && (found.behind_seconds ?? 0) > 10;
-      const [state, told] = !found ? ["bad", workload.sidecar]
+      const [state, told] = !found ? [workload.sidecar === "elsewhere" ? "good" : "bad", workload.sidecar]
         : found.refused > 0 ? ["bad", `refuses ${found.refused}`]
           : behind ? ["warn", `behind for ${span(found.behind_seconds)}`] : ["good", "current"];
       return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), certificate: certificate.get(workload.name) };

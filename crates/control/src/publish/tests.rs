@@ -52,6 +52,7 @@ impl Theatre {
             session: 1,
             edition: 0,
             process: 0,
+            answers_queries: false,
             report: Default::default(),
         };
         let connected = Connected { connection, hello, standing };

@@ -243,6 +243,7 @@ fn hello(
         session: 1,
         edition: 0,
         process: 0,
+        answers_queries: false,
         report: Default::default(),
     }
 }

@@ -23,6 +23,7 @@ use crate::key::ChangeId;
 use crate::message::{IssuedBytes, NotIssued};
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
+use crate::query::StreamQueries;
 use crate::queue::EventSender;
 use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
@@ -55,6 +56,8 @@ pub(super) struct Session<'a, W> {
     workload: WorkloadName,
     /// Operators who tap; the proxy was told of them, or of none.
     taps: watch::Receiver<Arc<Vec<OpenTap>>>,
+    /// Queries of operators to this proxy.
+    queries: Box<StreamQueries>,
 }
 
 /// A certificate request that the owner of the mesh has not answered yet.
@@ -109,7 +112,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         publisher: Publisher,
         (pending, workload): (Box<Pending>, WorkloadName),
         events: &'a EventSender,
-        taps: &Taps,
+        (taps, queries): (&Taps, Box<StreamQueries>),
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -128,6 +131,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             delta_bytes: 0,
             workload,
             taps: taps.watch(),
+            queries,
         }
     }
 
@@ -181,6 +185,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 result = answered(&mut self.renewal) => self.certificate(result)?,
                 () = sleep_until(self.vigil.ping_at()), if self.writer.is_idle() => self.ping(0)?,
                 () = changed(&mut self.taps), if room => self.ping(0)?,
+                query = self.queries.next(), if room => {
+                    self.send(to_proxy::Message::Query(query))?;
+                }
                 () = sleep_until(self.vigil.silent_at()) => return Err(ServeError::Silent),
                 () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
@@ -211,6 +218,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 return Err(ServeError::Malformed("a second Hello".into()));
             }
             Some(from_proxy::Message::Ping(_)) => {}
+            Some(from_proxy::Message::QueryAnswer(wire)) => self.query_answer(wire),
             Some(from_proxy::Message::Tapped(wire)) => self.tapped(wire, Instant::now()),
             Some(from_proxy::Message::Ack(ack)) => self.acknowledged(ack.nonce)?,
             Some(from_proxy::Message::Nack(nack)) => {
@@ -271,6 +279,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let (records, left_out) = records_from_wire(records);
         let dropped = dropped.saturating_add(left_out);
         open.tell(Tapped { workload: self.workload.clone(), records, dropped });
+    }
+
+    /// A part of an answer that the control plane has asked for is at the cost of the operator: the proxy gets the
+    /// units back.
+    fn query_answer(&mut self, wire: proto::QueryAnswer) {
+        let units = reading_units(wire.part.len());
+        if self.queries.receive(wire) {
+            self.events.budget().return_reading(units, Instant::now());
+        }
     }
 
     fn acknowledged(&mut self, nonce: u64) -> Result<(), ServeError> {

@@ -97,7 +97,7 @@ fn queue() -> (EventSender, mpsc::Receiver<Queued>) {
 fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
     let (sender, events) = queue();
-    (serve(near, CONNECTION, sender, None, Arc::new(Taps::new(1))), Owner { events }, far)
+    (serve(near, CONNECTION, sender, None, Operators::new(1)), Owner { events }, far)
 }
 
 /// A proxy that has something to tell each time it is asked, but for the second.
@@ -121,8 +121,7 @@ impl Follower for Busy {
 async fn traffic_is_told_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
     let (sender, events) = queue();
-    let server =
-        serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Arc::new(Taps::new(1)));
+    let server = serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Operators::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });

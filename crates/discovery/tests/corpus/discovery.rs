@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::{
-    Budget, ChangeId, Connected, ConnectionId, Event, Hello, Queued, Standing, Subscriber, Taps,
-    Update, Version, event_queue, follow, serve,
+    Budget, ChangeId, Connected, ConnectionId, Event, Hello, Operators, Queued, Standing,
+    Subscriber, Update, Version, event_queue, follow, serve,
 };
 use leno_model::{
     Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadName, WorkloadPlan,
@@ -37,9 +37,14 @@ fn control_plane_reads(stream: &[u8]) {
         let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
         let sender = events.connect(budget);
         drop(events);
-        let taps = Arc::new(Taps::new(1));
-        let served =
-            serve(join(stream, sink()), CONNECTION, sender, Some(Duration::from_secs(1)), taps);
+        let operators = Operators::new(1);
+        let served = serve(
+            join(stream, sink()),
+            CONNECTION,
+            sender,
+            Some(Duration::from_secs(1)),
+            operators,
+        );
         let owner = async {
             let mut standing: Option<watch::Sender<Standing>> = None;
             while let Some(Queued { event, turn: _turn }) = received.recv().await {
@@ -158,6 +163,7 @@ fn hello() -> Hello {
         session: 1,
         edition: 0,
         process: 0,
+        answers_queries: false,
         report: Default::default(),
     }
 }

@@ -118,7 +118,7 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
 fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
     let known = facts.workloads.iter().find(|known| known.name == *workload);
-    let has_sidecar = known.is_some_and(|known| known.sidecar == "connected");
+    let has_sidecar = known.is_some_and(WorkloadStatus::has_sidecar);
     let weight = if *exists && !has_sidecar { Weight::Problem } else { Weight::Notice };
     let what = format!(
         "{workload}: a sidecar that wants to join is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"

@@ -196,8 +196,7 @@ fn what_a_sidecar_says_steers_no_terminal() {
 fn what_cannot_be_judged_is_no_finding() {
     let mut facts = healthy();
     facts.traffic.services = vec![service(0.5, 9)];
-    facts.status.peers = 1;
-    facts.workloads = vec![workload("absent")];
+    facts.workloads = vec![workload("elsewhere")];
     assert_eq!(judge(&facts), []);
 }
 

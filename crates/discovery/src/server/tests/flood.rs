@@ -186,7 +186,7 @@ async fn services_that_follow_a_full_hello_belong_to_it() {
     let all: Vec<_> = (0..2500).map(|number| named(&format!("s{number}"))).collect();
     let (near, far) = duplex(1 << 20);
     let (sender, events) = queue();
-    let server = serve(near, CONNECTION, sender, None, Arc::new(Taps::new(1)));
+    let server = serve(near, CONNECTION, sender, None, Operators::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();

@@ -1,0 +1,108 @@
+//! Queries of operators to one sidecar: the path, the stream, and the reason when there is no answer.
+
+use hyper::StatusCode;
+use leno_discovery::{ProxyAnswer, Queries, QueryError};
+use leno_model::WorkloadName;
+
+use crate::answering::decoded;
+use crate::owner::SidecarPlace;
+
+/// Reads `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
+pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
+    let (mut workload, mut path) = (None, None);
+    for pair in query.split('&') {
+        let (name, value) = pair.split_once('=')?;
+        match name {
+            "workload" => workload = Some(decoded(value)?.parse().ok()?),
+            "path" => path = Some(decoded(value)?),
+            _ => return None,
+        }
+    }
+    Some((workload?, path.filter(|path| path.starts_with('/'))?))
+}
+
+/// Sends a query to the sidecar of a workload.
+///
+/// # Errors
+/// The status, and the reason with its remedy.
+pub(crate) async fn send(
+    queries: &Queries,
+    (workload, place): (&WorkloadName, SidecarPlace),
+    path: String,
+) -> Result<ProxyAnswer, (StatusCode, String)> {
+    let connection = match place {
+        SidecarPlace::Here(connection) => connection,
+        SidecarPlace::Elsewhere(address) => {
+            let address = address.map(|at| format!(" at {at}")).unwrap_or_default();
+            let problem = format!(
+                "the sidecar of {workload} is connected to another control plane{address}: run the command there"
+            );
+            return Err((StatusCode::MISDIRECTED_REQUEST, problem));
+        }
+        SidecarPlace::Disconnected => {
+            let problem = format!(
+                "the sidecar of {workload} is connected to no control plane that is known here"
+            );
+            return Err((StatusCode::NOT_FOUND, problem));
+        }
+        SidecarPlace::Unknown => {
+            return Err((StatusCode::NOT_FOUND, format!("there is no workload {workload}")));
+        }
+    };
+    queries.send(connection, path).await.map_err(|error| (status(error), error.to_string()))
+}
+
+fn status(error: QueryError) -> StatusCode {
+    match error {
+        QueryError::Path => StatusCode::URI_TOO_LONG,
+        QueryError::Disconnected | QueryError::Oversized => StatusCode::BAD_GATEWAY,
+        QueryError::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        QueryError::Busy => StatusCode::TOO_MANY_REQUESTS,
+        QueryError::Late => StatusCode::GATEWAY_TIMEOUT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_names_a_workload_and_a_path() {
+        let (workload, path) =
+            parse("workload=shop%2Fweb-1&path=%2Freach%3Fservice%3Dshop%2Fstock").unwrap();
+        assert_eq!(workload.to_string(), "shop/web-1");
+        assert_eq!(path, "/reach?service=shop/stock");
+        for wrong in [
+            "",
+            "workload=web&path=/",
+            "workload=a/b",
+            "path=/",
+            "workload=a/b&path=x",
+            "workload=a/b&path=/&more=1",
+            "workload=a/b&path=%2",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_sidecar_of_another_control_plane_has_the_address_of_that_one() {
+        let (queries, workload) = (Queries::new(1), "shop/web-1".parse().unwrap());
+        let address = "192.0.2.7:15012".parse().unwrap();
+        for (place, status, words) in [
+            (
+                SidecarPlace::Elsewhere(Some(address)),
+                421,
+                "another control plane at 192.0.2.7:15012",
+            ),
+            (SidecarPlace::Elsewhere(None), 421, "another control plane: run"),
+            (SidecarPlace::Disconnected, 404, "no control plane"),
+            (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
+            (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
+        ] {
+            let sent = send(&queries, (&workload, place), "/ready".to_owned()).await;
+            let (found, problem) = sent.unwrap_err();
+            assert!(found == status && problem.contains(words), "{found}: {problem}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Both ends of queries over a stream in memory: bounds of time, bytes and number.
+
+use tokio::io::{DuplexStream, duplex};
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::budget::Budget;
+use crate::client::{Follower, follow};
+use crate::event::Event;
+use crate::fixture::hello;
+use crate::message::{Hello, Refusal, Update};
+use crate::queue::event_queue;
+use crate::server::{Operators, serve};
+use crate::subscriber::Subscriber;
+
+const CONNECTION: ConnectionId = ConnectionId(7);
+
+/// A proxy that hands its queries to the test.
+struct Handing(mpsc::Sender<Query>);
+
+impl Follower for Handing {
+    fn apply(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+        Ok(())
+    }
+
+    fn query(&mut self, query: Query) {
+        self.0.try_send(query).unwrap();
+    }
+}
+
+/// A control plane and a connected proxy.
+struct Exchange {
+    queries: Arc<Queries>,
+    at_proxy: mpsc::Receiver<Query>,
+    budget: Arc<Budget>,
+    /// Ends the stream.
+    hang_up: oneshot::Sender<()>,
+}
+
+impl Exchange {
+    async fn query(&self, path: &str) -> Result<ProxyAnswer, QueryError> {
+        self.queries.send(CONNECTION, path.to_owned()).await
+    }
+
+    /// The next query at the proxy is answered with this.
+    async fn answer(&mut self, body: &[u8]) -> String {
+        let query = self.at_proxy.recv().await.unwrap();
+        query.answer.send(ProxyAnswer { status: 200, body: body.to_vec() }).unwrap();
+        query.path
+    }
+}
+
+async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: Operators) {
+    let (queue, mut events) = event_queue(16);
+    let served = serve(near, CONNECTION, queue.connect(budget), None, operators);
+    let owner = async {
+        let mut standings = Vec::new();
+        while let Some(queued) = events.recv().await {
+            if let Event::Connected(connected) = queued.event {
+                standings.push(connected.standing);
+            }
+        }
+    };
+    tokio::select! {
+        served = served => served.unwrap_or_else(|error| assert!(!error.to_string().is_empty())),
+        () = owner => {}
+    }
+}
+
+/// Runs a test against both ends of a stream.
+async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
+    let (near, far) = duplex(64 << 10);
+    let (operators, budget) = (Operators::new(u64::MAX), Arc::new(Budget::new(Instant::now())));
+    let (sender, at_proxy) = mpsc::channel(4);
+    let (hang_up, hung_up) = oneshot::channel();
+    let queries = Arc::clone(&operators.queries);
+    let test = async {
+        // The proxy has introduced itself.
+        while queries.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let budget = Arc::clone(&budget);
+        test(Exchange { queries: Arc::clone(&queries), at_proxy, budget, hang_up }).await;
+    };
+    let proxy = async {
+        let (_requests, mut requests) = mpsc::channel(1);
+        let (mut subscriber, mut handing) = (Subscriber::new(), Handing(sender));
+        let hello = Hello { answers_queries, ..hello() };
+        let followed = follow(far, hello, &mut subscriber, &mut requests, &mut handing);
+        tokio::select! {
+            error = followed => panic!("{error}"),
+            _ = hung_up => {}
+        }
+    };
+    let control = control_plane(near, Arc::clone(&budget), operators);
+    // The test goes on after both ends of the stream.
+    let stream = async {
+        tokio::join!(proxy, control);
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        () = test => {}
+        () = stream => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let body: Vec<u8> = (0..1_000_001_u32).map(|byte| byte.to_le_bytes()[0]).collect();
+        let now = Instant::now();
+        // Nearly all that may be read at once is spent.
+        exchange.budget.charge_reading(999_000, now);
+        let queries = Arc::clone(&exchange.queries);
+        let query = queries.send(CONNECTION, "/world".to_owned());
+        let (answer, path) = tokio::join!(query, exchange.answer(&body));
+        assert_eq!(path, "/world");
+        assert_eq!(answer, Ok(ProxyAnswer { status: 200, body }));
+        assert_eq!(exchange.budget.reads_at(now), None);
+        let (empty, _) = tokio::join!(queries.send(CONNECTION, "/".into()), exchange.answer(b""));
+        assert_eq!(empty, Ok(ProxyAnswer { status: 200, body: Vec::new() }));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let began = Instant::now();
+        assert_eq!(exchange.query("/first").await, Err(QueryError::Late));
+        assert_eq!(began.elapsed(), QUERY_DEADLINE);
+        assert_eq!(exchange.answer(b"late").await, "/first");
+        // It is on its way before the next query.
+        sleep(Duration::from_millis(1)).await;
+        let queries = Arc::clone(&exchange.queries);
+        let query = queries.send(CONNECTION, "/second".to_owned());
+        let (second, path) = tokio::join!(query, exchange.answer(b"second"));
+        assert_eq!((second.unwrap().body, path.as_str()), (b"second".to_vec(), "/second"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_beyond_the_bound_is_an_error_and_the_stream_goes_on() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let queries = Arc::clone(&exchange.queries);
+        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let long = vec![0; ANSWER_BYTES_MAX + 1];
+        let (answer, _) = tokio::join!(query("/world"), exchange.answer(&long));
+        assert_eq!(answer, Err(QueryError::Oversized));
+        assert_eq!(query(&"/".repeat(PATH_BYTES_MAX + 1)).await, Err(QueryError::Path));
+        let (answer, _) = tokio::join!(query("/ready"), exchange.answer(b"ready"));
+        assert_eq!(answer.unwrap().body, b"ready");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_that_disconnects_ends_the_wait() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let began = Instant::now();
+        let queries = Arc::clone(&exchange.queries);
+        let query = queries.send(CONNECTION, "/world".to_owned());
+        let hang_up = async {
+            let query = exchange.at_proxy.recv().await.unwrap();
+            exchange.hang_up.send(()).unwrap();
+            query
+        };
+        let (answer, _query) = tokio::join!(query, hang_up);
+        assert_eq!((answer, began.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
+        let again = queries.send(CONNECTION, "/world".to_owned()).await;
+        assert_eq!(again, Err(QueryError::Disconnected), "its stream is forgotten");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let queries = Arc::clone(&exchange.queries);
+        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let proxy = async {
+            let first = exchange.at_proxy.recv().await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+            assert!(exchange.at_proxy.try_recv().is_err(), "the second query waits");
+            let body = first.path.clone().into_bytes();
+            first.answer.send(ProxyAnswer { status: 200, body }).unwrap();
+            let second = exchange.at_proxy.recv().await.unwrap();
+            let body = second.path.clone().into_bytes();
+            second.answer.send(ProxyAnswer { status: 503, body }).unwrap();
+        };
+        let (one, two, ()) = tokio::join!(query("/one"), query("/two"), proxy);
+        assert_eq!(one, Ok(ProxyAnswer { status: 200, body: b"/one".to_vec() }));
+        assert_eq!(two, Ok(ProxyAnswer { status: 503, body: b"/two".to_vec() }));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_that_leaves_holds_up_no_other() {
+    with_stream(true, async |mut exchange: Exchange| {
+        let queries = Arc::clone(&exchange.queries);
+        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let first = timeout(Duration::from_secs(1), query("/first")).await;
+        assert!(first.is_err(), "it left");
+        // The proxy drops its query: that is an answer as well.
+        drop(exchange.at_proxy.recv().await.unwrap());
+        let (second, _) = tokio::join!(query("/second"), exchange.answer(b"second"));
+        assert_eq!(second.unwrap().body, b"second");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queries_of_a_control_plane_are_bounded() {
+    with_stream(true, async |exchange: Exchange| {
+        let queries = Arc::clone(&exchange.queries);
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..=QUERIES_MAX {
+            let queries = Arc::clone(&queries);
+            all.spawn(async move { queries.send(CONNECTION, "/world".to_owned()).await });
+        }
+        let began = Instant::now();
+        let first = all.join_next().await.unwrap().unwrap();
+        // One has no place within the time for that.
+        assert_eq!((first, began.elapsed()), (Err(QueryError::Busy), PLACE_WAIT));
+        let mut late = 0;
+        while let Some(answer) = all.join_next().await {
+            late += usize::from(answer.unwrap() == Err(QueryError::Late));
+        }
+        assert_eq!(late, 1, "the proxy had one of them");
+        assert!(began.elapsed() <= PLACE_WAIT + QUERY_DEADLINE + ANSWER_GRACE);
+        drop(exchange);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_proxy_of_an_earlier_release_is_sent_no_query() {
+    with_stream(false, async |mut exchange: Exchange| {
+        let began = Instant::now();
+        assert_eq!(exchange.query("/world").await, Err(QueryError::Unsupported));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(exchange.at_proxy.try_recv().is_err());
+    })
+    .await;
+}

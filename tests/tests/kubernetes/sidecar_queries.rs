@@ -1,0 +1,118 @@
+//! Commands about sidecars in the pods of the control plane: each answers for its own sidecars and names the others.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::eventually;
+use serde_json::Value;
+
+/// The pods of the control plane.
+fn control_planes() -> Vec<String> {
+    let selector = ["-l", "app.kubernetes.io/name=leno-control"];
+    let running =
+        ["--field-selector=status.phase=Running", "-o", "jsonpath={.items[*].metadata.name}"];
+    let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &running[..]].concat();
+    printed(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
+}
+
+/// Runs `leno` in a pod of the control plane.
+fn leno(pod: &str, arguments: &[&str]) -> Output {
+    let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
+    let data = ["--data", "/var/lib/leno/control"];
+    kubectl(&[&exec[..], arguments, &data].concat())
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
+}
+
+/// The sidecars of a control plane in a namespace.
+fn sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
+    let proxies = leno(pod, &["get", "proxies", "-o", "json"]);
+    let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
+    let names = proxies.iter().filter_map(|proxy| proxy["workload"].as_str());
+    let own = format!("{}/", namespace.name());
+    names.filter(|name| name.starts_with(&own)).map(str::to_owned).collect()
+}
+
+/// Finding A8 of issue 27.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn sidecars_in_other_pods_answer_over_their_streams() {
+    let namespace = Namespace::new("queried", Injection::Enabled);
+    namespace.http_server("web", 4);
+    namespace.client("front");
+    namespace.wait_ready();
+    let servers = namespace.pods("web");
+    let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
+    namespace.expect_reached("front", &["http://web/"], &servers);
+    let pods = control_planes();
+    eventually("each sidecar is connected to one control plane", PATIENCE, || {
+        (pods.iter().map(|pod| sidecars(pod, &namespace).len()).sum::<usize>() == 5).then_some(())
+    });
+    let service = format!("{}/web", namespace.name());
+    for pod in &pods {
+        let own = sidecars(pod, &namespace);
+        let connections = leno(pod, &["get", "connections", "-o", "json"]);
+        let rows: Vec<Value> = serde_json::from_slice(&connections.stdout).unwrap();
+        for name in &own {
+            let row = rows.iter().find(|row| row["workload"] == **name);
+            assert!(row.is_some_and(|row| row["open"].is_u64()), "{name} at {pod}: {row:?}");
+            let said = text(&leno(pod, &["diagnose", name, "--to", &service]));
+            assert!(said.contains("✓ sidecar") && said.contains("✓ connectivity"), "{said}");
+        }
+        if own.len() < 5 {
+            let said = text(&leno(pod, &["get", "connections"]));
+            assert!(said.contains("scope: this control plane has "), "{said}");
+            let said = text(&leno(pod, &["get", "workloads"]));
+            assert!(said.contains("elsewhere"), "{said}");
+        }
+        let said = text(&leno(pod, &["status"]));
+        assert!(!said.contains("without a connected sidecar"), "{said}");
+    }
+}
+
+/// A tap of which the client was killed. The container runtime keeps the command.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_tap_that_lost_its_client_ends() {
+    let namespace = Namespace::new("untapped", Injection::Enabled);
+    namespace.http_server("web", 1);
+    namespace.client("front");
+    namespace.wait_ready();
+    let front = format!("{}/front", namespace.name());
+    let has_front = |pod: &String| sidecars(pod, &namespace).contains(&front);
+    let (pod, _) = eventually("the sidecar is connected", PATIENCE, || {
+        control_planes().into_iter().find(has_front)
+    });
+    let service = format!("{}/web", namespace.name());
+    let taps = || {
+        let read = ["exec", "front", "--", "curl", "-s", "http://127.0.0.1:15000/world"];
+        let world: Value = serde_json::from_slice(&namespace.kubectl(&read).stdout).ok()?;
+        let taps = world["taps"].as_array()?.iter();
+        Some(taps.filter(|tap| tap["service"] == *service).count())
+    };
+    let mut client = Command::new("kubectl");
+    client.args([
+        "-n",
+        "leno-system",
+        "exec",
+        &pod,
+        "--",
+        "/leno",
+        "tap",
+        &service,
+        "--for",
+        "30s",
+    ]);
+    client.args(["--data", "/var/lib/leno/control"]).stdout(Stdio::null());
+    let mut client = client.spawn().expect("kubectl runs");
+    eventually("the tap is open", PATIENCE, || (taps()? == 1).then_some(()));
+    // The client ends without a word to the API server.
+    client.kill().expect("it runs");
+    client.wait().expect("it has ended");
+    eventually("no tap is open", PATIENCE, || (taps()? == 0).then_some(()));
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);

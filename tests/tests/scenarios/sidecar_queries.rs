@@ -1,0 +1,76 @@
+//! Commands about sidecars: their state comes over the streams that they have open, and an answer names its scope.
+
+use std::process::Output;
+use std::time::Duration;
+
+use leno_tests::{ControlPlane, Proxy, eventually};
+use serde_json::Value;
+
+const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: cart-1, namespace: shop, labels: {app: cart}}
+spec: {serviceAccount: cart, ports: [{name: http, port: 9080}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {name: web-1, namespace: shop, labels: {app: web}}
+spec: {serviceAccount: web}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: cart, namespace: shop}
+spec: {selector: {app: cart}, ports: [{port: 80, targetPort: http}]}
+";
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
+}
+
+/// Finding A8 of issue 27: each control plane answers for its own sidecars, and says so.
+#[test]
+fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
+    let controls = ControlPlane::replicas(2, MANIFESTS, &[]);
+    let [with_both, with_none] = &controls[..] else { panic!("two control planes") };
+    let address = with_both.address().to_string();
+    let _cart = Proxy::join(with_both, "shop/cart-1", &["--control", &address]);
+    let _web = Proxy::join(with_both, "shop/web-1", &["--control", &address]);
+    let states = |control: &ControlPlane| -> Vec<String> {
+        let workloads = control.ask("workloads");
+        let workloads = workloads.as_array().expect("an array").iter();
+        workloads.map(|it| it["sidecar"].as_str().expect("a state").to_owned()).collect()
+    };
+    eventually("both control planes know of both sidecars", PATIENCE, || {
+        let known = [states(with_both), states(with_none)];
+        (known == [["connected"; 2], ["elsewhere"; 2]]).then_some(())
+    });
+    // The whole answer, without a note.
+    let whole = with_both.leno(&["get", "connections", "-o", "json"]);
+    assert!(whole.stderr.is_empty(), "{}", text(&whole));
+    let rows: Vec<Value> = serde_json::from_slice(&whole.stdout).unwrap();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["open"].is_u64()), "{rows:?}");
+    let diagnosed = text(&with_both.leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
+    assert!(diagnosed.contains("✓ sidecar"), "{diagnosed}");
+
+    let scope = format!(
+        "scope: this control plane has 0 of 2 connected sidecars; for the others run the command at {address} (2)"
+    );
+    for arguments in [
+        &["get", "connections"][..],
+        &["get", "removed"],
+        &["get", "circuits"],
+        &["get", "proxies"],
+        &["get", "workloads"],
+        &["status"],
+        &["top", "--once"],
+        &["diagnose", "shop/web-1", "--to", "shop/cart"],
+        &["explain", "request", "--from", "shop/web-1", "--url", "http://cart.shop/"],
+    ] {
+        let said = text(&with_none.leno(arguments));
+        assert!(said.contains(&scope), "{arguments:?}: {said}");
+        assert!(!said.contains("Connection refused"), "{said}");
+    }
+    let status = with_none.leno(&["status"]);
+    assert!(!text(&status).contains("without a connected sidecar"), "{}", text(&status));
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
