@@ -36,6 +36,14 @@ fn sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
     names.filter(|name| name.starts_with(&own)).map(str::to_owned).collect()
 }
 
+/// The admin address of the sidecar in a pod, as the sidecar logged it at its start.
+fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
+    let log = namespace.kubectl(&["logs", pod, "-c", "leno-proxy"]);
+    let log = String::from_utf8_lossy(&log.stdout).into_owned();
+    let (_, after) = log.split_once(" admin=")?;
+    after.split_whitespace().next().map(str::to_owned)
+}
+
 /// Finding A8 of issue 27.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -88,8 +96,10 @@ fn a_tap_that_lost_its_client_ends() {
     });
     let service = format!("{}/web", namespace.name());
     let taps = || {
-        let read = ["exec", "front", "--", "curl", "-s", "http://127.0.0.1:15000/world"];
-        let world: Value = serde_json::from_slice(&namespace.kubectl(&read).stdout).ok()?;
+        let world = format!("http://{}/world", admin_address(&namespace, "front")?);
+        let read =
+            namespace.kubectl(&["exec", "front", "-c", "client", "--", "curl", "-s", &world]);
+        let world: Value = serde_json::from_slice(&read.stdout).ok()?;
         let taps = world["taps"].as_array()?.iter();
         Some(taps.filter(|tap| tap["service"] == *service).count())
     };
