@@ -50,11 +50,14 @@ fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
     element.climbs()
 }
 
-/// The same for a path with escapes that are left after one layer of decoding: escaped ones, those of IIS, and ASCII in
-/// two bytes.
+/// The same as the most forgiving application reads the path: escapes decoded until none is left, characters in more bytes
+/// than they take, blanks and control characters around an element. A path of plain ASCII has one reading.
 fn climbs_deeper(path: &str) -> bool {
-    percent_decoded(path).any(|byte| matches!(byte, b'%' | 0xC0 | 0xC1))
-        && decoded_throughout(path).is_none_or(|decoded| climbs(decoded.into_iter()))
+    let is_odd = |byte: u8| byte == b'%' || !byte.is_ascii_graphic();
+    let climbs = |decoded: Vec<u8>| {
+        climbs(decoded.iter().copied()) || folded_path(&lossy(&decoded), Parameters::Dropped).climbs
+    };
+    percent_decoded(path).any(is_odd) && decoded_throughout(path).is_none_or(climbs)
 }
 
 /// Whether a byte is in all that could climb.
@@ -274,7 +277,10 @@ const IN_SPELLINGS: [u8; 256] = {
     let mut byte: usize = 0;
     while byte < 256 {
         let c = byte as u8;
-        if !c.is_ascii_graphic() || c.is_ascii_uppercase() || matches!(c, b'%' | b'\\' | b';') {
+        if !c.is_ascii_graphic()
+            || c.is_ascii_uppercase()
+            || matches!(c, b'%' | b'\\' | b';' | b'$')
+        {
             found[byte] = ODD;
         }
         byte += 1;
@@ -380,10 +386,20 @@ mod tests {
             "/a/%%32e%%32e/b",
             "/a/%2%65./b",
             "/a/%c0%ae%c0%ae/b",
+            "/a/%e0%80%ae%f0%80%80%ae/b",
+            "/a/%fc%80%80%80%80%ae./b",
+            "/a/..%e0%80%afb",
+            "/a/..%20/b",
+            "/a/%20..%0a/b",
+            "/a/..%00/b",
+            "/a/..%c2%a0/b",
+            "/a/..\u{a0}/b",
+            "/a/..%2500/b",
         ] {
             assert_eq!(PathKind::of(path), PathKind::Climbing, "{path}");
         }
-        for path in ["/a/100%25", "/a/%2520", "/a%2fb"] {
+        for path in ["/a/100%25", "/a/%2520", "/a%2fb", "/a/%20.b/c", "/%e0%a4%85.html", "/a.%20b"]
+        {
             assert_eq!(PathKind::of(path), PathKind::Plain, "{path}");
         }
     }

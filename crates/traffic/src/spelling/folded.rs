@@ -28,7 +28,7 @@ pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> FoldedPath {
             Parameters::Dropped => element.split(';').next().unwrap_or_default(),
             Parameters::Kept => element,
         };
-        let element = element.trim_matches(is_blank);
+        let element = without_stream(element).trim_matches(is_blank);
         folded.climbs |= matches!(element, "." | "..");
         let element = element.trim_end_matches(|c| c == '.' || is_blank(c));
         if element.is_empty() {
@@ -43,6 +43,12 @@ pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> FoldedPath {
         folded.text.push('/');
     }
     folded
+}
+
+/// An element without the stream of NTFS that it names: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
+fn without_stream(element: &str) -> &str {
+    let (name, stream) = element.split_once(':').unwrap_or((element, ""));
+    if stream.starts_with('$') || stream.contains(":$") { name } else { element }
 }
 
 /// A text of a rule about paths, folded as paths of requests are.
@@ -96,7 +102,7 @@ pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
     None
 }
 
-/// One layer: `%xx`, `%uxxxx` as IIS reads it, and ASCII in two bytes, which is no UTF-8 but was read as such.
+/// One layer: `%xx`, `%uxxxx` as IIS reads it, and characters in more bytes than UTF-8 has for them.
 fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -109,14 +115,34 @@ fn decoded_once(bytes: &[u8]) -> Vec<u8> {
         } else if let Some((escaped, left)) = byte_escape(escape) {
             decoded.push(escaped);
             rest = left;
-        } else if let (0xC0 | 0xC1, [low @ 0x80..=0xBF, left @ ..]) = (*byte, after) {
-            decoded.push((byte & 1) << 6 | (low & 0x3F));
+        } else if let Some((c, left)) = overlong(*byte, after) {
+            decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
             rest = left;
         } else {
             decoded.push(*byte);
         }
     }
     decoded
+}
+
+/// A character in more bytes than it takes (RFC 3629 §3 and §10): two to six bytes, as the first decoders of UTF-8 read
+/// them.
+fn overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
+    let (followers, bits, least) = match first {
+        0xC0..=0xC1 => (1, first & 0x1F, 0x80),
+        0xE0 => (2, 0, 0x800),
+        0xF0 => (3, 0, 0x1_0000),
+        0xF8 => (4, 0, 0x20_0000),
+        0xFC => (5, 0, 0x400_0000),
+        _ => return None,
+    };
+    let (followers, left) = after.split_at_checked(followers)?;
+    let mut number = u32::from(bits);
+    for byte in followers {
+        let 0x80..=0xBF = byte else { return None };
+        number = number << 6 | u32::from(byte & 0x3F);
+    }
+    Some((char::from_u32(number).filter(|_| number < least)?, left))
 }
 
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
@@ -174,6 +200,14 @@ mod tests {
             "/adm\u{131}n/uſers",
             "/adm\u{130}n/users",
             "/admin%c0%afusers",
+            "/admin%e0%80%afusers",
+            "/%e0%81%a1dmin/users",
+            "/admin%f0%80%80%afusers",
+            "/admin%f8%80%80%80%afusers",
+            "/admin%fc%80%80%80%80%afusers",
+            "/admin/users::$DATA",
+            "/admin:$i30:$INDEX_ALLOCATION/users",
+            "/admin::%24index_allocation/users",
         ] {
             assert_eq!(folded_rule(path, Parameters::Dropped), "/admin/users", "{path}");
         }
@@ -185,6 +219,8 @@ mod tests {
             ("/a%2", "/a%2"),
             ("/ä", "/ä"),
             ("/%c3%84", "/ä"),
+            ("/%e2%82%ac", "/€"),
+            ("/users:delete", "/users:delete"),
         ] {
             assert_eq!(folded_rule(path, Parameters::Dropped), folded, "{path}");
         }
