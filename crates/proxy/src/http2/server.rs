@@ -25,7 +25,7 @@ use super::{
 };
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
-use crate::http::body::Source;
+use crate::http::body::{Piece, Source};
 use crate::http::claims;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
@@ -213,25 +213,46 @@ async fn serve_stream(
     };
     let has_body = !source.is_empty();
     let started = Cell::new(false);
-    let mut exchange = Exchange::new(session, &request, &mut source, (&mut responder, &started));
     let given_up = cancel::Request;
-    let mut exchange = pin!(exchange.run());
-    tokio::select! {
-        biased;
-        code = reply.gone() => {
-            given_up.is_given_up(code);
-            if reply.is_unanswered() {
-                return Served::Unwanted;
+    let ended = {
+        let ends = (&mut responder, &started);
+        let mut exchange = Exchange::new(session, &request, &mut source, ends);
+        let mut exchange = pin!(exchange.run());
+        tokio::select! {
+            biased;
+            code = reply.gone() => {
+                given_up.is_given_up(code);
+                let is_unanswered = reply.is_unanswered();
+                return if is_unanswered { Served::Unwanted } else { Served::Answered };
             }
+            ended = &mut exchange => ended,
+            never = half_close.wake(), if has_body => match never {},
         }
-        ended = &mut exchange => {
-            if let Err(code) = ended {
-                reply.reset(code);
-            }
-        }
-        never = half_close.wake(), if has_body => match never {},
+    };
+    match ended {
+        Err(code) => reply.reset(code),
+        Ok(()) if source.is_complete() => {}
+        Ok(()) => tokio::select! {
+            () = read_out(&mut source) => {}
+            never = half_close.wake() => match never {},
+        },
     }
     Served::Answered
+}
+
+/// Reads and drops the rest of a body after the response, for a while. The codec resets a stream that is given up before
+/// its end (RFC 9113 §8.1), and some clients drop a response when a reset follows it at once.
+async fn read_out(source: &mut Source<'_>) {
+    let read = async {
+        let mut left = READ_OUT_BYTES_MAX;
+        while let Ok(Some(Piece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
+            match left.checked_sub(data.len()) {
+                Some(rest) => left = rest,
+                None => break,
+            }
+        }
+    };
+    drop(timeout(READ_OUT_TIME, read).await);
 }
 
 /// Reads the head as one of HTTP/1.1, by the same strict rules.
@@ -280,6 +301,9 @@ fn builder(at_the_edge: bool) -> Builder {
     builder
 }
 
+/// The time, and the bytes of one body, for which a client may go on to send after the response.
+const READ_OUT_TIME: Duration = Duration::from_secs(2);
+const READ_OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How long a client may take to notice that the connection ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Streams open at once on one connection.

@@ -1,5 +1,8 @@
 //! Clients that speak HTTP/2 with prior knowledge, on each kind of port, and rejections at both sidecars.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use http::{Request, Response};
 use leno_model::{Access, Endpoint, Protocol, Reach, ServiceView};
 use leno_wire::link::{Event, Limits, Role, StreamKind};
@@ -43,6 +46,33 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
             response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
         );
         assert_eq!(mesh.client.failures(), [("denied-outbound", 2)].into());
+    });
+}
+
+/// Some clients drop a response when a reset follows it at once, although RFC 9113 §8.1 permits the reset.
+#[test]
+fn a_rejected_request_is_read_to_its_end() {
+    run(async {
+        let app = application(|_, _| async {}).await;
+        let mesh = super::http2::mesh(app.address, Protocol::Http2).await;
+        mesh.enforce(Access::Strict(Vec::new()));
+        let mut client = connect(mesh.door).await;
+        let (response, mut body) = client.send_request(call("/"), false).unwrap();
+        let response = response.await.expect("a response");
+        assert_eq!(response.headers()["grpc-status"], "7");
+        for at in 0..64 {
+            body.reserve_capacity(16 * 1024);
+            while body.capacity() < 16 * 1024 {
+                let more = poll_fn(|cx| body.poll_capacity(cx)).await;
+                more.expect("the stream is open").expect("the stream is open");
+            }
+            body.send_data(vec![0; 16 * 1024].into(), at == 63).expect("no reset");
+        }
+        // The answer to a later request comes after all that was said about the first one.
+        let (later, _) = client.send_request(get(), true).unwrap();
+        assert_eq!(later.await.expect("a response").status(), 403);
+        let reset = poll_fn(|cx| Poll::Ready(body.poll_reset(cx))).await;
+        assert!(reset.is_pending(), "{reset:?}");
     });
 }
 
