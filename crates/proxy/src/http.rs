@@ -20,3 +20,4 @@ pub(crate) mod respond;
 pub(crate) mod route;
 pub(crate) mod server;
 pub(crate) mod spare;
+pub(crate) mod trailers;

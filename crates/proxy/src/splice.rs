@@ -23,7 +23,7 @@ pub(crate) async fn splice(
     let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
     let ends = (to_client.io.clone(), to_server.io.clone());
     let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
-    let noted = |bytes| Noted { bytes, call: None };
+    let noted = |bytes| Noted::response(bytes, None);
     let forth = async {
         let mut source = Source::http1(&mut client, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };

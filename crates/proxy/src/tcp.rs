@@ -501,7 +501,7 @@ async fn relay(
     let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
     let mut into_stream = Sink::Link { stream, patience };
     let mut from_stream = Source::link(stream, BodyLength::UntilClose);
-    let noted = |bytes| Noted { bytes, call: None };
+    let noted = |bytes| Noted::response(bytes, None);
     let io = writer.io.clone();
     let mut into_plain = Sink::Http1 { writer, chunked: false };
     let forth = async {

@@ -391,12 +391,29 @@ async fn push_all(
     }
 }
 
-/// What is noted about a body that passes.
+/// What is noted about a body that passes, and what is permitted to pass of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Noted<'a> {
     pub(crate) bytes: &'a Cell<u64>,
     /// The body answers a call of gRPC.
     pub(crate) call: Option<Call<'a>>,
+    /// What goes on of a trailer section; all of it when absent.
+    pub(crate) permitted: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
+}
+
+impl<'a> Noted<'a> {
+    /// A body of a request.
+    pub(crate) const fn request(
+        bytes: &'a Cell<u64>,
+        permitted: &'a dyn Fn(Bytes) -> Option<Bytes>,
+    ) -> Self {
+        Self { bytes, call: None, permitted: Some(permitted) }
+    }
+
+    /// A body of a response, or bytes in one direction of a connection.
+    pub(crate) const fn response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
+        Self { bytes, call, permitted: None }
+    }
 }
 
 /// Moves a body from source to sink, whole. What is there is gathered and
@@ -416,7 +433,13 @@ pub(crate) async fn pump(
                 silence.next(source).await
             }
         };
-        match next.map_err(Broken::Source)? {
+        let next = match (next.map_err(Broken::Source)?, noted.permitted) {
+            (Some(Piece::Trailers(section)), Some(permitted)) => {
+                permitted(section).map(Piece::Trailers)
+            }
+            (next, _) => next,
+        };
+        match next {
             Some(piece) => {
                 match &piece {
                     Piece::Data(data) => noted.bytes.set(noted.bytes.get() + data.len() as u64),

@@ -12,7 +12,7 @@ pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
 
 /// True for such a field. Servers spell names alike that differ in case or in signs: CGI has `_` for each
 /// sign.
-fn is_claim(name: &[u8]) -> bool {
+pub(super) fn is_claim(name: &[u8]) -> bool {
     let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
     let third = match name.get(2) {
         Some(byte) if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase(),

@@ -194,7 +194,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let copies = self.copies(&bound);
         let outcome = self.in_time(&aim, &bound).await;
         if let Some(copies) = copies {
-            copies.send(self.body.kept());
+            copies.send(self.kept_body());
         }
         outcome
     }

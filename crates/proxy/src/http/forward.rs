@@ -28,6 +28,7 @@ use super::grpc::{self, Call};
 use super::message::{ReadError, Reader};
 use super::request::{Aim, Request};
 use super::respond::Responder;
+use super::trailers;
 use crate::error::{lost_reason, upstream_reason};
 use crate::http2::client::Http2Lease;
 use crate::http2::connect;
@@ -254,7 +255,7 @@ async fn converse(
     (mut sink, sending): (Sink<'_>, Sending),
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
-    let agree_within = exchange.agree_within;
+    let mut late = exchange.agree_within.map(|limit| Box::pin(sleep(limit)));
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
@@ -271,7 +272,8 @@ async fn converse(
     let (upgrade, sending, client) = (request.upgrade, Cell::new(sending), responder.connection());
     let mut send = pin!(async {
         *body_taken = has_body;
-        pump(body, &mut sink, silence, Noted { bytes: &record.bytes_in, call: None }).await?;
+        let permitted = |section| trailers::permitted(session, actions.as_deref(), section);
+        pump(body, &mut sink, silence, Noted::request(&record.bytes_in, &permitted)).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
     let mut reply = Reply {
@@ -287,13 +289,12 @@ async fn converse(
         timed,
         sending: &sending,
         responder,
-        given: Noted { bytes: &record.bytes_out, call: is_call.then_some(Call(&record.grpc)) },
+        given: Noted::response(&record.bytes_out, is_call.then_some(Call(&record.grpc))),
         final_head: &mut record.head,
         started,
         reset,
     };
     let mut receive = pin!(receive(upstream, &mut reply));
-    let mut late = agree_within.map(|limit| Box::pin(sleep(limit)));
     let reusable = poll_fn(|cx| {
         if sending.get() == Sending::UnderWay
             && let Poll::Ready(sent) = send.as_mut().poll(cx)

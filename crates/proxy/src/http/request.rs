@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use leno_model::{Reason, Upgrades};
+use leno_model::{HeaderEdits, Reason, Upgrades};
 use leno_traffic::{Fields, RequestView, is_similar_name};
 use leno_wire::http1::{Answers, RequestHead, Span, Target};
 
@@ -105,6 +105,22 @@ impl Request<'_> {
         let end = end.min(ONE_CHECK_BYTES_MAX).next_multiple_of(BLOCK_BYTES);
         let bytes = self.bytes.get(..end.min(self.bytes.len()))?;
         std::str::from_utf8(bytes).ok()
+    }
+
+    /// Removes the fields as well whose names applications take for an edited one: `X_User` and `x.user` for `x-user`.
+    pub(crate) fn remove_similar(&self, edits: &mut HeaderEdits) {
+        let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
+        let edited: Vec<String> = edited.cloned().collect();
+        for field in &self.head.fields {
+            let name = field.name.of(&self.bytes);
+            let is_similar = |edited: &String| is_similar_name(edited.as_bytes(), name);
+            if edited.iter().any(is_similar) {
+                let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+                if !edited.contains(&name) && !edits.remove.contains(&name) {
+                    edits.remove.push(name);
+                }
+            }
+        }
     }
 
     /// The request as rules see it.

@@ -251,8 +251,64 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
         let twice = get(&format!("/?access_token={one}"), &bearing(&one));
         assert_eq!(client.ask(&twice).await.status, 200);
         // What applications of CGI take for the same header.
-        assert_eq!(client.ask(&get("/", "X_User: eve\r\n")).await.status, 200);
-        assert_eq!(app.requests().last().unwrap().field("x_user"), None);
+        for name in ["X_User", "x.user", "x-User", "X~USER"] {
+            assert_eq!(client.ask(&get("/", &format!("{name}: eve\r\n"))).await.status, 200);
+            let requests = app.requests();
+            let head = &requests.last().unwrap().head;
+            assert!(!head.contains("eve"), "{head}");
+        }
+    });
+}
+
+/// Servers that merge trailer fields into the headers would take them for what the token says.
+#[test]
+fn a_claim_in_a_trailer_goes_no_further() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let issuer = Issuer::new();
+        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        for (trailers, passed) in [
+            ("X-User: eve\r\n", ""),
+            ("x_user: eve\r\nx-sum: 1\r\n", "x-sum: 1"),
+            ("x-sum: 1\r\nx.groups: admins\r\n", "x-sum: 1"),
+            ("x-sum: 1\r\nx-sum: 2\r\n", "x-sum: 1x-sum: 2"),
+        ] {
+            let request = format!(
+                "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                 1\r\na\r\n0\r\n{trailers}\r\n"
+            );
+            assert_eq!(client.ask(&request).await.status, 200);
+            let seen = app.requests().pop().unwrap();
+            assert_eq!((seen.text(), &*seen.trailers), ("a", passed));
+        }
+    });
+}
+
+/// A service that is shown both might verify the one, and the application read the other.
+#[test]
+fn a_token_under_another_spelling_of_its_header_is_rejected() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let issuer = Issuer::new();
+        let mut guard = issuer.guard(Required::Never);
+        if let Guard::Tokens(rule) = &mut guard.guard {
+            let place = JwtPlace::Header { name: "x-token".to_owned(), prefix: String::new() };
+            rule.issuers[0].places = vec![place];
+        }
+        mesh.guard(vec![guard], Vec::new());
+        let mut client = Client::connect(mesh.door).await;
+        let good = issuer.token(&[], 60);
+        assert_eq!(client.ask(&get("/", &format!("x-token: {good}\r\n"))).await.status, 200);
+        for fields in
+            ["X_Token: forged\r\n".to_owned(), format!("x-token: {good}\r\nx.token: forged\r\n")]
+        {
+            let answer = client.ask(&get("/", &fields)).await;
+            assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{fields}");
+        }
+        assert_eq!(app.requests().len(), 1);
     });
 }
 

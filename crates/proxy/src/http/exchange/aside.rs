@@ -21,11 +21,13 @@ use super::Exchange;
 use crate::error::Failure;
 use crate::hits;
 use crate::http::answer::Answer;
+use crate::http::body::Piece;
 use crate::http::forward::edits;
 use crate::http::mirror::{self, Copies};
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
+use crate::http::trailers;
 
 impl Exchange<'_, '_> {
     /// Sends the client elsewhere; nothing of its request goes on.
@@ -120,6 +122,12 @@ impl Exchange<'_, '_> {
         }
         self.keep_body();
         Some(copies)
+    }
+
+    /// The body for copies, where it was kept whole.
+    pub(super) fn kept_body(&self) -> Option<Vec<Piece>> {
+        let kept = self.body.kept()?;
+        Some(trailers::permitted_of(self.session, self.actions.as_deref(), kept))
     }
 
     /// The head of the request as it is sent on a link, edited by these actions.

@@ -82,6 +82,7 @@ impl Exchange<'_, '_> {
         let mut changes = Changes::default();
         changes.take((shown.edits.clone(), HeaderEdits::default()));
         changes.take((consulted.request, consulted.response));
+        request.remove_similar(&mut changes.request);
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
                 [changes.request, changes.response].map(|it| FieldEdits::wanted(&it));

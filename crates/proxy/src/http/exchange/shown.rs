@@ -79,9 +79,7 @@ impl Exchange<'_, '_> {
             // Whatever the application is told under these names is told by this sidecar.
             let told = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
             for forward in told {
-                for spelling in spellings(&forward.header) {
-                    remove(&mut shown.edits, &spelling);
-                }
+                remove(&mut shown.edits, &forward.header);
             }
             verify_all(&self.session.worker, rule, view, &mut shown)
                 .map_err(|bad| refused(rule, Some(bad)))?;
@@ -89,6 +87,7 @@ impl Exchange<'_, '_> {
                 return Err(refused(rule, None));
             }
         }
+        self.request.remove_similar(&mut shown.edits);
         Ok(shown)
     }
 }
@@ -134,12 +133,15 @@ fn verify_all(
     Ok(())
 }
 
-/// The token at a place. Two headers of a name are none: whoever reads the other one would read
-/// what nobody verified.
+/// The token at a place. Two headers with the name, in any spelling, are an error: an application may read the one that
+/// nothing verified.
 fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'a, str>>, BadJwt> {
     match place {
         JwtPlace::Header { name, prefix } => {
-            let Some(value) = view.fields.first(name) else { return Ok(None) };
+            let similar = view.fields.find_similar(name);
+            let Some(value) = view.fields.first(name) else {
+                return if similar.is_none() { Ok(None) } else { Err(BadJwt::Malformed) };
+            };
             let scheme = prefix.trim_end();
             let bare = match value.get(..scheme.len()) {
                 Some(begin) if begin.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
@@ -148,7 +150,7 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
             // Any white space ends a scheme: applications may split there.
             let ends = |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
             let bare = bare.filter(ends);
-            if view.fields.find(name).is_some_and(|all| all.len() != value.len()) {
+            if similar.is_some_and(|all| all.len() != value.len()) {
                 return Err(BadJwt::Malformed);
             }
             Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
@@ -207,25 +209,6 @@ fn remove(edits: &mut HeaderEdits, name: &str) {
         edits.remove.push(name.to_owned());
     }
 }
-
-/// A name, and what applications of CGI and its heirs take for the same: `_` for any `-`.
-fn spellings(name: &str) -> Vec<String> {
-    let mut spellings = vec![String::new()];
-    let mut dashes = 0;
-    for letter in name.chars() {
-        dashes += usize::from(letter == '-');
-        let others = match letter {
-            '-' if dashes <= DASHES_MAX => spellings.iter().map(|it| format!("{it}_")).collect(),
-            _ => Vec::new(),
-        };
-        spellings.iter_mut().for_each(|spelling| spelling.push(letter));
-        spellings.extend(others);
-    }
-    spellings
-}
-
-/// How many of the dashes of a name may be spelled otherwise: each doubles the spellings.
-const DASHES_MAX: usize = 4;
 
 /// RFC 6750 §3: who showed nothing is told where to show it, and nothing more.
 fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {

@@ -1,0 +1,92 @@
+//! Trailer sections of requests: the fields that go on.
+//!
+//! Policies decide when the head of a request is there. A server may merge trailer fields into the headers (RFC 9110
+//! §6.5.1 lets it, where a field permits that), and would take a late field for one that a policy has seen.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use leno_traffic::{CompiledActions, is_similar_name};
+
+use super::body::Piece;
+use super::claims::is_claim;
+use crate::session::{Entrance, Session};
+
+/// The fields of a raw trailer section that go on; `None` when none does.
+///
+/// * A field with the name of a header that is set or removed on the way goes no further, in any spelling of the name.
+/// * At a gateway, the same holds for the fields by which clients claim an address, a host or a certificate.
+/// * At the server's sidecar, no field goes on where an access policy decides about the peer by request.
+pub(crate) fn permitted(
+    session: &Session,
+    actions: Option<&CompiledActions>,
+    section: Bytes,
+) -> Option<Bytes> {
+    if matches!(session.entrance, Entrance::Inbound { .. }) && is_decided_by_request(session) {
+        return None;
+    }
+    let edited = actions.map_or(&[][..], |actions| &actions.request.remove);
+    let is_gateway = matches!(session.entrance, Entrance::Gateway { .. });
+    without(section, |name| {
+        edited.iter().any(|edited| is_similar_name(edited.as_bytes(), name))
+            || is_gateway && is_claim(name)
+    })
+}
+
+/// The same for a body that was kept.
+pub(crate) fn permitted_of(
+    session: &Session,
+    actions: Option<&CompiledActions>,
+    body: Vec<Piece>,
+) -> Vec<Piece> {
+    let permitted = body.into_iter().filter_map(|piece| match piece {
+        Piece::Trailers(section) => permitted(session, actions, section).map(Piece::Trailers),
+        data @ Piece::Data(_) => Some(data),
+    });
+    permitted.collect()
+}
+
+/// True where the access policies of the port do not let opaque bytes of the peer in: they look at requests.
+fn is_decided_by_request(session: &Session) -> bool {
+    let Some(scene) = session.worker.world.scene() else { return true };
+    let permit = session.permit(&scene, Instant::now());
+    permit.is_ok_and(|permit| scene.plans.access.tcp(&permit).is_err())
+}
+
+/// A section without the fields with such names. The section has been checked: each line is one field.
+fn without(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
+    let name = |line: &[u8]| {
+        let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
+        line.get(..end).map(<[u8]>::to_vec).unwrap_or_default()
+    };
+    let is_kept = |line: &&[u8]| !line.trim_ascii().is_empty() && !is_removed(&name(line));
+    let lines = || section.split_inclusive(|byte| *byte == b'\n');
+    if lines().filter(is_kept).count() + 1 == lines().count() {
+        return Some(section);
+    }
+    let mut kept: Vec<u8> = lines().filter(is_kept).flatten().copied().collect();
+    if kept.is_empty() {
+        return None;
+    }
+    kept.extend_from_slice(b"\r\n");
+    Some(kept.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_named_fields_are_removed() {
+        let without_user = |section: &'static str| {
+            let left = without(Bytes::from_static(section.as_bytes()), |name| {
+                is_similar_name(name, b"x-user")
+            });
+            left.map(|left| String::from_utf8(left.to_vec()).expect("text"))
+        };
+        assert_eq!(without_user("x-sum: 8\r\n\r\n").as_deref(), Some("x-sum: 8\r\n\r\n"));
+        assert_eq!(without_user("X.User: root\r\n\r\n"), None);
+        let mixed = "a: 1\r\nX_USER: root\r\nb: x-user\r\n\r\n";
+        assert_eq!(without_user(mixed).as_deref(), Some("a: 1\r\nb: x-user\r\n\r\n"));
+    }
+}
