@@ -8,12 +8,12 @@ mod rejections;
 mod ring;
 mod track;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leno_discovery::{Direction, Traffic, TrafficSeries};
 use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
+use leno_telemetry::RecentTable;
 
 use self::hits::Hits;
 use self::rejections::Rejections;
@@ -25,24 +25,27 @@ use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, 
 /// What sidecars told of their traffic.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    services: BTreeMap<ServiceName, Track>,
-    routes: BTreeMap<RouteName, Track>,
-    edges: BTreeMap<(Caller, ServiceName), Track>,
+    services: RecentTable<ServiceName, Track, SERVICES_MAX>,
+    routes: RecentTable<RouteName, Track, ROUTES_MAX>,
+    edges: RecentTable<(Caller, ServiceName), Track, EDGES_MAX>,
     sidecars: BTreeMap<WorkloadName, Told>,
     /// When requests of an account last arrived at a workload with a verified certificate.
-    verified: BTreeMap<WorkloadName, BTreeMap<ServiceAccount, Duration>>,
+    verified: BTreeMap<WorkloadName, Clients>,
     hits: Hits,
     rejections: Rejections,
     pub(crate) tally: Tally,
 }
+
+/// The clients of one workload.
+type Clients = RecentTable<ServiceAccount, Duration, CLIENTS_MAX>;
 
 /// What was counted over all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Messages of sidecars.
     pub(crate) reports: u64,
-    /// Series that were not kept: the sidecar or this control plane had no room, or they are about
-    /// nothing that is there. Each once.
+    /// Series that were not kept: the sidecar had no room, they are about nothing that is there, or this control
+    /// plane evicted them to make room for newer ones. Each once.
     pub(crate) folded: u64,
 }
 
@@ -90,7 +93,8 @@ impl History {
             let kept = match series.direction {
                 Direction::Inbound => {
                     inbound = inbound.saturating_add(series.requests());
-                    self.verify(series, name, at)
+                    self.verify(series, name, at);
+                    true
                 }
                 Direction::Outbound => {
                     outbound = outbound.saturating_add(series.requests());
@@ -102,7 +106,7 @@ impl History {
             self.tally.folded += u64::from(!kept && !counted);
         }
         self.tally.folded += self.hits.take(mesh, &told.rules, at);
-        self.rejections.take(mesh, name, told, at);
+        self.tally.folded += self.rejections.take(mesh, name, told, at);
         let told = Told {
             at,
             span: told.span,
@@ -114,22 +118,15 @@ impl History {
         self.sidecars.insert(name.clone(), told);
     }
 
-    /// Requests that arrived are proof that both ends were verified. False: there was no room.
-    fn verify(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) -> bool {
-        let Some(client) = &series.peer else { return true };
+    /// Requests that arrived are proof that both ends were verified.
+    fn verify(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
+        let Some(client) = &series.peer else { return };
         let clients = self.verified.entry(server.clone()).or_default();
-        let may_grow = clients.len() < CLIENTS_MAX;
-        match clients.entry(client.clone()) {
-            Entry::Occupied(mut last) => *last.get_mut() = at,
-            Entry::Vacant(first) if may_grow => {
-                first.insert(at);
-            }
-            Entry::Vacant(_) => return false,
-        }
-        true
+        let evicted = clients.insert(client.clone(), at);
+        self.tally.folded += u64::from(evicted.is_some());
     }
 
-    /// Counts what clients saw: that includes what never arrived. False: not all of it was kept.
+    /// Counts what clients saw: that includes what never arrived. False: it is about nothing that is there.
     fn outbound(
         &mut self,
         mesh: &Mesh,
@@ -144,11 +141,9 @@ impl History {
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let mut kept = true;
-        let mut add = |track: Option<&mut Track>| match track {
-            Some(track) => track.add(at, &batch, &series.reasons),
-            None => kept = false,
-        };
+        let add = |track: &mut Track| track.add(at, &batch, &series.reasons);
+        let new = || Track::new(since);
+        let mut evicted = 0;
         let mut asked = vec![service];
         let mut edges = Vec::new();
         match series.route.as_ref().and_then(|route| parent(mesh, route, service)) {
@@ -161,17 +156,24 @@ impl History {
             None => edges.push((caller.clone(), service.clone())),
         }
         for service in asked {
-            add(track(&mut self.services, service.clone(), SERVICES_MAX, since));
+            let (track, old) = self.services.entry(service.clone(), new);
+            add(track);
+            evicted += u64::from(old.is_some());
         }
         for edge in edges {
-            add(track(&mut self.edges, edge, EDGES_MAX, since));
+            let (track, old) = self.edges.entry(edge, new);
+            add(track);
+            evicted += u64::from(old.is_some());
         }
-        if let Some(route) = &series.route {
-            // A sidecar may say any name: only those of the mesh take room.
-            let there = is_there(mesh, route).then_some(&mut self.routes);
-            add(there.and_then(|routes| track(routes, route.clone(), ROUTES_MAX, since)));
+        // A sidecar may say any name: only those of the mesh take room.
+        let route = series.route.as_ref().filter(|route| is_there(mesh, route));
+        if let Some(route) = route {
+            let (track, old) = self.routes.entry(route.clone(), new);
+            add(track);
+            evicted += u64::from(old.is_some());
         }
-        kept
+        self.tally.folded += evicted;
+        route.is_some() || series.route.is_none()
     }
 
     /// Forgets what nobody told of for an hour, and what is not in the mesh any more.
@@ -268,7 +270,8 @@ impl<'a> Behind<'a> {
         let (mesh, history, at) = (self.mesh, self.history, self.at);
         let arrived = || {
             let servers = mesh.behind(service);
-            let clients = servers.filter_map(|server| history.verified.get(&server.name)).flatten();
+            let clients = servers.filter_map(|server| history.verified.get(&server.name));
+            let clients = clients.flat_map(RecentTable::iter);
             let lately = clients.filter(|(_, last)| **last + VERIFIED_REACH > at);
             lately.map(|(client, _)| client).collect()
         };
@@ -284,21 +287,6 @@ impl<'a> Behind<'a> {
             }
             Caller::Route(_) => Accounts::new(),
         }
-    }
-}
-
-/// The track of this, made if there is room.
-fn track<K: Ord>(
-    tracks: &mut BTreeMap<K, Track>,
-    key: K,
-    room: usize,
-    since: Duration,
-) -> Option<&mut Track> {
-    let may_grow = tracks.len() < room;
-    match tracks.entry(key) {
-        Entry::Occupied(found) => Some(found.into_mut()),
-        Entry::Vacant(vacant) if may_grow => Some(vacant.insert(Track::new(since))),
-        Entry::Vacant(_) => None,
     }
 }
 
@@ -366,7 +354,7 @@ fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Optio
     (first != service && asked.all(|other| other == first)).then_some(first)
 }
 
-/// Tracks of each kind; each takes about 2.6 KiB while it is busy. Further ones are counted as folded.
+/// Tracks of each kind; each takes about 2.6 KiB while it is busy. Evicted ones are counted as folded.
 const SERVICES_MAX: usize = 1024;
 const ROUTES_MAX: usize = 512;
 const EDGES_MAX: usize = 2048;

@@ -1,10 +1,10 @@
 //! Joins that were rejected, by the workload that they named: operators see no sidecar there, and look for the cause.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leno_model::WorkloadName;
+use leno_telemetry::RecentTable;
 use tokio::time::Instant;
 
 use crate::status::RejectedJoinStatus;
@@ -17,7 +17,7 @@ pub(crate) struct RejectedJoins {
     of_others: Mutex<Table>,
 }
 
-type Table = BTreeMap<WorkloadName, RejectedJoin>;
+type Table = RecentTable<WorkloadName, RejectedJoin, JOINS_MAX>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RejectedJoin {
@@ -30,12 +30,6 @@ impl RejectedJoins {
     /// Counts a rejected join. `exists`: of a workload of the mesh.
     pub(crate) fn note(&self, workload: &WorkloadName, exists: bool, reason: &str, now: Instant) {
         let mut table = lock(if exists { &self.of_workloads } else { &self.of_others });
-        if !table.contains_key(workload) && table.len() >= JOINS_MAX {
-            let oldest = table.iter().min_by_key(|(_, join)| join.last);
-            if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
-                table.remove(&oldest);
-            }
-        }
         let count = table.get(workload).map_or(0, |join| join.count).saturating_add(1);
         let join = RejectedJoin { count, last: now, reason: reason.to_owned() };
         table.insert(workload.clone(), join);

@@ -1,10 +1,11 @@
 //! Addresses for service names: what the name answerer gave out, and whom each stands for.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use leno_model::ServiceName;
+use leno_telemetry::RecentTable;
 
 /// Which address stands for which service, in this workload's namespace only.
 #[derive(Debug, Default)]
@@ -13,39 +14,44 @@ pub(crate) struct Names(Mutex<Given>);
 #[derive(Debug, Default)]
 struct Given {
     services: BTreeMap<ServiceName, Ipv4Addr>,
-    addresses: HashMap<Ipv4Addr, Stands>,
-    /// Evicted entries, oldest first: an application may remember their addresses, so no other service gets them yet.
-    evicted: VecDeque<(ServiceName, Ipv4Addr)>,
-    uses: u64,
-}
-
-/// The service that an address stands for.
-#[derive(Debug)]
-struct Stands {
-    service: ServiceName,
-    /// Its last use: the number of that among all uses.
-    used: u64,
+    addresses: RecentTable<Ipv4Addr, ServiceName, NAMES_MAX>,
+    /// Evicted entries: an application may remember their addresses, so no other service gets them yet.
+    evicted: RecentTable<ServiceName, Ipv4Addr, NAMES_MAX>,
 }
 
 impl Names {
     /// Reads back what [`Self::to_text`] wrote; lines that make no sense are left out.
     pub(crate) fn from_text(text: &str) -> Self {
         let mut given = Given::default();
-        for line in text.lines().take(NAMES_MAX) {
+        for line in text.lines().take(2 * NAMES_MAX) {
+            let (line, is_evicted) = match line.strip_prefix(EVICTED) {
+                Some(line) => (line, true),
+                None => (line, false),
+            };
             if let Some((address, service)) = line.split_once(' ')
                 && let (Ok(address), Ok(service)) = (address.parse(), service.parse())
             {
-                given.give(service, address);
+                match is_evicted {
+                    true => drop(given.evicted.insert(service, address)),
+                    false => given.give(service, address),
+                }
             }
         }
         Self(Mutex::new(given))
     }
 
     /// One line per service, for the state directory: applications remember addresses longer
-    /// than a proxy lives.
+    /// than a proxy lives. The service that was used least recently is the first; evicted ones have a mark, with which
+    /// earlier releases skip the line.
     pub(crate) fn to_text(&self) -> String {
         let given = self.lock();
-        given.services.iter().map(|(service, address)| format!("{address} {service}\n")).collect()
+        let evicted = given.evicted.least_recent();
+        let evicted = evicted.filter_map(|service| Some((service, given.evicted.get(service)?)));
+        let evicted = evicted.map(|(service, address)| format!("{EVICTED}{address} {service}\n"));
+        let addresses = given.addresses.least_recent();
+        let addresses = addresses.filter_map(|it| Some((it, given.addresses.get(it)?)));
+        let addresses = addresses.map(|(address, service)| format!("{address} {service}\n"));
+        evicted.chain(addresses).collect()
     }
 
     /// The address that stands for a service, and whether that is new. A full table evicts the service that was not
@@ -56,10 +62,7 @@ impl Names {
             given.note(address);
             return Some((address, IsNew::No));
         }
-        let is_full = given.services.len() >= NAMES_MAX;
-        if is_full {
-            given.evict();
-        }
+        let is_full = given.addresses.len() >= NAMES_MAX;
         let address = given.free(service)?;
         given.give(service.clone(), address);
         Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
@@ -81,36 +84,22 @@ impl Names {
 
 impl Given {
     fn give(&mut self, service: ServiceName, address: Ipv4Addr) {
-        self.uses += 1;
-        self.addresses.insert(address, Stands { service: service.clone(), used: self.uses });
+        if let Some((address, service)) = self.addresses.insert(address, service.clone()) {
+            self.services.remove(&service);
+            self.evicted.insert(service, address);
+        }
         self.services.insert(service, address);
     }
 
     /// Notes a use of an address.
     fn note(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
-        let stands = self.addresses.get_mut(&address)?;
-        self.uses += 1;
-        stands.used = self.uses;
-        Some(stands.service.clone())
-    }
-
-    /// Evicts the service that was not used for the longest time.
-    fn evict(&mut self) {
-        let oldest = self.addresses.iter().min_by_key(|(_, stands)| stands.used);
-        let Some(address) = oldest.map(|(address, _)| *address) else { return };
-        if let Some(stands) = self.addresses.remove(&address) {
-            self.services.remove(&stands.service);
-            self.evicted.push_back((stands.service, address));
-        }
-        if self.evicted.len() > NAMES_MAX {
-            self.evicted.pop_front();
-        }
+        self.addresses.use_value(&address).cloned()
     }
 
     /// An address for a service: its own one of before, or one that no service had recently.
     fn free(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
-        if let Some(at) = self.evicted.iter().position(|(before, _)| before == service) {
-            return self.evicted.remove(at).map(|(_, address)| address);
+        if let Some(address) = self.evicted.remove(service) {
+            return Some(address);
         }
         let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
         let start = hash(service);
@@ -158,6 +147,8 @@ const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
 const HOSTS: u32 = 65_534;
 /// Services that one application may ask the address of.
 const NAMES_MAX: usize = 4096;
+/// The mark of evicted entries in the state directory.
+const EVICTED: &str = "evicted ";
 
 #[cfg(test)]
 mod tests {
@@ -235,5 +226,32 @@ mod tests {
         }
         assert_eq!(names.service(first.into()), None);
         assert_eq!(names.address(&service("s0")), Some((first, IsNew::InPlaceOfAnother)));
+    }
+    #[test]
+    fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
+        let names = Names::default();
+        let first = names.address(&service("s0")).unwrap().0;
+        for index in 1..=NAMES_MAX {
+            names.address(&service(&format!("s{index}"))).unwrap();
+        }
+        names.address(&service("s1")).unwrap();
+        let second = names.address(&service("s2")).unwrap().0;
+        let third = names.address(&service("s3")).unwrap().0;
+        names.service(second.into());
+        let used: Vec<String> = (4..=NAMES_MAX).map(|index| format!("s{index}")).collect();
+        for name in &used {
+            names.address(&service(name)).unwrap();
+        }
+        // The least recent uses are those of s1, s3 and s2 now.
+        let restored = Names::from_text(&names.to_text());
+        assert_eq!(restored.to_text(), names.to_text());
+        for index in 0..2 {
+            let (address, is_new) = restored.address(&service(&format!("t{index}"))).unwrap();
+            assert_eq!(is_new, IsNew::InPlaceOfAnother);
+            assert_ne!(address, first, "its own service may come back");
+        }
+        assert_eq!(restored.service(third.into()), None);
+        assert_eq!(restored.service(second.into()), Some(service("s2")));
+        assert_eq!(restored.address(&service("s0")), Some((first, IsNew::InPlaceOfAnother)));
     }
 }

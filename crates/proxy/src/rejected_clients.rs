@@ -1,42 +1,52 @@
 //! Rejected clients, those without mutual TLS: a bounded table of their addresses, by port.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use leno_discovery::Condition;
 use leno_discovery::condition::kind;
+use leno_telemetry::RecentTable;
 
 /// The clients of the last [`REMEMBERED`], by the port of the application that they connected to.
 #[derive(Debug, Default)]
-pub(crate) struct RejectedClients(BTreeMap<u16, PortClients>);
+pub(crate) struct RejectedClients {
+    ports: RecentTable<u16, PortClients, PORTS_MAX>,
+    /// The time at which an eviction last changed the conditions.
+    evicted: Option<Instant>,
+}
 
 #[derive(Debug, Default)]
 struct PortClients {
     /// The time of the last rejected connection of each client.
-    known: BTreeMap<IpAddr, Instant>,
-    /// The same of all clients that the table has no room for.
+    known: RecentTable<IpAddr, Instant, CLIENTS_MAX>,
+    /// The time of the last eviction of a client.
     others: Option<Instant>,
 }
 
 impl RejectedClients {
     /// Notes a rejected connection. True when the conditions change.
     pub(crate) fn note(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
-        self.0.retain(|_, clients| clients.keep_recent(now));
-        if self.0.len() >= PORTS_MAX && !self.0.contains_key(&port) {
-            return false;
-        }
-        let clients = self.0.entry(port).or_default();
+        self.ports.retain(|_, clients| clients.keep_recent(now));
+        let (clients, evicted_port) = self.ports.entry(port, PortClients::default);
         let client = client.to_canonical();
-        if clients.known.len() < CLIENTS_MAX || clients.known.contains_key(&client) {
-            return clients.known.insert(client, now).is_none();
+        let is_new = !clients.known.contains_key(&client);
+        let evicted_client = clients.known.insert(client, now);
+        if evicted_client.is_some() {
+            clients.others = Some(now);
         }
-        clients.others.replace(now).is_none()
+        if evicted_port.is_none() && evicted_client.is_none() {
+            return is_new;
+        }
+        let is_due = self.evicted.is_none_or(|last| now >= last + REPORT_EVERY);
+        if is_due {
+            self.evicted = Some(now);
+        }
+        is_due
     }
 
     /// A condition for each port.
     pub(crate) fn conditions(&self, now: Instant) -> Vec<Condition> {
-        let conditions = self.0.iter().filter_map(|(port, clients)| {
+        let conditions = self.ports.iter().filter_map(|(port, clients)| {
             let recent = clients.known.iter().filter(|(_, last)| is_recent(**last, now));
             let mut names: Vec<String> = recent.map(|(client, _)| client.to_string()).collect();
             let has_others = clients.others.is_some_and(|last| is_recent(last, now));
@@ -50,7 +60,10 @@ impl RejectedClients {
 
     /// The next time at which the conditions change without a connection.
     pub(crate) fn next_end(&self, now: Instant) -> Option<Instant> {
-        let all = self.0.values().flat_map(|it| it.known.values().copied().chain(it.others));
+        let all = self
+            .ports
+            .iter()
+            .flat_map(|(_, it)| it.known.iter().map(|(_, last)| *last).chain(it.others));
         all.map(|last| last + REMEMBERED).filter(|end| *end > now).min()
     }
 }
@@ -70,6 +83,8 @@ fn is_recent(last: Instant, now: Instant) -> bool {
 
 /// A client is reported for this time after its last connection: longer than the interval of slow retries and scrapes.
 const REMEMBERED: Duration = Duration::from_secs(600);
+/// Clients that evict each other in turns change the conditions no more often than this.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 /// The most ports in the table.
 const PORTS_MAX: usize = 16;
 /// The most clients of a port: their addresses fit the longest reason of a condition.
@@ -114,7 +129,9 @@ mod tests {
         assert!(table.note(80, client(most), now), "others are news once");
         assert!(!table.note(80, client(most + 1), now));
         let reason = table.conditions(now)[0].reason.clone();
-        assert!(reason.ends_with("10.0.0.7, others"), "{reason}");
+        assert!(reason.ends_with("10.0.0.7, 10.0.0.8, 10.0.0.9, others"), "the newest: {reason}");
+        assert!(!reason.contains("10.0.0.1,"), "{reason}");
+        assert!(table.note(80, client(most + 2), now + REPORT_EVERY), "and once in a while");
         let ports = u16::try_from(PORTS_MAX).unwrap();
         for port in 100..100 + ports {
             table.note(port, client(1), now);

@@ -1,10 +1,11 @@
 //! Hits: how often rules decided, over the last hour and since they are known.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use leno_discovery::RuleHits;
 use leno_model::{Name, RuleKind};
+use leno_telemetry::RecentTable;
 
 use super::track::REACH;
 use crate::mesh::Mesh;
@@ -13,7 +14,7 @@ use crate::status::RuleStatus;
 /// How often rules decided.
 #[derive(Debug, Default)]
 pub(super) struct Hits {
-    rules: BTreeMap<Rule, Minutes>,
+    rules: RecentTable<Rule, Minutes, RULES_MAX>,
 }
 
 type Rule = (RuleKind, Name, Name, String);
@@ -30,33 +31,35 @@ struct Minutes {
 
 impl Hits {
     /// Takes in what one sidecar told; says how many of it were not kept: rules of objects that the
-    /// mesh does not have, and those without room.
+    /// mesh does not have, and those that made room for newer ones.
     pub(super) fn take(&mut self, mesh: &Mesh, told: &[RuleHits], at: Duration) -> u64 {
         told.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
     }
 
+    /// False: the report, or an older entry, is not kept.
     fn add(&mut self, mesh: &Mesh, told: &RuleHits, at: Duration) -> bool {
         let RuleHits { kind, namespace, name, rule, hits } = told;
         if !mesh.has(&kind.key(namespace, name)) || rule.chars().any(char::is_control) {
             return false;
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
-        if !self.rules.contains_key(&key) && !self.has_room(&key) {
-            return false;
-        }
+        let is_full = !self.rules.contains_key(&key) && self.evict_of_object(&key);
         let nothing = || Minutes { counts: VecDeque::new(), sum: 0, last: at };
-        self.rules.entry(key).or_insert_with(nothing).add(*hits, at);
-        true
+        let (minutes, evicted) = self.rules.entry(key, nothing);
+        minutes.add(*hits, at);
+        !is_full && evicted.is_none()
     }
 
-    /// Whether one more rule can be kept: no object takes the room of all others, whatever rules a
-    /// sidecar says that it has.
-    fn has_room(&self, (kind, namespace, name, _): &Rule) -> bool {
+    /// Evicts the rule of an object that was used least recently, if the object has as many as it may: no object takes
+    /// the room of all others, whichever rules a sidecar reports. True if one was evicted.
+    fn evict_of_object(&mut self, (kind, namespace, name, _): &Rule) -> bool {
         let first = (*kind, namespace.clone(), name.clone(), String::new());
-        let same =
-            |(rule, _): &(&Rule, &Minutes)| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
-        let of_object = self.rules.range(first..).take_while(same).count();
-        self.rules.len() < RULES_MAX && of_object < RULES_OF_OBJECT_MAX
+        let is_same = |rule: &&Rule| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
+        if self.rules.keys_in(first..).take_while(is_same).count() < RULES_OF_OBJECT_MAX {
+            return false;
+        }
+        let oldest = self.rules.least_recent().find(is_same).cloned();
+        oldest.is_some_and(|oldest| self.rules.remove(&oldest).is_some())
     }
 
     /// Forgets what decided nothing for an hour, and what is not in the mesh any more.
@@ -107,8 +110,8 @@ const MINUTES: usize = 60;
 
 /// Rules that are kept apart: about 1.3 KiB each while they are busy.
 const RULES_MAX: usize = 2048;
-/// Rules of one object that are kept apart.
-const RULES_OF_OBJECT_MAX: usize = 64;
+/// Rules of one object that are kept apart: as many as an AccessPolicy has at most (256 each of `allow` and `deny`).
+const RULES_OF_OBJECT_MAX: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -142,11 +145,38 @@ spec:
     fn rules_that_a_sidecar_invents_take_the_room_of_their_object_only() {
         let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();
-        let invented = (0..100).map(|rule| hits("HTTPRoute", "ratings", &rule.to_string(), 1));
-        let invented: Vec<RuleHits> = invented.collect();
-        assert_eq!(all.take(&mesh, &invented, at(0)), 100 - RULES_OF_OBJECT_MAX as u64);
-        let known = [hits("HTTPRoute", "ratings", "0", 1), hits("HTTPRoute", "ratings", "\n", 1)];
-        assert_eq!(all.take(&mesh, &known, at(0)), 1);
+        assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "used", 5)], at(0)), 0);
+        for rule in 0..RULES_OF_OBJECT_MAX + 36 {
+            let invented = hits("HTTPRoute", "ratings", &rule.to_string(), 1);
+            let used = hits("HTTPRoute", "ratings", "used", 1);
+            let folded = all.take(&mesh, &[invented, used], at(0));
+            assert_eq!(folded, u64::from(rule + 1 >= RULES_OF_OBJECT_MAX), "{rule}");
+        }
+        assert_eq!(all.rules.len(), RULES_OF_OBJECT_MAX);
+        let status = all.status(at(0));
+        let sum = |rule: &str| status.iter().find(|it| it.rule == rule).map(|it| it.hits);
+        // The count of a rule that is used goes on, and the rules used least recently are gone.
+        assert_eq!(sum("used"), Some(5 + RULES_OF_OBJECT_MAX as u64 + 36));
+        assert_eq!((sum("36"), sum("37")), (None, Some(1)));
+        assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "\n", 1)], at(0)), 1);
+    }
+
+    #[test]
+    fn the_rules_that_were_used_least_recently_are_evicted() {
+        let objects = RULES_MAX / RULES_OF_OBJECT_MAX + 1;
+        let routes =
+            (0..objects).map(|n| ROUTE.replacen("name: ratings", &format!("name: r{n}"), 1));
+        let mesh = mesh(&format!("{BOOKINFO}---{}", routes.collect::<Vec<_>>().join("---")));
+        let mut all = Hits::default();
+        let route = |number: usize| {
+            hits("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
+        };
+        let more = 7;
+        let folded = (0..RULES_MAX + more).map(|number| all.take(&mesh, &[route(number)], at(0)));
+        assert_eq!(folded.sum::<u64>(), more as u64);
+        let rules: Vec<usize> =
+            all.status(at(0)).iter().map(|it| it.rule.parse().unwrap()).collect();
+        assert_eq!((rules.len(), rules.iter().min()), (RULES_MAX, Some(&more)));
     }
 
     #[test]

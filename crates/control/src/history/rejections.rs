@@ -1,12 +1,13 @@
 //! Rejections: requests that sidecars rejected lately, by service and reason, with the policies that decided.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceName, ServicePolicyKind, WorkloadName};
+use leno_telemetry::RecentTable;
 
+use super::SERVICES_MAX;
 use super::track::{REACH, Track, step_number};
 use crate::mesh::Mesh;
 use crate::status::{RECENT_STEPS, RejectionStatus};
@@ -15,11 +16,11 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
-    outbound: BTreeMap<Key, Rejected>,
+    outbound: RecentTable<Key, Rejected, KEPT_MAX>,
     /// Counted by the sidecars of servers. The number is that of clients without a sidecar, which no other sidecar counts.
-    inbound: BTreeMap<Key, Rejected>,
+    inbound: RecentTable<Key, Rejected, KEPT_MAX>,
     /// All requests of clients without a sidecar, by service.
-    unmeshed: BTreeMap<ServiceName, Recent>,
+    unmeshed: RecentTable<ServiceName, Recent, KEPT_MAX>,
 }
 
 type Key = (ServiceName, &'static str);
@@ -30,8 +31,8 @@ type Policy = (RuleKind, Name, Name);
 struct Rejected {
     recent: Recent,
     /// The sidecars that counted them, each with the time of its last report.
-    sidecars: BTreeMap<WorkloadName, Duration>,
-    policies: BTreeMap<Policy, Duration>,
+    sidecars: RecentTable<WorkloadName, Duration, SIDECARS_MAX>,
+    policies: RecentTable<Policy, Duration, POLICIES_MAX>,
 }
 
 /// A count for each of the last steps of ten seconds.
@@ -39,33 +40,40 @@ struct Rejected {
 struct Recent(VecDeque<(u64, u64)>);
 
 impl Rejections {
-    /// Takes in a report of the sidecar of one workload.
-    pub(super) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, told: &Traffic, at: Duration) {
+    /// Takes in a report of the sidecar of one workload; returns the number of entries that were evicted for it.
+    pub(super) fn take(
+        &mut self,
+        mesh: &Mesh,
+        name: &WorkloadName,
+        told: &Traffic,
+        at: Duration,
+    ) -> u64 {
+        let mut evicted = 0;
         for series in &told.series {
             let Some(service) = service_of(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
-            if is_unmeshed
-                && (self.unmeshed.contains_key(service) || self.unmeshed.len() < KEPT_MAX)
-            {
-                let all = self.unmeshed.entry(service.clone()).or_default();
+            if is_unmeshed {
+                let (all, old) = self.unmeshed.entry(service.clone(), Recent::default);
                 all.add(at, series.requests());
+                evicted += u64::from(old.is_some());
             }
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             for (reason, count) in &series.reasons {
                 let Some(reason) = reason.filter(|reason| reason.is_rejection()) else { continue };
-                let Some(rejected) = room(kept, (service.clone(), reason.label())) else {
-                    continue;
-                };
+                let key = (service.clone(), reason.label());
+                let (rejected, old) = kept.entry(key, Rejected::default);
+                evicted += u64::from(old.is_some());
                 rejected.recent.add(at, if is_inbound && !is_unmeshed { 0 } else { *count });
-                note(&mut rejected.sidecars, name.clone(), at, SIDECARS_MAX);
+                rejected.sidecars.insert(name.clone(), at);
                 for policy in deciding(reason, &told.rules) {
                     if mesh.has(&policy.0.key(&policy.1, &policy.2)) {
-                        note(&mut rejected.policies, policy, at, POLICIES_MAX);
+                        rejected.policies.insert(policy, at);
                     }
                 }
             }
         }
+        evicted
     }
 
     /// Forgets all that was not reported for an hour, and services that the mesh does not have any more.
@@ -80,11 +88,11 @@ impl Rejections {
     /// The rejections of the last half minute, as far as clients got them; those that a retry made good are left out.
     pub(super) fn status(
         &self,
-        services: &BTreeMap<ServiceName, Track>,
+        services: &RecentTable<ServiceName, Track, SERVICES_MAX>,
         at: Duration,
     ) -> Vec<RejectionStatus> {
         let keys: std::collections::BTreeSet<&Key> =
-            self.outbound.keys().chain(self.inbound.keys()).collect();
+            self.outbound.iter().chain(self.inbound.iter()).map(|(key, _)| key).collect();
         let status = |key: &Key| {
             let (service, reason) = key;
             let [outbound, inbound] = [&self.outbound, &self.inbound]
@@ -122,7 +130,7 @@ impl Rejections {
 
 impl Rejected {
     fn last(&self) -> Duration {
-        self.sidecars.values().copied().max().unwrap_or_default()
+        self.sidecars.iter().map(|(_, last)| *last).max().unwrap_or_default()
     }
 
     fn is_fresh(&self, at: Duration) -> bool {
@@ -185,25 +193,10 @@ fn deciding(reason: Reason, rules: &[RuleHits]) -> impl Iterator<Item = Policy> 
     decided.map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
 }
 
-/// The entry of a key, made if there is room.
-fn room(kept: &mut BTreeMap<Key, Rejected>, key: Key) -> Option<&mut Rejected> {
-    let may_grow = kept.len() < KEPT_MAX;
-    match kept.entry(key) {
-        Entry::Occupied(found) => Some(found.into_mut()),
-        Entry::Vacant(vacant) => may_grow.then(|| vacant.insert(Rejected::default())),
-    }
-}
-
-/// Notes the time of something; where there is no room, the oldest entry makes some.
-fn note<K: Ord + Clone>(noted: &mut BTreeMap<K, Duration>, key: K, at: Duration, max: usize) {
-    if !noted.contains_key(&key) && noted.len() >= max {
-        let oldest = noted.iter().min_by_key(|(_, last)| **last).map(|(key, _)| key.clone());
-        oldest.and_then(|oldest| noted.remove(&oldest));
-    }
-    noted.insert(key, at);
-}
-
-fn fresh<K: Ord>(noted: &BTreeMap<K, Duration>, at: Duration) -> impl Iterator<Item = &K> {
+fn fresh<K: Ord + Clone, const MAX: usize>(
+    noted: &RecentTable<K, Duration, MAX>,
+    at: Duration,
+) -> impl Iterator<Item = &K> {
     noted.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
 }
 

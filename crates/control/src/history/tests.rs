@@ -166,11 +166,20 @@ fn one_workload_is_remembered_for_so_many_clients() {
     let mesh = mesh(BOOKINFO);
     let mut history = History::default();
     for client in 0..CLIENTS_MAX + 2 {
-        let report = told(vec![inbound(&format!("c{client}"), 1)]);
+        let report = told(vec![inbound(&format!("c{client}"), 1), inbound("c0", 1)]);
         history.take(&mesh, &workload("details-1"), &report, at(5));
     }
-    assert_eq!(history.verified[&workload("details-1")].len(), CLIENTS_MAX);
+    let clients = &history.verified[&workload("details-1")];
+    assert_eq!(clients.len(), CLIENTS_MAX);
     assert_eq!(history.tally.folded, 2);
+    let known =
+        |name: String| clients.contains_key(&ServiceAccount::new("bookinfo", &name).unwrap());
+    // The newest by use are there.
+    for (client, is_known) in
+        [(0, true), (1, false), (2, false), (3, true), (CLIENTS_MAX + 1, true)]
+    {
+        assert_eq!(known(format!("c{client}")), is_known, "c{client}");
+    }
     history.take(&mesh, &workload("productpage-1"), &told(vec![inbound("c", 1)]), at(5));
     assert_eq!(history.verified.len(), 2, "others have room of their own");
 }
@@ -287,7 +296,10 @@ fn tracks_are_bounded_for_each_kind() {
     let mesh = mesh(&routed(ROUTES_MAX + 3));
     let mut history = History::default();
     for route in 0..ROUTES_MAX + 3 {
-        let series = vec![outbound("details", Some(&format!("r{route}")), 1, 0)];
+        let series = vec![
+            outbound("details", Some(&format!("r{route}")), 1, 0),
+            outbound("details", Some("r0"), 1, 0),
+        ];
         history.take(&mesh, &workload("productpage-1"), &told(series), at(5));
     }
     let status = history.status(&mesh, at(5), EVERY);
@@ -296,7 +308,51 @@ fn tracks_are_bounded_for_each_kind() {
         (ROUTES_MAX, 1, 1)
     );
     assert_eq!(history.tally.folded, 3);
-    assert_eq!(rates(&status.services, "details").requests, ROUTES_MAX as u64 + 3);
+    assert_eq!(rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
+    // The newest by use are there; the counts of one that is used go on.
+    assert_eq!(rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);
+    for (route, is_kept) in [(1, false), (3, false), (4, true), (ROUTES_MAX + 2, true)] {
+        let name = format!("bookinfo/r{route}");
+        assert_eq!(status.routes.iter().any(|it| it.name == name), is_kept, "{name}");
+    }
+}
+
+#[test]
+fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
+    let name = |number: usize| format!("s{number}");
+    let services = (0..SERVICES_MAX + 3).map(|number| {
+        let metadata = format!("metadata: {{name: {}, namespace: bookinfo}}", name(number));
+        format!(
+            "---\napiVersion: v1\nkind: Service\n{metadata}\nspec: {{ports: [{{port: 9080}}]}}\n"
+        )
+    });
+    let mesh = mesh(&format!("{BOOKINFO}{}", services.collect::<String>()));
+    let mut history = History::default();
+    let rejected = |number: usize| TrafficSeries {
+        reasons: vec![(Some(Reason::RateLimited), 5)],
+        ..outbound(&name(number), None, 5, 5)
+    };
+    for number in 0..SERVICES_MAX + 3 {
+        let report = told(vec![rejected(number), rejected(0)]);
+        history.take(&mesh, &workload("productpage-1"), &report, at(5));
+    }
+    let status = history.status(&mesh, at(5), EVERY);
+    let found: BTreeSet<&str> = status.services.iter().map(|it| it.name.as_str()).collect();
+    let rejections: BTreeSet<&str> =
+        status.rejections.iter().map(|it| it.service.as_str()).collect();
+    assert_eq!((found.len(), rejections.len()), (SERVICES_MAX, SERVICES_MAX));
+    for (number, is_kept) in
+        [(0, true), (1, false), (3, false), (4, true), (SERVICES_MAX + 2, true)]
+    {
+        let name = format!("bookinfo/{}", name(number));
+        assert_eq!(
+            (found.contains(&*name), rejections.contains(&*name)),
+            (is_kept, is_kept),
+            "{name}"
+        );
+    }
+    assert_eq!(status.edges.len(), SERVICES_MAX + 3, "they have more room");
+    assert_eq!(rates(&status.services, "s0").requests, 5 * (SERVICES_MAX as u64 + 4));
 }
 
 /// Random hours, by seed: nothing that was told within an hour is lost, nothing is invented, and the

@@ -63,7 +63,7 @@ table! {
     REPORTS "leno_control_reports_total" Counter []
         "Messages of proxies that tell what they counted.";
     SERIES_FOLDED "leno_control_series_folded_total" Counter []
-        "Series in those messages that were not kept apart: there was no room, or they were about no service of the mesh.";
+        "Series in those messages that were not kept: they were evicted for newer ones, or they were about no service of the mesh.";
     LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
         "Lines of the process's log that were dropped because its output was blocked.";
     KEY_SOURCES "leno_control_key_sources" Gauge ["state"]

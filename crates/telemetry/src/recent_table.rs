@@ -1,0 +1,192 @@
+//! A bounded table: a new entry evicts the one that was used least recently.
+
+use std::collections::BTreeMap;
+use std::ops::RangeBounds;
+
+/// At most `MAX` entries. An entry is used when it is inserted, and by [`Self::entry`] and [`Self::use_value`];
+/// [`Self::get`] and the iterators only read.
+#[derive(Debug)]
+pub struct RecentTable<K, V, const MAX: usize> {
+    entries: BTreeMap<K, Used<V>>,
+    /// The keys by the number of their last use: the first was used least recently.
+    order: BTreeMap<u64, K>,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct Used<V> {
+    value: V,
+    /// The number of its last use.
+    number: u64,
+}
+
+impl<K, V, const MAX: usize> Default for RecentTable<K, V, MAX> {
+    fn default() -> Self {
+        Self { entries: BTreeMap::new(), order: BTreeMap::new(), uses: 0 }
+    }
+}
+
+impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
+    /// Uses an entry, which `new` makes if the key has none; returns its value, and the entry that was evicted for it.
+    pub fn entry(&mut self, key: K, new: impl FnOnce() -> V) -> (&mut V, Option<(K, V)>) {
+        let evicted = match self.entries.contains_key(&key) {
+            true => None,
+            false => self.make_room(),
+        };
+        self.uses += 1;
+        let number = self.uses;
+        self.order.insert(number, key.clone());
+        let order = &mut self.order;
+        let used = self.entries.entry(key);
+        let used = used.and_modify(|used| {
+            order.remove(&used.number);
+            used.number = number;
+        });
+        (&mut used.or_insert_with(|| Used { value: new(), number }).value, evicted)
+    }
+
+    /// Inserts or replaces a value; returns the entry that was evicted for it.
+    pub fn insert(&mut self, key: K, value: V) -> Option<(K, V)> {
+        let mut value = Some(value);
+        let (place, evicted) = self.entry(key, || value.take().expect("this is called once"));
+        if let Some(value) = value {
+            *place = value;
+        }
+        evicted
+    }
+
+    /// Uses the entry of a key, if there is one.
+    pub fn use_value(&mut self, key: &K) -> Option<&mut V> {
+        let used = self.entries.get_mut(key)?;
+        self.uses += 1;
+        if let Some(key) = self.order.remove(&used.number) {
+            self.order.insert(self.uses, key);
+        }
+        used.number = self.uses;
+        Some(&mut used.value)
+    }
+
+    /// The value of a key. This is not a use.
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key).map(|used| &used.value)
+    }
+
+    /// True if the key has an entry.
+    #[must_use]
+    pub fn contains_key(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Removes an entry.
+    pub fn remove(&mut self, key: &K) -> Option<V> {
+        let used = self.entries.remove(key)?;
+        self.order.remove(&used.number);
+        Some(used.value)
+    }
+
+    /// Keeps the entries for which `keep` is true.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
+        let order = &mut self.order;
+        self.entries.retain(|key, used| {
+            let is_kept = keep(key, &mut used.value);
+            if !is_kept {
+                order.remove(&used.number);
+            }
+            is_kept
+        });
+    }
+
+    /// All entries, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().map(|(key, used)| (key, &used.value))
+    }
+
+    /// The keys of a range.
+    pub fn keys_in(&self, range: impl RangeBounds<K>) -> impl Iterator<Item = &K> {
+        self.entries.range(range).map(|(key, _)| key)
+    }
+
+    /// All keys, by their last use: the one that was used least recently is the first.
+    pub fn least_recent(&self) -> impl DoubleEndedIterator<Item = &K> {
+        self.order.values()
+    }
+
+    /// The number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if there is no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Evicts the entry that was used least recently, if the table is full.
+    fn make_room(&mut self) -> Option<(K, V)> {
+        if self.entries.len() < MAX {
+            return None;
+        }
+        let (_, key) = self.order.pop_first()?;
+        let used = self.entries.remove(&key)?;
+        Some((key, used.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MAX: usize = 8;
+
+    proptest! {
+        /// The newest entries by use are there, each with the count of its uses since it was inserted.
+        #[test]
+        fn the_newest_by_use_are_kept_and_their_counts_go_on(
+            uses in prop::collection::vec((0..24_u8, any::<bool>()), 0..400)
+        ) {
+            let mut table = RecentTable::<u8, u64, MAX>::default();
+            // The newest last.
+            let mut model: Vec<(u8, u64)> = Vec::new();
+            for (key, is_removal) in uses {
+                let known = model.iter().position(|(known, _)| *known == key);
+                let before = known.map(|at| model.remove(at));
+                if is_removal && key % 4 == 0 {
+                    prop_assert_eq!(table.remove(&key), before.map(|(_, count)| count));
+                    continue;
+                }
+                let count = before.map_or(0, |(_, count)| count) + 1;
+                let expected = (model.len() == MAX).then(|| model.remove(0));
+                model.push((key, count));
+                let (value, evicted) = table.entry(key, || 0);
+                *value += 1;
+                prop_assert_eq!(*value, count);
+                prop_assert_eq!(evicted, expected);
+                let order: Vec<u8> = table.least_recent().copied().collect();
+                let keys: Vec<u8> = model.iter().map(|(key, _)| *key).collect();
+                prop_assert_eq!(order, keys);
+                prop_assert_eq!(table.order.len(), table.entries.len());
+            }
+        }
+    }
+
+    #[test]
+    fn reading_is_no_use_and_using_is() {
+        let mut table = RecentTable::<u8, &str, 2>::default();
+        assert_eq!(table.insert(1, "one"), None);
+        assert_eq!(table.insert(2, "two"), None);
+        assert_eq!(table.get(&1), Some(&"one"));
+        assert_eq!(table.insert(3, "three"), Some((1, "one")));
+        assert_eq!(table.use_value(&2), Some(&mut "two"));
+        assert_eq!(table.use_value(&1), None);
+        assert_eq!(table.insert(4, "four"), Some((3, "three")));
+        assert_eq!(table.insert(2, "again"), None);
+        assert_eq!(table.iter().collect::<Vec<_>>(), [(&2, &"again"), (&4, &"four")]);
+        table.retain(|key, _| *key == 4);
+        assert_eq!((table.len(), table.least_recent().count()), (1, 1));
+    }
+}
