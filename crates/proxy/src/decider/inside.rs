@@ -10,6 +10,7 @@ use leno_traffic::removal::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
+use super::outside::ATTEMPTS_MAX;
 use super::{NoAnswer, Question};
 use crate::error::lost_reason;
 use crate::http::body::send;
@@ -20,7 +21,24 @@ use crate::upstream::pick::pick;
 use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 
+/// Sends a question, again if the other sidecar did not process it: its link went away, for example.
 pub(super) async fn ask(
+    worker: &Rc<Worker>,
+    at: (&ServiceName, u16),
+    question: &Question,
+) -> Result<Bytes, NoAnswer> {
+    let mut attempts = 1;
+    loop {
+        match attempt(worker, at, question).await {
+            Err(NoAnswer::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
+                attempts += 1
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+async fn attempt(
     worker: &Rc<Worker>,
     (service, number): (&ServiceName, u16),
     question: &Question,

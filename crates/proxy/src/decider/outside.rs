@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
+use h2::Reason as Code;
 use h2::client::SendRequest;
 use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::{Request, Version};
@@ -20,7 +21,9 @@ use crate::worker::Worker;
 /// The connection of one thread to one decider, while there is one.
 #[derive(Default)]
 pub(super) struct Connection {
-    send: RefCell<Option<SendRequest<Bytes>>>,
+    /// With its number among all of them.
+    send: RefCell<Option<(u64, SendRequest<Bytes>)>>,
+    opened_count: Cell<u64>,
     /// Whether somebody is opening it.
     is_opening: Cell<bool>,
     /// Why it could not be opened the last time.
@@ -31,23 +34,48 @@ pub(super) struct Connection {
     late: Cell<u32>,
 }
 
+/// The end of one attempt without an answer.
+enum Unanswered {
+    /// The server did not process it (RFC 9113 §6.8 and §8.7), or it was not sent: it may be sent again.
+    Unprocessed(NoAnswer),
+    /// The server may have processed it.
+    Final(NoAnswer),
+}
+
+impl From<NoAnswer> for Unanswered {
+    fn from(error: NoAnswer) -> Self {
+        Self::Final(error)
+    }
+}
+
 impl Connection {
+    /// Sends a question, over another connection if the server goes away without processing it.
     pub(super) async fn ask(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
         question: &Question,
     ) -> Result<Bytes, NoAnswer> {
-        let send = self.open(worker, server).await?;
-        let mut send = match send.ready().await {
-            Ok(send) => send,
-            // The server has said goodbye since: nothing was sent yet.
-            Err(_) => {
-                self.send.take();
-                let send = self.open(worker, server).await?;
-                send.ready().await.map_err(|error| self.broken(error))?
+        let mut attempts = 1;
+        loop {
+            match self.attempt(worker, server, question).await {
+                Ok(answer) => return Ok(answer),
+                Err(Unanswered::Unprocessed(_)) if attempts < ATTEMPTS_MAX => attempts += 1,
+                Err(Unanswered::Unprocessed(error) | Unanswered::Final(error)) => {
+                    return Err(error);
+                }
             }
-        };
+        }
+    }
+
+    async fn attempt(
+        self: &Rc<Self>,
+        worker: &Rc<Worker>,
+        server: &Server,
+        question: &Question,
+    ) -> Result<Bytes, Unanswered> {
+        let (number, send) = self.open(worker, server).await?;
+        let mut send = send.ready().await.map_err(|error| self.unsent(number, &error))?;
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
@@ -55,24 +83,54 @@ impl Connection {
             .header("grpc-timeout", question.timeout())
             .body(())
             .map_err(protocol)?;
-        let (response, mut stream) = send.send_request(request, false).map_err(protocol)?;
-        stream.send_data(question.message.clone(), true).map_err(protocol)?;
-        let (head, mut body) = response.await.map_err(protocol)?.into_parts();
+        let opened = send.send_request(request, false);
+        let (response, mut stream) = opened.map_err(|error| self.unsent(number, &error))?;
+        // A stream that the server ended before says so by its response.
+        drop(stream.send_data(question.message.clone(), true));
+        let response = response.await.map_err(|error| self.unanswered(number, &error))?;
+        let (head, mut body) = response.into_parts();
         self.late.set(0);
         if !head.status.is_success() {
-            return Err(NoAnswer::Status(head.status.as_u16()));
+            return Err(NoAnswer::Status(head.status.as_u16()).into());
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(protocol)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
-            message::take(&mut answer, &chunk)?;
+            message::take(&mut answer, &chunk).map_err(NoAnswer::from)?;
         }
         let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
         match status(&trailers).or_else(|| status(&head.headers)).as_deref() {
-            Some("0") => Ok(message::unframed(answer.freeze())?),
-            Some(status) => Err(NoAnswer::Grpc(status.to_owned())),
-            None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
+            Some("0") => Ok(message::unframed(answer.freeze()).map_err(NoAnswer::from)?),
+            Some(status) => Err(NoAnswer::Grpc(status.to_owned()).into()),
+            None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned()).into()),
+        }
+    }
+
+    /// The connection takes no more streams: the server has announced its end, or it broke.
+    fn unsent(&self, number: u64, error: &h2::Error) -> Unanswered {
+        self.retire(number);
+        Unanswered::Unprocessed(NoAnswer::Unreachable(error.to_string()))
+    }
+
+    fn unanswered(&self, number: u64, error: &h2::Error) -> Unanswered {
+        // The codec gives the error of a GOAWAY to the streams above the last one that the server processed.
+        let is_above_last = error.is_go_away() && error.is_remote();
+        if is_above_last || error.is_io() {
+            self.retire(number);
+        }
+        let is_rejected = error.is_remote() && error.reason() == Some(Code::REFUSED_STREAM);
+        match is_above_last || is_rejected {
+            true => Unanswered::Unprocessed(NoAnswer::Protocol(error.to_string())),
+            false => Unanswered::Final(NoAnswer::Protocol(error.to_string())),
+        }
+    }
+
+    /// Forgets a connection; another one may have taken its place already.
+    fn retire(&self, number: u64) {
+        let mut send = self.send.borrow_mut();
+        if send.as_ref().is_some_and(|(current, _)| *current == number) {
+            *send = None;
         }
     }
 
@@ -92,7 +150,7 @@ impl Connection {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-    ) -> Result<SendRequest<Bytes>, NoAnswer> {
+    ) -> Result<(u64, SendRequest<Bytes>), NoAnswer> {
         if let Some(send) = self.send.borrow().as_ref() {
             return Ok(send.clone());
         }
@@ -121,14 +179,10 @@ impl Connection {
     }
 
     fn keep(&self, send: SendRequest<Bytes>) {
-        *self.send.borrow_mut() = Some(send);
+        let number = self.opened_count.get() + 1;
+        self.opened_count.set(number);
+        *self.send.borrow_mut() = Some((number, send));
         self.failed.take();
-    }
-
-    /// No more streams can be opened on it.
-    fn broken(&self, error: h2::Error) -> NoAnswer {
-        self.send.take();
-        NoAnswer::Unreachable(error.to_string())
     }
 }
 
@@ -159,6 +213,8 @@ fn protocol(error: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Protocol(error.to_string())
 }
 
+/// Attempts of one question that the server does not process.
+pub(super) const ATTEMPTS_MAX: u32 = 3;
 /// Questions without an answer in time after which another connection is opened.
 const LATE_MAX: u32 = 8;
 /// Statuses of gRPC have two digits.

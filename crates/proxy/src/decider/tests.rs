@@ -1,6 +1,7 @@
 //! Requests that others decide about, between two sidecars and a service that is asked.
 
 mod bodies;
+mod goaway;
 
 use std::net::SocketAddr;
 use std::time::Duration;
