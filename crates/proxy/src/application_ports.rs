@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use leno_model::Reason;
@@ -19,6 +19,8 @@ struct Shared {
     states: watch::Sender<Arc<PortStates>>,
     /// A port may be closed: read for each new connection in place of the states.
     may_be_closed: AtomicBool,
+    /// Requests and connections that wait for a port.
+    waiting: AtomicU64,
 }
 
 /// The states of all ports.
@@ -59,7 +61,8 @@ impl ApplicationPorts {
     pub fn new(otherwise: PortState) -> Self {
         let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
         let states = PortStates { ports: BTreeMap::new(), otherwise };
-        Self(Arc::new(Shared { states: watch::Sender::new(Arc::new(states)), may_be_closed }))
+        let (states, waiting) = (watch::Sender::new(Arc::new(states)), AtomicU64::new(0));
+        Self(Arc::new(Shared { states, may_be_closed, waiting }))
     }
 
     /// Makes these the states.
@@ -78,6 +81,16 @@ impl ApplicationPorts {
         Arc::clone(&self.0.states.borrow())
     }
 
+    /// The number of requests and connections that wait for a port: the application has none of them.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.0.waiting.load(Ordering::Acquire)
+    }
+
+    /// The states, and their changes.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<PortStates>> {
+        self.0.states.subscribe()
+    }
+
     /// False when connections to all ports are forwarded.
     pub(crate) fn may_be_closed(&self) -> bool {
         self.0.may_be_closed.load(Ordering::Acquire)
@@ -88,6 +101,7 @@ impl ApplicationPorts {
     /// # Errors
     /// The reason why they are not.
     pub(crate) async fn permit(&self, port: u16, patience: Duration) -> Result<(), Reason> {
+        let _waiting = Waiting::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
         let known = states.wait_for(|states| *states.of(port) != PortState::Starting);
         let state = match timeout(patience, known).await {
@@ -104,7 +118,28 @@ impl ApplicationPorts {
     }
 }
 
+/// Counts as waiting until it is dropped.
+struct Waiting<'a>(&'a AtomicU64);
+
+impl<'a> Waiting<'a> {
+    fn new(waiting: &'a AtomicU64) -> Self {
+        waiting.fetch_add(1, Ordering::AcqRel);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl PortStates {
+    /// True while connections to a port are forwarded.
+    pub(crate) fn is_open(&self, port: u16) -> bool {
+        *self.of(port) == PortState::Open
+    }
+
     fn of(&self, port: u16) -> &PortState {
         self.ports.get(&port).unwrap_or(&self.otherwise)
     }

@@ -211,10 +211,15 @@ impl Proxy {
         self
     }
 
-    /// The number of requests in progress, whenever it is called.
+    /// The number of requests in progress, whenever it is called, without those that wait for the application to
+    /// listen.
     pub fn requests_in_flight(&self) -> impl Fn() -> u64 + use<> {
-        let telemetry = Arc::clone(&self.telemetry);
-        move || telemetry.gauge(Gauge::RequestsInFlight)
+        let (telemetry, application) = (Arc::clone(&self.telemetry), self.application.clone());
+        move || {
+            // In this order: a request that begins to wait in between counts as in progress.
+            let waiting = application.waiting();
+            telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting)
+        }
     }
 
     /// Serves until `stop` resolves, then drains. Must run on a current-thread runtime: it is

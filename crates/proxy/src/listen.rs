@@ -39,6 +39,8 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
     let tasks = LocalSet::new();
     tasks
         .run_until(async {
+            let ports = Rc::clone(&worker);
+            let following = tokio::task::spawn_local(async move { ports.follow_ports().await });
             loop {
                 let command = tokio::select! {
                     command = commands.recv() => command,
@@ -64,6 +66,7 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                 task.abort();
             }
             drain(&worker, &open).await;
+            following.abort();
         })
         .await;
 }

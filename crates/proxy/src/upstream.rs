@@ -10,7 +10,7 @@ use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
 use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
-use crate::application_ports::START_PATIENCE;
+use crate::application_ports::{PortStates, START_PATIENCE};
 use crate::http2::client::{Http2Lease, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
@@ -315,6 +315,12 @@ impl Application {
     /// True when the application is at this address.
     pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
         self.address == address
+    }
+
+    /// Keeps idle connections only while its port is open: an application that is about to be stopped gets no
+    /// further request over one of them.
+    pub(crate) fn follow(&self, states: &PortStates) {
+        self.pool.set_open(states.is_open(self.address.port()));
     }
 
     /// True for the same server by the same protocol.

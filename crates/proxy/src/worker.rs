@@ -259,7 +259,26 @@ impl Worker {
     pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
         let application = applications.entry((address, speaks));
-        application.or_insert_with(|| Rc::new(Application::new(address, speaks))).clone()
+        let new = || {
+            let application = Application::new(address, speaks);
+            application.follow(&self.world.application.states());
+            Rc::new(application)
+        };
+        application.or_insert_with(new).clone()
+    }
+
+    /// Keeps the pools of the application in step with its ports; never ends.
+    pub(crate) async fn follow_ports(&self) {
+        let mut states = self.world.application.subscribe();
+        loop {
+            let now = Arc::clone(&states.borrow_and_update());
+            for application in self.applications.borrow().values() {
+                application.follow(&now);
+            }
+            if states.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     /// Lets go of endpoints that the world no longer knows: their requests finish, then they close.

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, exchange, free_port, get, leno, manifest};
+use leno_tests::{
+    AdminPage, Load, Mesh, Program, eventually, exchange, free_port, get, leno, manifest,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -22,6 +24,19 @@ class S(http.server.ThreadingHTTPServer):\n\
 \x20 request_queue_size=128\n\
 S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
+/// Answers with its version; `/slow` waits until a file exists. Ends at SIGTERM at once, and with it its requests.
+const VERSIONED: &str = "import http.server,os,sys,time\n\
+class H(http.server.BaseHTTPRequestHandler):\n\
+\x20 protocol_version='HTTP/1.1'\n\
+\x20 def do_GET(self):\n\
+\x20  self.rfile.read(int(self.headers.get('content-length',0)))\n\
+\x20  sys.stdout.write('got '+self.path+'.\\n'); sys.stdout.flush()\n\
+\x20  while self.path=='/slow' and not os.path.exists(sys.argv[3]): time.sleep(.02)\n\
+\x20  self.send_response(200); self.send_header('content-length','2'); self.end_headers(); self.wfile.write(sys.argv[2].encode())\n\
+\x20 do_POST=do_GET\n\
+\x20 def log_message(self,*a): pass\n\
+http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
+
 /// Listens after two seconds; ready after two more.
 const LATE: &str = "import http.server,sys,time\n\
 time.sleep(2)\n\
@@ -33,8 +48,45 @@ class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 def log_message(self,*a): pass\n\
 http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn at(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Requirement 7 of issue 26: the command of an application changes while it has requests.
+#[test]
+fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_successor() {
+    let (port, door) = (free_port(), free_port());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("go");
+    let version = |version: &str| {
+        let words = ["python3", "-c", VERSIONED, &port.to_string(), version];
+        let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
+        manifest(&serde_json::json!(words).to_string(), port, door, "permissive")
+    };
+    let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
+    let ask = |path: &'static str| thread::spawn(move || get(at(door), path).unwrap());
+    assert_eq!(ask("/").join().unwrap().body, b"v1");
+    // Over connections that the sidecar keeps to the application: none of these may be lost.
+    let load = Load::paced("POST", at(door), 2, Duration::from_millis(5));
+    load.wait_for(20);
+    let slow = ask("/slow");
+    mesh.up.wait_for_line("got /slow.", PATIENCE);
+    mesh.write("mesh.yaml", &version("v2"));
+    mesh.up.wait_for_line("its requests in progress are completed first", PATIENCE);
+    // The sidecar holds new requests back from now on.
+    let sidecar = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
+    eventually("no port of the application is open", PATIENCE, || {
+        sidecar.world()["application"].as_object()?.is_empty().then_some(())
+    });
+    let next = ask("/next");
+    std::fs::write(&file, "").unwrap();
+    let (slow, next) = (slow.join().unwrap(), next.join().unwrap());
+    assert_eq!((slow.status, slow.body), (200, b"v1".to_vec()));
+    assert_eq!((next.status, next.body), (200, b"v2".to_vec()));
+    load.wait_for(20);
+    load.finish().assert_whole();
 }
 
 fn python(script: &str, port: u16) -> String {

@@ -17,6 +17,7 @@ use super::launcher::Launcher;
 use super::placement::Placement;
 use super::ports::{self, Observed, Port, Ports};
 use super::restart::Restarts;
+use super::sidecar;
 use crate::proxy::{Order, PortOrder, Report};
 
 /// What an application is doing.
@@ -50,6 +51,8 @@ pub(super) struct Progress {
     pub(super) last_exit: Option<String>,
     /// The states of its ports while it runs.
     pub(super) ports: Ports,
+    /// It is stopped once its requests in progress are complete.
+    pub(super) is_draining: bool,
 }
 
 impl Progress {
@@ -62,6 +65,7 @@ impl Progress {
             failures: 0,
             last_exit: None,
             ports: Ports::new(),
+            is_draining: false,
         }
     }
 
@@ -111,7 +115,7 @@ impl Progress {
                 (ports.collect(), otherwise)
             }
         };
-        Order { ports, otherwise, count_requests: false }
+        Order { ports, otherwise, count_requests: self.is_draining }
     }
 }
 
@@ -227,13 +231,32 @@ async fn run(
         never = watching => match never {},
     };
     if matches!(ended, Ended::Outdated) {
-        // New connections wait for its successor while it finishes its work.
+        // New requests wait for its successor while it finishes its work.
         change(state, State::Waiting);
+        if !workload.borrow().ports.is_empty() {
+            tracing::info!(
+                name,
+                "the command of the application changed: its requests in progress are completed first"
+            );
+            state.send_modify(|progress| progress.is_draining = true);
+            let patience = launcher.drain_timeout() / 2;
+            tokio::select! {
+                () = sidecar::quiet(|| is_busy(reports), patience) => {}
+                _ = child.ended() => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+            state.send_modify(|progress| progress.is_draining = false);
+        }
     }
     if child.stop(STOP_PATIENCE).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }
     ended
+}
+
+/// True until the sidecar reports that no request is in progress. Without a sidecar there is none.
+fn is_busy(reports: &watch::Receiver<Option<Report>>) -> bool {
+    reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
 /// Keeps the states of the ports, and with them that of the application; never ends.

@@ -209,12 +209,7 @@ impl Fleet {
             let report = member.reports.borrow();
             report.as_ref().is_some_and(|report| report.in_flight != Some(0))
         };
-        let until = Instant::now() + patience;
-        let mut idle = 0;
-        while idle < QUIET_LOOKS && Instant::now() < until {
-            idle = if self.members.values().any(is_busy) { 0 } else { idle + 1 };
-            sleep(QUIET_EVERY).await;
-        }
+        sidecar::quiet(|| self.members.values().any(is_busy), patience).await;
     }
 
     fn converge(&mut self) {
@@ -386,7 +381,3 @@ async fn tell(
 const STARTING_MAX: Duration = Duration::from_secs(2);
 /// After this number of ends in a row an application is not waited for.
 const FAILURES_MIN: u32 = 2;
-/// The pause between two looks at the requests in progress.
-const QUIET_EVERY: Duration = Duration::from_millis(25);
-/// Looks in a row without a request after which there is none: reports of different sidecars are of different moments.
-const QUIET_LOOKS: u32 = 5;

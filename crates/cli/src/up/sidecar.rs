@@ -113,9 +113,10 @@ async fn order(
 ) {
     let mut last = None;
     loop {
+        let ordered = application.borrow_and_update().order();
         let order = Order {
-            count_requests: *counting.borrow_and_update(),
-            ..application.borrow_and_update().order()
+            count_requests: *counting.borrow_and_update() || ordered.count_requests,
+            ..ordered
         };
         if last.as_ref() != Some(&order) {
             let Ok(line) = serde_json::to_string(&order) else { return };
@@ -129,6 +130,16 @@ async fn order(
             Ok(()) = counting.changed() => {}
             else => return,
         }
+    }
+}
+
+/// Waits until no request is in progress, for `patience` at most. `is_busy`: the newest report of a sidecar has some.
+pub(super) async fn quiet(is_busy: impl Fn() -> bool, patience: Duration) {
+    let until = Instant::now() + patience;
+    let mut idle = 0;
+    while idle < QUIET_LOOKS && Instant::now() < until {
+        idle = if is_busy() { 0 } else { idle + 1 };
+        sleep(QUIET_EVERY).await;
     }
 }
 
@@ -149,6 +160,10 @@ async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) 
     }
 }
 
+/// The pause between two looks at the requests in progress.
+const QUIET_EVERY: Duration = Duration::from_millis(25);
+/// Looks in a row without a request after which there is none: reports of different sidecars are of different moments.
+const QUIET_LOOKS: u32 = 5;
 /// Some hundred doors.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
 /// What a sidecar needs beside the time that requests under way are given.

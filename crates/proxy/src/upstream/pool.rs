@@ -1,6 +1,6 @@
 //! Warm HTTP/1.1 connections, used last-in first-out so that the surplus ages and closes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,17 @@ pub(crate) struct Http1Upstream {
 }
 
 /// Idle connections to one address.
-#[derive(Default)]
-pub(crate) struct Pool(RefCell<VecDeque<Idle>>);
+pub(crate) struct Pool {
+    idle: RefCell<VecDeque<Idle>>,
+    /// The most connections that are kept: none while the pool is closed.
+    room: Cell<usize>,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { idle: RefCell::default(), room: Cell::new(IDLE_MAX) }
+    }
+}
 
 struct Idle {
     connection: Box<Http1Upstream>,
@@ -63,7 +72,7 @@ impl Http1Upstream {
 impl Pool {
     /// The connection used last that is still open and silent.
     pub(crate) fn take(&self) -> Option<Box<Http1Upstream>> {
-        let mut idle = self.0.borrow_mut();
+        let mut idle = self.idle.borrow_mut();
         loop {
             let connection = idle.pop_back()?.connection;
             if connection.is_usable() {
@@ -76,11 +85,11 @@ impl Pool {
     /// for long.
     pub(crate) fn put(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
-        let mut idle = self.0.borrow_mut();
+        let mut idle = self.idle.borrow_mut();
         while idle.front().is_some_and(|surplus| surplus.since + AGE_MAX < now) {
             idle.pop_front();
         }
-        if clean && idle.len() < IDLE_MAX {
+        if clean && idle.len() < self.room.get() {
             buffers::give(&mut connection.reader.buffer, Size::Message);
             connection.reused = true;
             idle.push_back(Idle { connection, since: now });
@@ -89,7 +98,15 @@ impl Pool {
 
     /// Closes what is idle.
     pub(crate) fn clear(&self) {
-        self.0.borrow_mut().clear();
+        self.idle.borrow_mut().clear();
+    }
+
+    /// Closes the pool with its idle connections, or opens it: requests need new connections while it is closed.
+    pub(crate) fn set_open(&self, is_open: bool) {
+        self.room.set(if is_open { IDLE_MAX } else { 0 });
+        if !is_open {
+            self.clear();
+        }
     }
 }
 
