@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use leno_control::figures::short;
+
 /// Reads numbers with units, largest unit first or in any other order: `1h30m`, `0.5s`.
 ///
 /// # Errors
@@ -40,26 +42,6 @@ pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("it must be longer than nothing".to_owned()),
         duration => Ok(duration),
     }
-}
-
-/// A duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
-pub(crate) fn short(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
-    let first = units.iter().position(|(_, size)| seconds >= *size);
-    let Some(first) = first else {
-        return "0s".to_owned();
-    };
-    let mut text = String::new();
-    let mut left = seconds;
-    for (unit, size) in units.iter().skip(first).take(2) {
-        let count = left / size;
-        left %= size;
-        if count > 0 {
-            text.push_str(&format!("{count}{unit}"));
-        }
-    }
-    text
 }
 
 fn unit_seconds(unit: &str) -> Option<f64> {

@@ -1,32 +1,6 @@
 //! Rates, shares and times as people read them, in a column's width.
 
-/// A count with its noun: `1 file`, `2 files`, `0 proxies`.
-pub(crate) fn counted(count: usize, noun: &str) -> String {
-    match (count, noun.strip_suffix('y')) {
-        (1, _) => format!("1 {noun}"),
-        (count, Some(stem)) => format!("{count} {stem}ies"),
-        (count, None) => format!("{count} {noun}s"),
-    }
-}
-
-/// Requests a second: `0.2/s`, `12.3/s`, `1234/s`.
-pub(crate) fn rate(per_second: f64) -> String {
-    match per_second {
-        rate if rate <= 0.0 => "0/s".to_owned(),
-        rate if rate < 99.95 => format!("{rate:.1}/s"),
-        rate => format!("{rate:.0}/s"),
-    }
-}
-
-/// A share as a percentage that is 100 only when it is whole: `99.98 %`, `100 %`.
-pub(crate) fn share(share: Option<f64>) -> String {
-    match share {
-        None => String::new(),
-        Some(share) if share >= 1.0 => "100 %".to_owned(),
-        // Rounded down: what is nearly all is not all.
-        Some(share) => format!("{:.2} %", (share * 1e4).floor() / 1e2),
-    }
-}
+pub(crate) use leno_control::figures::{AILING, FAILING, counted, rate, share};
 
 /// Milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
 pub(crate) fn latency(ms: Option<f64>) -> String {
@@ -66,13 +40,6 @@ pub(crate) fn sparkline(numbers: &[u32]) -> String {
     };
     numbers.iter().map(block).collect()
 }
-
-/// Below this share of success something fails,
-pub(crate) const FAILING: f64 = 0.95;
-/// and below this one it is worth a word.
-pub(crate) const AILING: f64 = 0.99;
-/// How many of the last steps that are told of are *now*.
-pub(crate) const RECENT_STEPS: usize = leno_control::status::RECENT_STEPS;
 
 #[cfg(test)]
 mod tests {

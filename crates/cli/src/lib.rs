@@ -31,7 +31,6 @@ mod output;
 mod ports;
 mod proxy;
 mod range;
-mod rejections;
 mod revoke;
 mod root;
 mod status;

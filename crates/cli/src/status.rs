@@ -1,23 +1,17 @@
 //! `leno status`: is the mesh healthy, and if not, what to do.
 
-mod findings;
-mod rejections;
-
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Args;
-use leno_control::status::{HistoryStatus, TrafficStatus};
+use leno_control::findings::{Facts, Finding, Weight, judge};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
 use crate::figures::{counted, rate};
 use crate::get::{Mesh, scope};
 use crate::output;
-
-use self::findings::{Facts, Finding, Weight, ailing, judge};
+use crate::output::shown;
 
 /// Arguments of `leno status`.
 #[derive(Debug, Args)]
@@ -55,8 +49,8 @@ impl StatusArgs {
                     (Verdict::of(findings, Some(facts.status)), text)
                 }
                 Err(error) => {
-                    let finding = Finding::unreachable(&error);
-                    let text = format!("the mesh cannot be judged: 1 problem\n{}", finding.told());
+                    let finding = unreachable(&error);
+                    let text = format!("the mesh cannot be judged: 1 problem\n{}", lines(&finding));
                     (Verdict::of(vec![finding], None), text)
                 }
             }
@@ -77,36 +71,24 @@ impl Verdict {
 }
 
 async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
-    let traffic: TrafficStatus = asked(mesh, "/traffic").await?;
-    let mut reasons = Vec::new();
-    for service in traffic.services.iter().filter(|service| ailing(&service.rates)) {
-        let path = format!("/history?service={}", service.name);
-        let history: Option<HistoryStatus> = asked(mesh, &path).await?;
-        // Only what is so now: what it failed with an hour ago is no longer why.
-        let most = history.into_iter().flat_map(|history| history.recent_reasons);
-        let most = most.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
-        reasons.push((service.name.clone(), most));
-    }
-    Ok(Facts {
-        services: asked(mesh, "/services").await?,
-        // A control plane of an earlier release does not report these.
-        rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
-        directory: asked(mesh, "/state").await.ok(),
-        status: asked(mesh, "/status").await?,
-        workloads: asked(mesh, "/workloads").await?,
-        proxies: asked(mesh, "/proxies").await?,
-        certificates: asked(mesh, "/certificates").await?,
-        routes: asked(mesh, "/routes").await?,
-        policies: asked(mesh, "/policies").await?,
-        rejected: mesh.ask("/rejected").await?,
-        traffic,
-        reasons: reasons.into_iter().collect(),
-    })
+    Facts::collect(|path| async move { mesh.ask(&path).await }).await
 }
 
-async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
-    serde_json::from_value(mesh.ask(path).await?)
-        .context("the answer is not understood: is the mesh of another version of leno?")
+/// The finding when no control plane answers.
+fn unreachable(error: &anyhow::Error) -> Finding {
+    let remedy = "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
+                  or `leno control`, with the same data directory";
+    let (what, remedy) = (output::failure(error), remedy.to_owned());
+    Finding { weight: Weight::Problem, what, remedy }
+}
+
+/// Two lines. A part of their text comes from sidecars.
+fn lines(finding: &Finding) -> String {
+    let mark = match finding.weight {
+        Weight::Problem => "✗",
+        Weight::Notice => "·",
+    };
+    format!("  {mark} {}\n      {}\n", shown(&finding.what), shown(&finding.remedy))
 }
 
 fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
@@ -131,7 +113,7 @@ fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
         text.push_str(&format!("  {scope}\n"));
     }
     for finding in findings {
-        text.push_str(&finding.told());
+        text.push_str(&lines(finding));
     }
     match &status.page {
         Some(page) => text.push_str(&format!("  page: {page}\n")),
@@ -147,3 +129,17 @@ Examples:
 
 Exit codes: 0 nothing is wrong; 1 something is, or no control plane answers; 2 wrong usage.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_sidecars_steer_no_terminal() {
+        let what = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
+        let finding = Finding { weight: Weight::Problem, what, remedy: "correct it".to_owned() };
+        let text = lines(&finding);
+        assert!(text.contains("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}  healthy\n"), "{text:?}");
+        assert_eq!(text.lines().count(), 2, "{text:?}");
+    }
+}

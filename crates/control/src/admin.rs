@@ -4,8 +4,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use http_body_util::{BodyExt, Either, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -16,7 +15,7 @@ use leno_discovery::{ChangeId, Operators};
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
-use leno_telemetry::{DroppedLines, Form, Names, lines_dropped};
+use leno_telemetry::{Form, Names};
 use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -28,16 +27,14 @@ use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::share::Share;
 use crate::sidecar_query;
-use crate::status::DirectoryStatus;
 use crate::tap::Lines;
-use crate::writable;
+use crate::writable::DataDirectory;
 
 /// What the admin socket needs to answer.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) questions: Questions,
-    /// The data directory.
-    pub(crate) data: PathBuf,
+    pub(crate) directory: Arc<DataDirectory>,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
     /// Taps and queries to sidecars.
@@ -45,20 +42,6 @@ pub(crate) struct Admin {
     pub(crate) explaining: Explaining,
     /// Questions of operators, one at a time.
     pub(crate) share: Share,
-    /// Log lines that were dropped lately.
-    pub(crate) log_lines_dropped: AtomicU64,
-}
-
-impl Admin {
-    /// Reads the counter of dropped log lines, for as long as the control plane lives.
-    async fn watch_log(&self) {
-        let mut lines = DroppedLines::default();
-        loop {
-            let lately = lines.read(lines_dropped(), Instant::now());
-            self.log_lines_dropped.store(lately, Ordering::Relaxed);
-            tokio::time::sleep(LOG_LOOK_PERIOD).await;
-        }
-    }
 }
 
 /// Where questions are asked, each with the place for its answer.
@@ -171,7 +154,7 @@ pub(crate) async fn serve(
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let problem = tokio::select! {
-            () = admin.watch_log() => None,
+            () = admin.directory.watch_log() => None,
             () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,
             () = removed(&path) => bind_again(&path, &mut ended).await,
         };
@@ -229,9 +212,6 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
     }
 }
 
-/// The time between two readings of the counter of dropped log lines.
-const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
-
 /// The time between two looks for the admin socket.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -270,7 +250,12 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
             admin.reload.notify_one();
             return text(StatusCode::ACCEPTED, "the files are read again\n".to_owned());
         }
-        (&Method::GET, "/state") => return state(admin).await,
+        (&Method::GET, "/state") => {
+            let status = admin.directory.status().await;
+            return status.map_or_else(stopping, |status| {
+                typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(status)))
+            });
+        }
         (&Method::GET, "/sidecar") => return sidecar(admin, query.unwrap_or_default()).await,
         (&Method::GET, "/explain") => return explain(admin, query.unwrap_or_default()).await,
         (&Method::GET | &Method::HEAD, path) => match question(path, query) {
@@ -285,20 +270,6 @@ async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Byte
     };
     let _turn = admin.share.turn().await;
     ask_owner(&admin.questions, question).await
-}
-
-/// The result of a test write to the data directory.
-async fn state(admin: &Admin) -> Response<Full<Bytes>> {
-    let directory = admin.data.clone();
-    let log_lines_dropped = admin.log_lines_dropped.load(Ordering::Relaxed);
-    let tested = tokio::task::spawn_blocking(move || {
-        let problem = writable::problem(&directory);
-        DirectoryStatus { directory: directory.display().to_string(), problem, log_lines_dropped }
-    });
-    match tested.await {
-        Ok(status) => typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(status))),
-        Err(_) => stopping(),
-    }
 }
 
 /// A page of a sidecar, over the stream that the sidecar has open.

@@ -103,6 +103,28 @@ impl Application {
     }
 }
 
+/// The remedy for a port that is not served, by its problem in words.
+#[must_use]
+pub fn port_remedy(problem: &str) -> &'static str {
+    match problem {
+        PORT_SILENT => {
+            "let the application listen there, or correct its port in spec.ports; its output is in the log of `leno up`"
+        }
+        PORT_UNREADY => {
+            "the sidecar rejects requests until the check succeeds: repair the application, or correct spec.readiness"
+        }
+        // Another process has it.
+        _ => {
+            "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports"
+        }
+    }
+}
+
+/// The problem of a port of an application at which nothing listens.
+pub const PORT_SILENT: &str = "nothing listens there";
+/// The problem of a port while the readiness check of the application fails.
+pub const PORT_UNREADY: &str = "the readiness check fails";
+
 /// An application that ran for this long is stable: its next end is a first one.
 const STABLE: Duration = Duration::from_secs(30);
 /// One end is an accident.

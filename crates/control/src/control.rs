@@ -6,7 +6,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Budgets, ChangeId, EventQueue, Operators, event_queue};
@@ -31,7 +30,7 @@ use crate::invite::{Invitations, InviteError};
 use crate::keys::{Keeper, KeyNews, KeyReadings, wanted_by};
 use crate::mesh::Mesh;
 use crate::owner::{Answer, Inbox, Owner, Question, Queues, Told, own};
-use crate::page::Page;
+use crate::page::{Lent, Page};
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, PeerAddresses, Peers, follow_all};
 use crate::playground::Explaining;
@@ -43,6 +42,7 @@ use crate::serving::{Serving, ServingError};
 use crate::share::Share;
 use crate::status::Status;
 use crate::watch::{Remarks, UPDATES_MAX, follow, trust_domain_of};
+use crate::writable::DataDirectory;
 
 /// A running control plane. Dropping it ends it at once; [`Control::shutdown`] lets proxies know.
 #[derive(Debug)]
@@ -125,6 +125,7 @@ impl Control {
         let keys_read = keys.read_first(&wanted_by(&first)).await;
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
+            directory: DataDirectory::new(config.data.clone()),
             config,
             authority,
             proofs,
@@ -314,6 +315,7 @@ struct Ground {
     address: SocketAddr,
     admin: UnixListener,
     page: Option<Page>,
+    directory: Arc<DataDirectory>,
     serving: Serving,
     keys: Keeper,
     reload: Arc<Notify>,
@@ -443,13 +445,12 @@ impl Ground {
     ) -> Arc<Admin> {
         Arc::new(Admin {
             questions: questions.clone(),
-            data: self.config.data.clone(),
+            directory: Arc::clone(&self.directory),
             invitations: Arc::clone(invitations),
             reload: Arc::clone(&self.reload),
             operators,
             explaining,
             share: Share::new(admin::ASKING_PAUSE),
-            log_lines_dropped: AtomicU64::new(0),
         })
     }
 
@@ -461,7 +462,8 @@ impl Ground {
         (explaining, operators): (Explaining, Operators),
     ) {
         let Some(page) = self.page.take() else { return };
-        let lent = (explaining, operators.taps);
+        let directory = Arc::clone(&self.directory);
+        let lent = Lent { explaining, taps: operators.taps, directory };
         let serving = page.serve(questions.clone(), lent, self.stop.subscribe());
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }

@@ -1,98 +1,144 @@
-//! From what the control plane says to what is wrong, each with what to do about it.
+//! Findings: problems and notices of a mesh, each with its remedy, for `leno status` and the page.
 
 mod conditions;
 mod endpoints;
+pub mod rejection_text;
+mod rejections;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leno_control::status::{
-    CertificateStatus, DirectoryStatus, PolicyStatus, ProxyStatus, RateStatus, RejectedJoinStatus,
-    RouteStatus, ServiceStatus, Status, TrafficStatus, WorkloadStatus,
-};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::rejections::{explain_failures, rejections};
-use crate::duration::short;
-use crate::figures::{AILING, FAILING, RECENT_STEPS, counted, rate, share};
-use crate::output;
-use crate::output::shown;
+use self::rejections::{explain_failures, rejections};
+use crate::figures::{AILING, FAILING, counted, rate, share, short};
+use crate::status::{
+    CertificateStatus, DirectoryStatus, HistoryStatus, PolicyStatus, ProxyStatus, RECENT_STEPS,
+    RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status, TrafficStatus,
+    WorkloadStatus,
+};
 
 /// All that is judged, as it is at one moment.
-pub(super) struct Facts {
-    pub(super) status: Status,
-    pub(super) workloads: Vec<WorkloadStatus>,
-    pub(super) proxies: Vec<ProxyStatus>,
-    pub(super) certificates: Vec<CertificateStatus>,
-    pub(super) routes: Vec<RouteStatus>,
-    pub(super) policies: Vec<PolicyStatus>,
-    pub(super) services: Vec<ServiceStatus>,
-    pub(super) rejected_joins: Vec<RejectedJoinStatus>,
+#[derive(Debug)]
+pub struct Facts {
+    /// The mesh as a whole.
+    pub status: Status,
+    /// All workloads.
+    pub workloads: Vec<WorkloadStatus>,
+    /// The connected sidecars.
+    pub proxies: Vec<ProxyStatus>,
+    /// The certificates of sidecars.
+    pub certificates: Vec<CertificateStatus>,
+    /// All routes.
+    pub routes: Vec<RouteStatus>,
+    /// All policies.
+    pub policies: Vec<PolicyStatus>,
+    /// All services.
+    pub services: Vec<ServiceStatus>,
+    /// Joins that were rejected lately.
+    pub rejected_joins: Vec<RejectedJoinStatus>,
     /// The result of a test write of the control plane.
-    pub(super) directory: Option<DirectoryStatus>,
-    pub(super) rejected: Value,
-    pub(super) traffic: TrafficStatus,
+    pub directory: Option<DirectoryStatus>,
+    /// Documents that were rejected, and warnings.
+    pub rejected: Value,
+    /// The traffic of the last minutes.
+    pub traffic: TrafficStatus,
     /// The most frequent reason of each service that ails, if it has one.
-    pub(super) reasons: BTreeMap<String, Option<String>>,
+    pub reasons: BTreeMap<String, Option<String>>,
 }
+
+/// An answer of a control plane that is not of this release.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer is not understood: is the mesh of another version of leno?")]
+pub struct NotUnderstood(#[source] serde_json::Error);
 
 /// Something that is wrong, or worth knowing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) weight: Weight,
+pub struct Finding {
+    /// Its weight.
+    pub weight: Weight,
     /// What is so.
-    pub(super) what: String,
+    pub what: String,
     /// What to do.
-    pub(super) remedy: String,
+    pub remedy: String,
 }
 
 /// How much a finding weighs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Weight {
+pub enum Weight {
     /// The mesh is not healthy.
     Problem,
     /// It is, and this may explain what is seen.
     Notice,
 }
 
+impl Facts {
+    /// Collects all facts with `query`, which returns the JSON at a path of the admin socket.
+    ///
+    /// # Errors
+    /// The first error of `query`, and an answer that is not understood.
+    pub async fn collect<E, Q, F>(query: Q) -> Result<Self, E>
+    where
+        E: From<NotUnderstood>,
+        Q: Fn(String) -> F,
+        F: Future<Output = Result<Value, E>>,
+    {
+        let traffic: TrafficStatus = read(query("/traffic".to_owned()).await?)?;
+        let mut reasons = BTreeMap::new();
+        for service in traffic.services.iter().filter(|service| ailing(&service.rates)) {
+            let history = query(format!("/history?service={}", service.name)).await?;
+            let history: Option<HistoryStatus> = read(history)?;
+            // Only the reasons of now: those of an hour ago explain nothing any more.
+            let most = history.into_iter().flat_map(|history| history.recent_reasons);
+            let most = most.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
+            reasons.insert(service.name.clone(), most);
+        }
+        // A control plane of an earlier release does not report these.
+        let rejected_joins = query("/rejected-joins".to_owned()).await.ok();
+        let directory = query("/state".to_owned()).await.ok();
+        Ok(Self {
+            services: read(query("/services".to_owned()).await?)?,
+            rejected_joins: rejected_joins.map(read).transpose()?.unwrap_or_default(),
+            directory: directory.map(read).transpose()?,
+            status: read(query("/status".to_owned()).await?)?,
+            workloads: read(query("/workloads".to_owned()).await?)?,
+            proxies: read(query("/proxies".to_owned()).await?)?,
+            certificates: read(query("/certificates".to_owned()).await?)?,
+            routes: read(query("/routes".to_owned()).await?)?,
+            policies: read(query("/policies".to_owned()).await?)?,
+            rejected: query("/rejected".to_owned()).await?,
+            traffic,
+            reasons,
+        })
+    }
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
+    serde_json::from_value(value).map_err(NotUnderstood)
+}
+
 impl Finding {
-    pub(super) fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
     }
 
-    pub(super) fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Notice, what: what.into(), remedy: remedy.into() }
-    }
-
-    /// Nobody can be asked.
-    pub(super) fn unreachable(error: &anyhow::Error) -> Self {
-        Self::problem(
-            output::failure(error),
-            "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
-             or `leno control`, with the same data directory",
-        )
-    }
-
-    /// Two lines. Some of what they say comes from sidecars.
-    pub(super) fn told(&self) -> String {
-        let mark = match self.weight {
-            Weight::Problem => "✗",
-            Weight::Notice => "·",
-        };
-        format!("  {mark} {}\n      {}\n", shown(&self.what), shown(&self.remedy))
     }
 }
 
 /// Whether a service fails more than it should, as far as a few requests can tell.
-pub(super) fn ailing(rates: &RateStatus) -> bool {
+fn ailing(rates: &RateStatus) -> bool {
     let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
     rates.success.is_some_and(|share| share < AILING) && recent >= REQUESTS_MIN
 }
 
 /// What is wrong first, then what is worth knowing.
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+#[must_use]
+pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(sidecars(facts));
     findings.extend(conditions::findings(facts));

@@ -16,6 +16,8 @@ mod config;
 mod control;
 mod dial;
 mod explain;
+pub mod figures;
+pub mod findings;
 #[cfg(test)]
 mod fixture;
 mod health;
@@ -45,7 +47,9 @@ mod tap;
 mod watch;
 mod writable;
 
-pub use applications::{Application, ApplicationState, Applications};
+pub use applications::{
+    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, port_remedy,
+};
 pub use config::{Config, Limits, REPORT_EVERY, Times};
 pub use control::{Control, StartError, Stopped};
 pub use explain::{UnknownWorkload, snapshot_for};

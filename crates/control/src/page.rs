@@ -5,6 +5,8 @@
 //! its own: what is asked for by a name is refused, since only an address cannot be rebound. Nor does it have the page
 //! do any work: requests of other origins are rejected.
 
+mod findings;
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -26,12 +28,14 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use self::findings::Findings;
 use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
 use crate::answering::{Answering, foreign, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::share::Share;
 use crate::tap::Lines;
+use crate::writable::DataDirectory;
 
 /// Where the page is and who may see it.
 #[derive(Debug)]
@@ -82,16 +86,25 @@ impl Page {
     pub(crate) async fn serve(
         self,
         questions: Questions,
-        (explaining, taps): (Explaining, Arc<Taps>),
+        Lent { explaining, taps, directory }: Lent,
         stop: watch::Receiver<bool>,
     ) {
+        let findings = Findings::new(directory);
         let (asking, explained) = (Share::new(ASKING_PAUSE), Share::new(EXPLAINED_PAUSE));
         let key = self.token.map(|token| Key::new(token, self.address.port()));
         let live = self.live;
-        let desk = Desk { questions, key, live, explaining, taps, asking, explained };
+        let desk = Desk { questions, key, live, explaining, taps, asking, explained, findings };
         let desk = Arc::new(desk);
         serve_all(self.listener, CONNECTIONS_MAX, desk, stop).await;
     }
+}
+
+/// The parts of the control plane that the page needs, apart from the owner of the mesh.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) explaining: Explaining,
+    pub(crate) taps: Arc<Taps>,
+    pub(crate) directory: Arc<DataDirectory>,
 }
 
 /// The token of the last run, which scrapers know; a new one where that cannot be kept.
@@ -141,6 +154,7 @@ struct Desk {
     /// One explanation of this page at a time: a client of the admin socket waits for one of them at
     /// most.
     explained: Share,
+    findings: Findings,
 }
 
 /// What lets in.
@@ -198,6 +212,9 @@ impl Desk {
         }
         if path == "/api/explain" {
             return self.explain(query.unwrap_or_default()).await;
+        }
+        if path == "/api/findings" {
+            return self.findings.answer(&self.questions, &self.asking).await;
         }
         // Metrics are at the admin socket. Prometheus finds sidecars here.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");

@@ -1,11 +1,52 @@
-//! A test write to the data directory: `leno status` shows that the disk takes no state.
+//! The state of the data directory: a test write, and the log lines that an output did not take.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leno_telemetry::{DroppedLines, lines_dropped};
+
+use crate::status::DirectoryStatus;
+
+/// The data directory, for the admin socket and the page.
+#[derive(Debug)]
+pub(crate) struct DataDirectory {
+    path: PathBuf,
+    /// Log lines that were dropped lately.
+    log_lines_dropped: AtomicU64,
+}
+
+impl DataDirectory {
+    pub(crate) fn new(path: PathBuf) -> Arc<Self> {
+        Arc::new(Self { path, log_lines_dropped: AtomicU64::new(0) })
+    }
+
+    /// Reads the counter of dropped log lines, for as long as the control plane lives.
+    pub(crate) async fn watch_log(&self) {
+        let mut lines = DroppedLines::default();
+        loop {
+            let lately = lines.read(lines_dropped(), Instant::now());
+            self.log_lines_dropped.store(lately, Ordering::Relaxed);
+            tokio::time::sleep(LOG_LOOK_PERIOD).await;
+        }
+    }
+
+    /// The result of a test write; none while the process ends.
+    pub(crate) async fn status(&self) -> Option<DirectoryStatus> {
+        let path = self.path.clone();
+        let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
+        let tested = tokio::task::spawn_blocking(move || {
+            let problem = problem(&path);
+            DirectoryStatus { directory: path.display().to_string(), problem, log_lines_dropped }
+        });
+        tested.await.ok()
+    }
+}
 
 /// The error of a small write to the directory, if it fails.
-pub(crate) fn problem(directory: &Path) -> Option<String> {
+fn problem(directory: &Path) -> Option<String> {
     let path = draft(directory);
     let written = write(&path);
     let removed = std::fs::remove_file(&path);
@@ -25,6 +66,9 @@ fn draft(directory: &Path) -> PathBuf {
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     directory.join(format!(".write-test-{}-{number}", std::process::id()))
 }
+
+/// The time between two readings of the counter of dropped log lines.
+const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
 
 static WRITES: AtomicU64 = AtomicU64::new(0);
 /// The size of a block.

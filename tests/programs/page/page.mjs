@@ -71,6 +71,7 @@ async function views(page) {
     Policies: row("TrafficTarget", "bookinfo/ratings", "in force"),
     Rules: row("TrafficTarget", "bookinfo/"),
     Sidecars: row("bookinfo/ratings-1", "current", "ago", "in "),
+    Findings: ".finding.warn:has-text('warning')",
     Live: ".live-ask input",
     // Nobody lets the demo's stranger in.
     Documents: ".finding.warn:has-text('stranger-1')",
@@ -241,12 +242,12 @@ async function silent(page) {
   // Nothing is there yet: neither an empty mesh nor a healthy one.
   const held = [];
   await page.route(api, (route) => { held.push(route); });
-  for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/documents", "#/service/bookinfo/ratings"]) {
+  for (const hash of ["", "#/services", "#/routes", "#/policies", "#/rules", "#/sidecars", "#/findings", "#/documents", "#/service/bookinfo/ratings"]) {
     await page.goto("about:blank");
     await page.goto(`${home}${hash}`);
     await page.locator("main .loading").waitFor();
     const text = await page.locator("main").innerText();
-    assert.doesNotMatch(text, /No service has been called|Nothing here yet|No document is rejected|No calls yet|100 %|healthy|ago/, hash);
+    assert.doesNotMatch(text, /No service has been called|Nothing here yet|No document is rejected|There are no problems|No calls yet|100 %|healthy|ago/, hash);
     assert.deepEqual(await page.evaluate(greenParts), [], `${hash} before an answer`);
   }
   for (const route of held) await route.abort().catch(() => {});
@@ -293,6 +294,18 @@ async function missing(page) {
   await page.locator("p.note[role=status]", { hasText: "leno tap --page" }).waitFor();
 }
 
-const scenes = { tour, live, calm, failing, crowd, silent };
+// Conditions that break traffic: their number is on every view, and leads to all of them with their remedies.
+async function conditions(page) {
+  await page.locator("#health a.chip.bad", { hasText: /^\d+ problems$/ }).waitFor();
+  await page.waitForFunction(() => / problems$/.test(document.querySelector("#verdict").textContent));
+  await page.locator("#health a.chip.bad").click();
+  for (const text of ["Address already in use", "the application keeps exiting"]) {
+    await page.locator(".finding:not(.warn)", { hasText: text }).locator("p", { hasText: /.{10,}/ }).waitFor();
+  }
+  await page.locator("#tabs a[aria-current=page]", { hasText: "Findings" }).waitFor();
+  await accessible(page, "findings");
+}
+
+const scenes = { tour, live, calm, failing, crowd, silent, conditions };
 setTimeout(() => { console.error(`${scene} takes too long`); process.exit(1); }, 3 * PATIENCE_MS).unref();
 await browse(home, scenes[scene]);

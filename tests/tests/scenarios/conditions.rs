@@ -4,8 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Answer, Application, ControlPlane, Mesh, Proxy, eventually, free_port, get, manifest,
+    AdminPage, Answer, Application, ControlPlane, Mesh, Proxy, eventually, exchange, free_port,
+    get, manifest,
 };
+
+use crate::seeing::browse;
 
 /// Exit code and text of a command about the mesh.
 fn said(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
@@ -63,6 +66,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
         (code == Some(1) && both).then_some(text)
     });
     assert!(status.0.contains("Address already in use"), "{}", status.0);
+    the_page_shows_the_same_findings(&mesh);
     let (code, text) = said(&mesh, &["get", "workloads"]);
     assert_eq!(code, Some(0));
     assert!(text.contains("restarting ×") && text.contains("closed: door-"), "{text}");
@@ -86,6 +90,27 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
         let (_, text) = said(&mesh, &["status"]);
         (!text.contains("is closed")).then_some(())
     });
+}
+
+/// The page has the findings of `leno status`.
+fn the_page_shows_the_same_findings(mesh: &Mesh) {
+    let page = mesh.ask("status")["page"].as_str().expect("it has a page").to_owned();
+    let address: SocketAddr =
+        page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
+    let whats = |found: &serde_json::Value| -> Vec<String> {
+        let all = found.as_array().expect("a list").iter();
+        all.map(|it| format!("{}: {} ({})", it["weight"], it["what"], it["remedy"])).collect()
+    };
+    // Both change with each restart of the application.
+    eventually("both have the same findings", Duration::from_secs(60), || {
+        let head = format!("Host: {address}\r\nConnection: close\r\n\r\n");
+        let answer = exchange(address, &format!("GET /api/findings HTTP/1.1\r\n{head}")).unwrap();
+        let on_page: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        let (_, text) = said(mesh, &["status", "-o", "json"]);
+        let in_status: serde_json::Value = serde_json::from_str(&text).unwrap();
+        (whats(&on_page) == whats(&in_status["findings"])).then_some(())
+    });
+    browse("conditions", &page);
 }
 
 /// Another process takes the port while the application runs and does not listen yet.

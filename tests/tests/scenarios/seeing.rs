@@ -149,7 +149,7 @@ fn the_page_is_usable_at_once_with_a_thousand_services() {
 
 /// A real browser does what a scene of `tests/programs/page` says; what that printed. With the
 /// environment variable `LENO_PICTURES` it puts pictures of what it sees into that folder.
-fn browse(scene: &str, url: &str) -> String {
+pub(crate) fn browse(scene: &str, url: &str) -> String {
     let mut command = page_script(scene, url);
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
         command.arg(folder);

@@ -1,10 +1,10 @@
 //! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
 
+use leno_control::port_remedy;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 
 use super::steps::{Facts, Step};
 use crate::duration::short;
-use crate::up::ports;
 
 /// The steps in the order in which a start needs them.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
@@ -15,7 +15,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
             Step::problem(
                 "application",
                 format!("port {port} is not served: {problem}"),
-                ports::remedy(problem),
+                port_remedy(problem),
             )
         }));
     }

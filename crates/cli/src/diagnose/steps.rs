@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use leno_control::findings::rejection_text::{self, Objects};
 use leno_control::status::{
     CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
     RejectionStatus, RouteStatus, ServiceStatus, Status, WorkloadStatus,
@@ -16,7 +17,6 @@ use super::reach::Reached;
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, counted, share};
 use crate::get::scope;
-use crate::rejections::{self, Objects};
 
 /// All that is examined.
 #[derive(Default)]
@@ -308,7 +308,7 @@ fn requests(facts: &Facts, service: &str) -> Option<Step> {
 /// The rejections that are most of what a service fails with.
 fn rejected(facts: &Facts, service: &str) -> Option<Step> {
     let of_service = facts.rejections.iter().filter(|it| it.service == service);
-    let notable = of_service.filter(|it| rejections::is_notable(it));
+    let notable = of_service.filter(|it| rejection_text::is_notable(it));
     let most = notable.max_by(|one, other| one.share.total_cmp(&other.share))?;
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
@@ -319,7 +319,7 @@ fn rejected(facts: &Facts, service: &str) -> Option<Step> {
     let known = Reason::from_label(&most.reason);
     let remedy = known.map_or("update leno: this version does not know the reason", Reason::remedy);
     let remedy = format!("{remedy} (leno explain {})", most.reason);
-    Some(Step::told(("requests", verdict), rejections::sentence(most, objects), remedy))
+    Some(Step::told(("requests", verdict), rejection_text::sentence(most, objects), remedy))
 }
 
 /// The way to a service that it calls.

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use leno_control::{PORT_SILENT, PORT_UNREADY};
 use leno_model::Workload;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::watch;
@@ -35,28 +36,9 @@ impl Port {
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Starting | Self::Ready => None,
-            Self::Silent => Some(SILENT.to_owned()),
-            Self::Unready => Some(UNREADY.to_owned()),
+            Self::Silent => Some(PORT_SILENT.to_owned()),
+            Self::Unready => Some(PORT_UNREADY.to_owned()),
             Self::Taken(by) => Some(format!("{by} listens there")),
-        }
-    }
-}
-
-const SILENT: &str = "nothing listens there";
-const UNREADY: &str = "the readiness check fails";
-
-/// The remedy for a port that is not served, by its problem in words.
-pub(crate) fn remedy(problem: &str) -> &'static str {
-    match problem {
-        SILENT => {
-            "let the application listen there, or correct its port in spec.ports; its output is in the log of `leno up`"
-        }
-        UNREADY => {
-            "the sidecar rejects requests until the check succeeds: repair the application, or correct spec.readiness"
-        }
-        // Another process has it.
-        _ => {
-            "nothing is forwarded to another process: stop that, or correct spec.run and spec.ports"
         }
     }
 }

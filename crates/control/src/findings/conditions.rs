@@ -3,12 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use leno_control::status::{
-    ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus,
-};
+use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
 use super::{Facts, Finding, Weight, shortened};
-use crate::up::ports;
+use crate::applications::port_remedy;
 
 /// All of them, most direct causes first.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -109,7 +107,7 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
     findings.extend(application.ports.iter().map(|(port, problem)| {
         Finding::problem(
             format!("{name}: port {port} of the application is not served: {problem}"),
-            ports::remedy(problem),
+            port_remedy(problem),
         )
     }));
     findings
@@ -211,7 +209,7 @@ fn unknown(facts: &Facts) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use leno_control::status::DirectoryStatus;
+    use crate::status::DirectoryStatus;
     use serde_json::json;
 
     use super::super::tests::{healthy, workload};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use leno_control::status::{ExcludedStatus, ServiceStatus};
+use crate::status::{ExcludedStatus, ServiceStatus};
 
 use super::{Facts, Finding, shortened};
 use crate::figures::counted;

@@ -2,25 +2,30 @@
 
 use std::collections::BTreeSet;
 
-use leno_control::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
+use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
 use crate::figures::{AILING, share};
 
 /// The objects of a mesh that a rejection may be explained by.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Objects<'a> {
-    pub(crate) workloads: &'a [WorkloadStatus],
-    pub(crate) routes: &'a [RouteStatus],
-    pub(crate) policies: &'a [PolicyStatus],
+pub struct Objects<'a> {
+    /// All workloads.
+    pub workloads: &'a [WorkloadStatus],
+    /// All routes.
+    pub routes: &'a [RouteStatus],
+    /// All policies.
+    pub policies: &'a [PolicyStatus],
 }
 
 /// True for a share of rejections that is worth a line: more than a few requests, and more than a few in a hundred.
-pub(crate) fn is_notable(rejection: &RejectionStatus) -> bool {
+#[must_use]
+pub fn is_notable(rejection: &RejectionStatus) -> bool {
     rejection.requests >= REQUESTS_MIN && 1.0 - rejection.share < AILING
 }
 
 /// One sentence: service, share, reason, sidecars, policies.
-pub(crate) fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
+#[must_use]
+pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, .. } = rejection;
     let share = share(Some(rejection.share));
     let whose = match rejection.by.as_str() {
@@ -42,7 +47,8 @@ pub(crate) fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> Str
 }
 
 /// The commands that explain a rejection.
-pub(crate) fn remedy(rejection: &RejectionStatus) -> String {
+#[must_use]
+pub fn remedy(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
     let explained = format!("leno explain {reason} says what that means and what to do");
     match clients.first() {

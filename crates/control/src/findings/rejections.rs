@@ -1,10 +1,10 @@
 //! Findings about requests that the mesh rejects.
 
-use leno_control::status::RejectionStatus;
+use crate::status::RejectionStatus;
 
-use super::findings::{Facts, Finding};
+use super::rejection_text::{Objects, is_notable, remedy, sentence};
+use super::{Facts, Finding};
 use crate::figures::{AILING, FAILING};
-use crate::rejections::{Objects, is_notable, remedy, sentence};
 
 /// One finding for each service and reason, the largest share first.
 pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {

@@ -12,6 +12,7 @@ const TABS = [
   ["policies", "Policies", views.policies],
   ["rules", "Rules", views.rules],
   ["sidecars", "Sidecars", views.sidecars],
+  ["findings", "Findings", views.findings],
   ["live", "Live", live],
   ["documents", "Documents", views.rejected],
   ["playground", "Playground", views.playground],
@@ -29,6 +30,8 @@ const tabs = TABS.map(([path, title]) => {
 document.getElementById("tabs").append(...tabs);
 
 const trouble = h("span", { class: "chip bad", hidden: true }, h("i", { class: "dot" }), "");
+
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 function path() {
   const hash = location.hash.replace(/^#\/?/, "");
@@ -64,7 +67,11 @@ const mode = h("span", { class: "chip accent" });
 document.getElementById("mesh").append(name, mode);
 const chip = () => h("span", { class: "chip", hidden: true }, h("i", { class: "dot" }), h("b"));
 const [sidecars, requests, success] = [chip(), chip(), chip()];
-document.getElementById("health").append(requests, success, sidecars, trouble);
+const problems = h("a", { class: "chip bad", href: "#/findings", hidden: true }, h("i", { class: "dot" }), h("b"));
+document.getElementById("health").append(requests, success, sidecars, problems, trouble);
+
+// Problems among the findings, as `leno status` counts them; null until they are known.
+let found = null;
 
 // What is read aloud: how it stands, and only when that changes. Figures change all the time.
 const aloud = document.getElementById("verdict");
@@ -78,6 +85,7 @@ onTrouble((error) => {
   document.body.classList.toggle("stale", silent);
   trouble.hidden = error === null;
   for (const part of [requests, success, sidecars]) part.hidden = silent || answered === null;
+  problems.hidden = silent || !found;
   banner.hidden = !silent;
   if (error === null) return;
   say(trouble.lastChild, silent ? `The control plane does not answer: ${error.message}` : `The control plane reports: ${error.message}`);
@@ -106,7 +114,8 @@ watch(["/status", "/traffic"], (status, traffic) => {
   const whole = total > 0 ? fine / total : null;
   const state = verdict({ success: whole });
   put(success, state === "idle" ? "" : state, `${share(whole)} success`);
-  say(aloud, `${words[state]}, ${healthy ? "all sidecars are up to date" : "not all sidecars are up to date"}`);
+  const rest = found ? `, ${counted(found, "problem")}` : "";
+  say(aloud, `${words[state]}, ${healthy ? "all sidecars are up to date" : "not all sidecars are up to date"}${rest}`);
   say(counts.get("services"), `${status.services}`);
   say(counts.get("sidecars"), `${status.proxies}`);
   const documents = counts.get("documents");
@@ -115,3 +124,13 @@ watch(["/status", "/traffic"], (status, traffic) => {
 });
 
 route();
+
+// After the first requests of the view, which are not to wait for this one.
+watch(["/findings"], (findings) => {
+  found = findings.filter((finding) => finding.weight === "problem").length;
+  problems.hidden = found === 0;
+  say(problems.lastChild, counted(found, "problem"));
+  const count = counts.get("findings");
+  count.setAttribute("class", found > 0 ? "count bad" : "count");
+  say(count, findings.length > 0 ? `${findings.length}` : "");
+});

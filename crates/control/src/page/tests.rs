@@ -120,7 +120,9 @@ async fn it_serves_its_files_and_only_reads() {
     let live = page.live_url();
     let taps = Arc::new(Taps::new(7));
     let explaining = Explaining::with(Some(playground));
-    tasks.spawn(page.serve(questions, (explaining, Arc::clone(&taps)), stopping));
+    let directory = DataDirectory::new(data.path().to_owned());
+    let lent = Lent { explaining, taps: Arc::clone(&taps), directory };
+    tasks.spawn(page.serve(questions, lent, stopping));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
             let told = match question {
@@ -217,6 +219,7 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         taps: Arc::new(Taps::new(7)),
         asking: Share::new(ASKING_PAUSE),
         explained: Share::new(EXPLAINED_PAUSE),
+        findings: Findings::new(DataDirectory::new(std::path::PathBuf::new())),
     };
     let owner = async {
         let (_, answer) = asked.recv().await.unwrap();

@@ -220,6 +220,15 @@ export function sidecars() {
   }, table.end);
 }
 
+export function findings() {
+  const cards = h("div");
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "note" }, "problems and notices of the mesh, as leno status prints them")), cards);
+  const card = (finding) => h("section", { class: `card finding ${finding.weight === "problem" ? "" : "warn"}` }, h("h2", {}, finding.what), h("p", {}, finding.remedy));
+  return view(element, ["/findings"], (found) => {
+    cards.replaceChildren(...(found.length ? found.map(card) : [h("p", { class: "card empty" }, "There are no problems and no notices.")]));
+  });
+}
+
 export function rejected() {
   const findings = h("div");
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Documents"), h("span", { class: "note" }, "rejected documents and warnings")), findings);

@@ -1,0 +1,60 @@
+//! Counts, rates, shares and times in sentences, as people read them.
+
+use std::time::Duration;
+
+/// A count with its noun: `1 file`, `2 files`, `0 proxies`.
+#[must_use]
+pub fn counted(count: usize, noun: &str) -> String {
+    match (count, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (count, Some(stem)) => format!("{count} {stem}ies"),
+        (count, None) => format!("{count} {noun}s"),
+    }
+}
+
+/// Requests a second: `0.2/s`, `12.3/s`, `1234/s`.
+#[must_use]
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate <= 0.0 => "0/s".to_owned(),
+        rate if rate < 99.95 => format!("{rate:.1}/s"),
+        rate => format!("{rate:.0}/s"),
+    }
+}
+
+/// A share as a percentage that is 100 only when it is whole: `99.98 %`, `100 %`.
+#[must_use]
+pub fn share(share: Option<f64>) -> String {
+    match share {
+        None => String::new(),
+        Some(share) if share >= 1.0 => "100 %".to_owned(),
+        // Rounded down: nearly all is less than all.
+        Some(share) => format!("{:.2} %", (share * 1e4).floor() / 1e2),
+    }
+}
+
+/// A duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
+#[must_use]
+pub fn short(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
+    let first = units.iter().position(|(_, size)| seconds >= *size);
+    let Some(first) = first else {
+        return "0s".to_owned();
+    };
+    let mut text = String::new();
+    let mut left = seconds;
+    for (unit, size) in units.iter().skip(first).take(2) {
+        let count = left / size;
+        left %= size;
+        if count > 0 {
+            text.push_str(&format!("{count}{unit}"));
+        }
+    }
+    text
+}
+
+/// Below this share of success something fails,
+pub const FAILING: f64 = 0.95;
+/// and below this one it is worth a word.
+pub const AILING: f64 = 0.99;
