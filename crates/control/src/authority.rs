@@ -1,31 +1,37 @@
 //! The authority as it is now: opened again and again, and swapped when its files changed.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_identity::{Authority, AuthorityError, AuthoritySource, RevocationFile};
+use leno_identity::{Authority, AuthorityError, AuthorityFiles, AuthoritySource, RevocationFile};
 use leno_model::RevokedWorkload;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use crate::writable::DataDirectory;
+
 /// Whoever signs, or tells whom to trust, asks this each time.
 pub(crate) type Current = watch::Receiver<Arc<Authority>>;
 
 /// Looks for another authority in the same place, until nobody asks for it any more. One that
-/// cannot be used is told of once, and the one before it signs on.
+/// cannot be used is logged once, and the one before it signs on. A directory of its own that was removed is made
+/// again with the same files.
 ///
 /// The intermediates that members trust are kept in the file `pins`.
 pub(crate) async fn keep_current(
     source: AuthoritySource,
     pins: PathBuf,
     current: watch::Sender<Arc<Authority>>,
+    directory: Arc<DataDirectory>,
 ) {
     let trust_domain = current.borrow().trust_domain().clone();
-    let mut told: Option<String> = None;
+    let mut files = OwnFiles::of(&source);
     loop {
+        files = spawn_blocking(move || files.keep()).await.unwrap_or_default();
         tokio::select! {
             () = current.closed() => return,
             () = sleep(LOOK_EVERY) => {}
@@ -41,7 +47,7 @@ pub(crate) async fn keep_current(
         let Ok(opened) = opened.await else { continue };
         match opened {
             Ok(new) => {
-                told = None;
+                directory.note_authority(None);
                 let new = Arc::new(new);
                 let changed = current.send_if_modified(|current| {
                     let changed = **current != *new;
@@ -58,14 +64,63 @@ pub(crate) async fn keep_current(
                 }
             }
             Err(error) => {
-                let reason = error.to_string();
-                if told.as_ref() != Some(&reason) {
+                if directory.note_authority(Some(error.to_string())) {
                     tracing::error!(%error, "the authority's files cannot be used; the one before signs on");
                 }
-                told = Some(reason);
             }
         }
     }
+}
+
+/// The files of an authority of one's own, for the case that their directory is removed.
+#[derive(Debug, Default)]
+struct OwnFiles {
+    directory: Option<PathBuf>,
+    files: AuthorityFiles,
+}
+
+impl OwnFiles {
+    fn of(source: &AuthoritySource) -> Self {
+        let directory = match source {
+            AuthoritySource::Own(directory) => Some(directory.clone()),
+            // Its owner makes it again.
+            AuthoritySource::Issuer(_) => None,
+        };
+        Self { directory, files: AuthorityFiles::default() }
+    }
+
+    /// Reads the files again, or writes them if the directory was removed. A directory that lacks some of them is being
+    /// changed by an operator.
+    fn keep(mut self) -> Self {
+        let Some(directory) = &self.directory else { return self };
+        if !is_absent(directory) {
+            match AuthorityFiles::read(directory) {
+                Ok(files)
+                    if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
+                {
+                    self.files = files;
+                }
+                Ok(_) | Err(_) => {}
+            }
+        } else if self.files != AuthorityFiles::default() {
+            match self.files.write(directory) {
+                Ok(()) => tracing::warn!(
+                    path = %directory.display(),
+                    "the directory of the authority was removed; it is made again"
+                ),
+                Err(error) => tracing::error!(
+                    path = %directory.display(), %error,
+                    "the directory of the authority was removed and cannot be made again yet"
+                ),
+            }
+        }
+        self
+    }
+}
+
+fn is_absent(path: &Path) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Looks for workloads that `leno revoke` has revoked, until no receiver is left. A file that cannot be
@@ -105,3 +160,36 @@ pub(crate) type Revoked = BTreeSet<RevokedWorkload>;
 
 /// Three small files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use leno_model::TrustDomain;
+
+    use super::*;
+
+    #[test]
+    fn a_removed_directory_is_made_again_with_the_same_root_and_a_part_of_it_is_not() {
+        let data = tempfile::tempdir().unwrap();
+        let directory = data.path().join("authority");
+        let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
+        let domain = TrustDomain::new("x.example").unwrap();
+        let first = source.open_or_create(&domain, now).unwrap();
+        let files = OwnFiles::of(&source).keep();
+        fs::remove_dir_all(&directory).unwrap();
+        let files = files.keep();
+        assert!(source.open(&domain, now).unwrap() == first);
+        // An operator replaces it by hand.
+        fs::remove_file(directory.join("ca.pem")).unwrap();
+        let files = files.keep();
+        assert!(source.open(&domain, now).is_err());
+        fs::remove_dir_all(&directory).unwrap();
+        files.keep();
+        assert!(source.open(&domain, now).unwrap() == first);
+        let of_others = OwnFiles::of(&AuthoritySource::Issuer(directory.clone())).keep();
+        fs::remove_dir_all(&directory).unwrap();
+        of_others.keep();
+        assert!(is_absent(&directory));
+    }
+}

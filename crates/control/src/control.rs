@@ -388,8 +388,8 @@ impl Ground {
         let keeping = until(self.keys.keep(wanted_keys, key_news), told());
         tasks.spawn(parts().run(Part::Keys, keeping));
         let trust_domain = self.authority.borrow().trust_domain().clone();
-        let looking = until(follow_files(&self.config, self.authority, self.revoked), told());
-        tasks.spawn(parts().run(Part::Authority, looking));
+        let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
+        tasks.spawn(parts().run(Part::Authority, until(looking, told())));
         Control {
             address: self.address,
             page,
@@ -542,12 +542,13 @@ fn follow_files(
     config: &Config,
     authority: watch::Sender<Arc<Authority>>,
     revoked: watch::Sender<Revoked>,
+    directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
     let (source, pins) = (config.authority(), config.pins());
     let file = RevocationFile::in_directory(config.keep());
     async move {
-        let ((), ()) =
-            tokio::join!(keep_current(source, pins, authority), keep_revoked(file, revoked));
+        let current = keep_current(source, pins, authority, directory);
+        let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
     }
 }
 

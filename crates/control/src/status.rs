@@ -207,6 +207,9 @@ pub struct DirectoryStatus {
     pub directory: String,
     /// The error of a test write, if that failed.
     pub problem: Option<String>,
+    /// The error of the files of the authority, if they cannot be used.
+    #[serde(default)]
+    pub authority_problem: Option<String>,
     /// The log lines that the control plane has dropped lately, since its output took no more.
     #[serde(default)]
     pub log_lines_dropped: u64,

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use leno_telemetry::{DroppedLines, lines_dropped};
@@ -16,11 +16,16 @@ pub(crate) struct DataDirectory {
     path: PathBuf,
     /// Log lines that were dropped lately.
     log_lines_dropped: AtomicU64,
+    authority_problem: Mutex<Option<String>>,
 }
 
 impl DataDirectory {
     pub(crate) fn new(path: PathBuf) -> Arc<Self> {
-        Arc::new(Self { path, log_lines_dropped: AtomicU64::new(0) })
+        Arc::new(Self {
+            path,
+            log_lines_dropped: AtomicU64::new(0),
+            authority_problem: Mutex::default(),
+        })
     }
 
     /// Reads the counter of dropped log lines, for as long as the control plane lives.
@@ -33,13 +38,24 @@ impl DataDirectory {
         }
     }
 
+    /// Notes the error of the files of the authority; returns true if it differs from the one before.
+    pub(crate) fn note_authority(&self, problem: Option<String>) -> bool {
+        let mut noted = self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *noted != problem;
+        *noted = problem;
+        is_new
+    }
+
     /// The result of a test write; none while the process ends.
     pub(crate) async fn status(&self) -> Option<DirectoryStatus> {
         let path = self.path.clone();
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
+        let authority_problem = self.authority_problem.lock();
+        let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
         let tested = tokio::task::spawn_blocking(move || {
             let problem = problem(&path);
-            DirectoryStatus { directory: path.display().to_string(), problem, log_lines_dropped }
+            let directory = path.display().to_string();
+            DirectoryStatus { directory, problem, authority_problem, log_lines_dropped }
         });
         tested.await.ok()
     }

@@ -56,6 +56,8 @@ impl Registrations {
     pub fn advance(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        // It may have been removed since.
+        disk::create_directory(&self.dir)?;
         let newest = self.newest(workload)?;
         if newest == 0 && self.sweep(now)? >= REGISTRATIONS_MAX {
             let message = format!("{REGISTRATIONS_MAX} workloads have joined in the last 90 days");

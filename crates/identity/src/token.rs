@@ -63,6 +63,8 @@ impl Tokens {
             let message = format!("a join token cannot live {lifetime:?}: use up to 24 h");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
+        // It may have been removed since.
+        disk::create_directory(&self.dir)?;
         self.sweep_if_due(now)?;
         let token = format!("{TOKEN_PREFIX}{}", secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);

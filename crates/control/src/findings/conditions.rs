@@ -168,6 +168,14 @@ fn state(facts: &Facts) -> Vec<Finding> {
         let what = format!("the control plane cannot write its state in {directory}: {problem}");
         Finding::problem(what, remedy)
     });
+    let authority = facts.directory.iter().filter_map(|it| it.authority_problem.as_ref());
+    let authority = authority.map(|problem| {
+        Finding::problem(
+            format!("the files of the authority cannot be used: {problem}"),
+            "restore them: the control plane signs with the authority of before until it ends, and does not start again without \
+             these files",
+        )
+    });
     let sidecars = facts.workloads.iter().flat_map(|workload| {
         let failing = workload.conditions.iter().filter(|it| it.kind == "state-unwritable");
         failing.map(|it| {
@@ -178,7 +186,7 @@ fn state(facts: &Facts) -> Vec<Finding> {
             Finding::problem(what, remedy)
         })
     });
-    shortened(own.chain(sidecars).collect(), "leno get workloads -o json")
+    shortened(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
 }
 
 /// Conditions of kinds that this release does not know.
@@ -322,11 +330,18 @@ mod tests {
         let mut facts = healthy();
         let directory = "/data".to_owned();
         let problem = Some("full".to_owned());
-        facts.directory = Some(DirectoryStatus { directory, problem, log_lines_dropped: 3 });
+        let authority_problem = Some("there is no `ca.pem`".to_owned());
+        let status =
+            DirectoryStatus { directory, problem, authority_problem, log_lines_dropped: 3 };
+        facts.directory = Some(status);
         let found = findings(&facts);
-        assert!(found[0].what.contains("/data: full"), "{found:?}");
-        assert_eq!(found[0].weight, Weight::Problem);
-        assert!(found[1].what.ends_with("did not take: 3"), "{found:?}");
-        assert_eq!(found[1].weight, Weight::Notice);
+        for (number, end, weight) in [
+            (0, "/data: full", Weight::Problem),
+            (1, "the authority cannot be used: there is no `ca.pem`", Weight::Problem),
+            (2, "did not take: 3", Weight::Notice),
+        ] {
+            assert!(found[number].what.ends_with(end), "{found:?}");
+            assert_eq!(found[number].weight, weight);
+        }
     }
 }

@@ -1,11 +1,12 @@
-//! The disk is full: what would be remembered is lost, what runs goes on.
+//! Disks that are full and files that are removed: what would be remembered is lost, what runs goes on.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use leno_tests::{ControlPlane, Load, Proxy, eventually, is_root};
+use leno_tests::{ControlPlane, Load, Program, Proxy, eventually, get, is_root, leno};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{ALLOWED, Counted, PATIENCE, shop, turns};
@@ -78,6 +79,145 @@ fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
     turns(shop.door, 200);
 }
 
+#[test]
+#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
+fn state_is_whole_again_when_the_disk_has_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("skipped: a full disk needs root and mount");
+        return;
+    };
+    let shop = shop("strict", Counted::echo());
+    let mut control = ControlPlane::start_on(&disk.path(), &shop.manifests, &[]);
+    control.write("policy.yaml", ALLOWED);
+    let token = control.token("shop/ratings-1");
+    let state = disk.path().join("state");
+    let mut ratings = Proxy::launch("shop/ratings-1", &token, &state, &[]);
+    ratings.wait_until_ready();
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+
+    disk.fill();
+    control.remove("policy.yaml");
+    turns(shop.door, 403);
+    for finding in [
+        "the control plane cannot write its state in",
+        "the sidecar of shop/ratings-1 cannot write its state in",
+    ] {
+        wait_for_status(&control, finding, |is_healthy, text| {
+            !is_healthy && text.contains(finding)
+        });
+    }
+    disk.free();
+    wait_for_status(&control, "no finding about state", |_, text| !text.contains("its state"));
+
+    // Both start again from their newest state: the control plane with its authority, the sidecar with the policy.
+    control.kill();
+    ratings.kill();
+    ratings.start_again();
+    turns(shop.door, 403);
+    control.start_again();
+    control.write("policy.yaml", ALLOWED);
+    turns(shop.door, 200);
+}
+
+#[test]
+#[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
+fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("skipped: a full disk needs root and mount");
+        return;
+    };
+    let shop = shop("strict", Counted::echo());
+    let control = ControlPlane::start(&shop.manifests, &[]);
+    control.write("policy.yaml", ALLOWED);
+    let log = disk.path().join("access.log");
+    let token = control.token("shop/ratings-1");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" >> \"$LOG\"", "sh"]).env("LOG", &log);
+    command.arg(leno().get_program()).args(["proxy", "--workload", "shop/ratings-1"]);
+    command.arg("--state").arg(control.state("shop/ratings-1"));
+    command.arg("--token-file").arg(token).args(["--access-log", "json"]);
+    let _ratings = Program::start("leno proxy into a file", &mut command);
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let send = |name: &str| {
+        for number in 0..20 {
+            assert_eq!(get(shop.door, &format!("/{name}/{number}")).unwrap().status, 200);
+        }
+    };
+    let lines_of = |name: &str| {
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.lines().filter(|line| line.contains(&format!("/{name}/"))).count()
+    };
+    send("before");
+    eventually("all lines", PATIENCE, || (lines_of("before") == 20).then_some(()));
+    disk.fill();
+    let finding = "shop/ratings-1: its sidecar drops log";
+    // Pages of the file that exist have room for some lines.
+    wait_for_status(&control, finding, |_, text| {
+        send("full");
+        text.contains(finding)
+    });
+    disk.free();
+    send("after");
+    eventually("all lines after that", PATIENCE, || (lines_of("after") == 20).then_some(()));
+    let text = eventually("the number of dropped lines", PATIENCE, || {
+        send("last");
+        let text = std::fs::read_to_string(&log).unwrap();
+        text.contains(" lines were dropped").then_some(text)
+    });
+    let is_torn = |line: &&str| serde_json::from_str::<Value>(line).is_err();
+    let torn: Vec<&str> = text.0.lines().filter(is_torn).collect();
+    let notes = torn.iter().filter(|line| line.contains(" lines were dropped")).count();
+    // The line that the disk took a part of.
+    assert!(notes == 1 && torn.len() <= 2, "{torn:?}");
+}
+
+#[test]
+fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
+    let shop = shop("strict", Counted::echo());
+    let mut control = ControlPlane::start(&shop.manifests, &[]);
+    control.write("policy.yaml", ALLOWED);
+    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let mut web = Proxy::join(&control, "shop/web-1", &[]);
+    turns(shop.door, 200);
+    let root = control.data().join("authority/ca.pem");
+    let before = std::fs::read(&root).unwrap();
+
+    // A part of the authority is a finding: an operator may be replacing it.
+    std::fs::remove_file(&root).unwrap();
+    let finding = "the files of the authority cannot be used";
+    wait_for_status(&control, finding, |is_healthy, text| !is_healthy && text.contains(finding));
+    std::fs::write(&root, &before).unwrap();
+    wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
+
+    std::fs::remove_dir_all(control.data()).unwrap();
+    eventually("the same root", PATIENCE, || {
+        std::fs::read(&root).ok().filter(|found| *found == before)
+    });
+    wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
+    assert_eq!(get(shop.door, "/").unwrap().status, 200);
+    // Tokens are made and used, and the next control plane is trusted by the members of this one.
+    web.kill();
+    std::fs::remove_dir_all(control.state("shop/web-1")).unwrap();
+    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    control.kill();
+    control.start_again();
+    wait_for_status(&control, "all sidecars are back", |is_healthy, text| {
+        is_healthy && text.contains("2 sidecars connected")
+    });
+    turns(shop.door, 200);
+}
+
+/// Waits until `leno status` is as `is_so` wants it: with its exit code as success, and its text.
+fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str) -> bool) {
+    eventually(what, PATIENCE, || {
+        let output = control.leno(&["status"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        is_so(output.status.success(), &text).then_some(())
+    });
+}
+
 /// A file system of its own, in memory.
 struct SmallDisk(TempDir);
 
@@ -100,6 +240,11 @@ impl SmallDisk {
     fn fill(&self) {
         let mut file = File::create(self.path().join("filler")).expect("a file");
         while file.write_all(&[0; 512]).is_ok() {}
+    }
+
+    /// Removes what [`Self::fill`] wrote.
+    fn free(&self) {
+        std::fs::remove_file(self.path().join("filler")).expect("it was filled");
     }
 }
 
