@@ -15,8 +15,9 @@ use leno_discovery::{ChangeId, Operators};
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
+use leno_registry::FieldLines;
 use leno_telemetry::{Form, Names};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -316,14 +317,41 @@ pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
 
 /// What the owner of the mesh says.
 pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Response<Full<Bytes>> {
+    let has_lines = matches!(question, Question::Rejected);
     match answered(questions, question).await {
-        Some(Answer::Json(value)) => {
+        Some(Answer::Json(mut value)) => {
+            if has_lines {
+                // Files are read, which the owner of the mesh has no time for.
+                value = tokio::task::spawn_blocking(|| with_field_lines(value))
+                    .await
+                    .unwrap_or_default();
+            }
             typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
         Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
         // No path asks for objects.
         Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => stopping(),
     }
+}
+
+/// Gives each warning the line of its field in place of that of its document.
+fn with_field_lines(mut remarks: Value) -> Value {
+    let mut lines = FieldLines::default();
+    let warnings = remarks.get_mut("warnings").and_then(Value::as_array_mut);
+    for warning in warnings.into_iter().flatten() {
+        let text = |name: &str| warning.get(name).and_then(Value::as_str);
+        let document = warning.get("line").and_then(Value::as_u64);
+        let document = document.and_then(|line| u32::try_from(line).ok());
+        // A column is that of a field already.
+        if let (Some(file), Some(field), Some(document), None) =
+            (text("file"), text("field"), document, warning.get("column"))
+            && let Some(line) = lines.of(Path::new(file), document, field)
+            && let Some(fields) = warning.as_object_mut()
+        {
+            fields.insert("line".to_owned(), json!(line));
+        }
+    }
+    remarks
 }
 
 /// The answer of the owner of the mesh, unless it is going.
@@ -438,3 +466,29 @@ const ASK_WAIT: Duration = Duration::from_secs(10);
 
 /// The longest answer that [`ask`] reads: a hundred thousand workloads.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_get_the_line_of_their_field() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("mesh.yaml");
+        std::fs::write(&file, "a: 1\n---\nkind: X\nspec:\n  rules:\n  - name: one\n").unwrap();
+        let warning = |line: u32, field: &str| json!({"file": file, "line": line, "field": field});
+        let mut of_reading = warning(3, "spec.rules");
+        of_reading["column"] = json!(7);
+        let remarks = json!({"warnings": [
+            warning(3, "spec.rules[0].name"),
+            warning(3, "spec.absent"),
+            warning(99, "spec.rules"),
+            of_reading,
+            {"problem": "of an object without a file"},
+        ]});
+        let found = with_field_lines(remarks);
+        let lines: Vec<Option<u64>> =
+            found["warnings"].as_array().unwrap().iter().map(|it| it["line"].as_u64()).collect();
+        assert_eq!(lines, [Some(6), Some(4), Some(99), Some(3), None]);
+    }
+}

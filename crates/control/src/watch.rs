@@ -32,6 +32,9 @@ pub(crate) struct Remarks {
 impl Remarks {
     /// Takes in an update; the changes in it are returned, fit for a mesh of `trust_domain`.
     pub(crate) fn take(&mut self, update: Update, trust_domain: &TrustDomain) -> Vec<Change> {
+        for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {
+            tracing::warn!(%warning, "a document is accepted with a warning");
+        }
         self.warnings = update.warnings;
         self.locations = update.locations;
         // An update lists all that are refused as things stand; the log tells of each once.

@@ -189,14 +189,11 @@ impl FileSource {
             .into_iter()
             .map(|located| (subject(&Place::of(&located.key, "")), located))
             .collect();
-        let mut texts: BTreeMap<&Path, Vec<Node>> = BTreeMap::new();
+        let mut lines = FieldLines::default();
         for warning in &mut warnings {
             let Some(located) = places.get(&subject(&warning.at)) else { continue };
-            // Only what is odd is read once more: nobody keeps where every field was.
-            let documents = texts.entry(&located.file).or_insert_with(|| written(&located.file));
-            let document = documents.iter().find(|document| document.mark.line == located.line);
             let field = warning.at.field.as_deref().unwrap_or_default();
-            let line = document.map(|document| whereabouts(document, field).line);
+            let line = lines.of(&located.file, located.line, field);
             warning.at.file = Some(located.file.display().to_string());
             warning.at.line = Some(line.unwrap_or(located.line));
         }
@@ -456,6 +453,20 @@ fn differences(
         (!same).then(|| Change::Upsert(object.clone()))
     });
     removals.chain(upserts).collect()
+}
+
+/// The lines of fields, of files that are read once more: the line of each field is not kept.
+#[derive(Debug, Default)]
+pub struct FieldLines(BTreeMap<PathBuf, Vec<Node>>);
+
+impl FieldLines {
+    /// The line of a field of the document that begins in a line of a file; of a field that is not written, the line of
+    /// the one that would have it. Reads the file.
+    pub fn of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
+        let documents = self.0.entry(file.to_owned()).or_insert_with(|| written(file));
+        let document = documents.iter().find(|found| found.mark.line == document)?;
+        Some(whereabouts(document, field).line)
+    }
 }
 
 /// Adds file and line to warnings that have none: those of the document that defines their object.

@@ -22,7 +22,7 @@ mod suggest;
 mod watch;
 
 pub use field::UNKNOWN_FIELD;
-pub use file::{FileSource, Located, Update, locate, read_str};
+pub use file::{FieldLines, FileSource, Located, Update, locate, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};
 pub use kinds::ingress::NODE_NETWORK_LABEL;
