@@ -118,14 +118,14 @@ impl Health {
         };
         let made = match timeout(TURN_WAIT, self.probing.acquire()).await {
             Ok(Ok(_turn)) => probe.make(self.config.probed_at(), &self.config.interception).await,
-            // So many are under way that somebody else than the kubelet asks.
-            _ => Err(Unwell::Late),
+            // A kubelet alone does not cause so many.
+            _ => Err(Unwell::Busy),
         };
         match made {
             Ok(()) => text(StatusCode::OK, "well\n".into()),
             Err(unwell) => {
                 tracing::debug!(path, %unwell, "a probe of the application failed");
-                text(StatusCode::SERVICE_UNAVAILABLE, format!("{unwell}\n"))
+                text(unwell.status(), format!("{unwell}\n"))
             }
         }
     }

@@ -7,6 +7,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::str::FromStr;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use serde::Deserialize;
 
 use crate::config::Interception;
@@ -143,16 +144,20 @@ async fn dial(
     address: SocketAddr,
     interception: &Interception,
 ) -> Result<tokio::net::TcpStream, Unwell> {
-    crate::dial::dial(address, interception).await.map_err(|error| Unwell::Connect(error.kind()))
+    let dialed = crate::dial::dial(address, interception).await;
+    dialed.map_err(|error| Unwell::Connect(address.port(), error.kind()))
 }
 
-/// Why the application is not well. Nothing of what it said is in it: anybody may ask.
+/// Why the application is not well. It has no byte of a body: the port is open to all, and the kubelet puts no body of a
+/// failed probe into its events either (kubernetes/kubernetes#99425).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unwell {
-    /// It takes no connection.
-    Connect(std::io::ErrorKind),
+    /// It takes no connection at this port.
+    Connect(u16, std::io::ErrorKind),
     /// It did not answer in time.
     Late,
+    /// The sidecar makes too many probes at the moment.
+    Busy,
     /// It does not speak what the probe speaks.
     Broken,
     /// It says no, by a status of HTTP,
@@ -163,15 +168,35 @@ pub(crate) enum Unwell {
     NotServing,
 }
 
+impl Unwell {
+    /// The status of the answer to the kubelet, which its event shows: the application's own where it has one.
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            // A lower one is no failure to the kubelet.
+            Self::Status(status) if status >= 400 => {
+                StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
+            }
+            Self::Status(_) | Self::Connect(..) | Self::Broken => StatusCode::BAD_GATEWAY,
+            Self::Late => StatusCode::GATEWAY_TIMEOUT,
+            Self::Busy | Self::Grpc | Self::NotServing => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
 impl fmt::Display for Unwell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Connect(kind) => write!(f, "no connection: {kind}"),
-            Self::Late => f.write_str("no answer in time"),
-            Self::Broken => f.write_str("no valid answer"),
-            Self::Status(status) => write!(f, "the answer has status {status}"),
-            Self::Grpc => f.write_str("the health service refuses"),
-            Self::NotServing => f.write_str("the health service says that it does not serve"),
+            Self::Connect(port, kind) => {
+                write!(f, "the application takes no connection at port {port}: {kind}")
+            }
+            Self::Late => f.write_str("the application did not answer in time"),
+            Self::Busy => f.write_str("the sidecar makes too many probes at the moment"),
+            Self::Broken => f.write_str("the application sent no valid answer"),
+            Self::Status(status) => write!(f, "the application answered with status {status}"),
+            Self::Grpc => f.write_str("the application's health service rejected the check"),
+            Self::NotServing => {
+                f.write_str("the application's health service reports that it does not serve")
+            }
         }
     }
 }

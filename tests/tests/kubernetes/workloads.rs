@@ -63,7 +63,7 @@ fn probes_are_those_of_the_application() {
         let waited = namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]);
         printed(&waited);
     }
-    for unwell in ["unwell", "elsewhere"] {
+    for (unwell, answer) in [("unwell", "statuscode: 500"), ("elsewhere", "statuscode: 502")] {
         let started =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
         let state = || printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
@@ -71,6 +71,13 @@ fn probes_are_those_of_the_application() {
             state().starts_with("true").then_some(())
         });
         assert_eq!(state(), "true false", "{unwell}");
+        // The application's own answer; where nothing listens, one that says so.
+        let about = format!("involvedObject.name={unwell},reason=Unhealthy");
+        let notes =
+            ["get", "events", "--field-selector", &about, "-o", "jsonpath={.items[*].message}"];
+        eventually("the event shows the answer", Duration::from_secs(120), || {
+            printed(&namespace.kubectl(&notes)).contains(answer).then_some(())
+        });
     }
 }
 

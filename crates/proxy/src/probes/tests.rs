@@ -94,6 +94,7 @@ fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body()
             (elsewhere, Ok(())),
             (sick, Err(Unwell::Status(500))),
             ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(400))),
+            ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(799))),
             ("nonsense\r\n\r\n", Err(Unwell::Broken)),
         ] {
             let (port, _asked, _server) = server(answer, None).await;
@@ -125,7 +126,7 @@ fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
         let words = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
         assert_eq!(probe(&words).await, Ok(()));
         drop(listener);
-        let refused = Unwell::Connect(std::io::ErrorKind::ConnectionRefused);
+        let refused = Unwell::Connect(port, std::io::ErrorKind::ConnectionRefused);
         assert_eq!(probe(&words).await, Err(refused));
     });
 }
@@ -221,4 +222,27 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
         let error = Probes::parse(bad).unwrap_err().to_string();
         assert!(error.contains(expected), "{bad}: {error}");
     }
+}
+
+#[test]
+fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_one() {
+    let refused = Unwell::Connect(8080, std::io::ErrorKind::ConnectionRefused);
+    for (unwell, status) in [
+        (Unwell::Status(404), 404),
+        (Unwell::Status(503), 503),
+        (Unwell::Status(799), 799),
+        (Unwell::Status(101), 502),
+        // By a server that is no gRPC server.
+        (Unwell::Status(302), 502),
+        (Unwell::Broken, 502),
+        (refused, 502),
+        (Unwell::Late, 504),
+        (Unwell::Grpc, 503),
+        (Unwell::NotServing, 503),
+        (Unwell::Busy, 503),
+    ] {
+        assert_eq!(unwell.status().as_u16(), status, "{unwell}");
+    }
+    let text = "the application takes no connection at port 8080: connection refused";
+    assert_eq!(refused.to_string(), text);
 }

@@ -31,7 +31,7 @@ async fn converse(address: SocketAddr, head: &str) -> (u16, String) {
 fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_same() {
     run(async {
         let well = Application::canned(OK).await;
-        let sick = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 6\r\n\r\nsecret";
+        let sick = "HTTP/1.1 418 I am a teapot\r\ncontent-length: 6\r\n\r\nsecret";
         let sick = Application::canned(sick).await;
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
@@ -40,9 +40,11 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
         config.health = Some(([127, 0, 0, 1], 0).into());
         config.probes = Probes::parse(&format!(
             r#"{{"app": {{"readiness": {{"httpGet": {{"port": {}}}}},
-                "liveness": {{"httpGet": {{"port": {}}}}}}}}}"#,
+                "liveness": {{"httpGet": {{"port": {}}}}},
+                "startup": {{"tcpSocket": {{"port": {}}}}}}}}}"#,
             well.address.port(),
-            sick.address.port()
+            sick.address.port(),
+            closed_port().port()
         ))
         .unwrap();
         let proxy = Proxy::start(config).await.unwrap();
@@ -56,6 +58,7 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
                 ("GET", "/probe/app/readiness"),
                 ("GET", "/probe/app/liveness"),
                 ("GET", "/probe/app/startup"),
+                ("GET", "/probe/app/other"),
                 ("GET", "/world"),
                 ("POST", "/livez"),
             ] {
@@ -73,10 +76,11 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
         let (ran, answers) = tokio::join!(proxy.run(stopped), asked);
         ran.unwrap();
         let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
-        assert_eq!(statuses, [200, 503, 403, 200, 503, 404, 404, 405], "{answers:?}");
+        assert_eq!(statuses, [200, 503, 403, 200, 418, 502, 404, 404, 405], "{answers:?}");
         assert!(answers[1].1.contains("waiting for a certificate"), "{answers:?}");
         assert!(answers[2].1.contains("--metrics-from"), "{answers:?}");
-        assert!(answers[4].1.contains("status 503") && !answers[4].1.contains("secret"));
+        assert!(answers[4].1.contains("status 418") && !answers[4].1.contains("secret"));
+        assert!(answers[5].1.contains("takes no connection at port"), "{answers:?}");
     });
 }
 
