@@ -1,5 +1,6 @@
 //! Objects of the cluster become objects of the mesh: pure, one object at a time.
 
+mod api_server;
 mod choices;
 mod custom;
 mod foreign;
@@ -18,6 +19,7 @@ use kube::core::ObjectMeta;
 use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
+pub(crate) use api_server::{endpoint_addresses, service_addresses};
 pub use choices::Choices;
 pub(crate) use custom::{Custom, custom, spoilt_grant};
 pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};

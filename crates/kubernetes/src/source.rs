@@ -369,7 +369,8 @@ impl Joined {
 fn watched(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
     let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
-    let mut all: Vec<Watched> = first.into_iter().chain(customs).chain([Watched::Nodes]).collect();
+    let others = [Watched::Nodes, Watched::ApiServerService, Watched::ApiServerEndpoints];
+    let mut all: Vec<Watched> = first.into_iter().chain(customs).chain(others).collect();
     if gateways {
         all.extend([Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances]);
         all.extend(EDGE_KINDS.map(Watched::Custom));

@@ -32,6 +32,11 @@ pub const ROOTS_NAME: ObjectName = ObjectName::literal(ROOTS_CONFIG_MAP);
 /// a file, and under `roots.pem` who vouches for their servers.
 pub(crate) const KEYS_CONFIG_MAP: &str = "leno-keys";
 
+/// The namespace of the Service of the API server.
+pub(crate) const API_SERVER_NAMESPACE: NamespaceName = NamespaceName::literal("default");
+/// The Service of the API server, and its EndpointSlice.
+pub(crate) const API_SERVER: &str = "kubernetes";
+
 /// The sidecar's container.
 pub const PROXY_CONTAINER: &str = "leno-proxy";
 /// The container that leads a pod's connections to its sidecar, before that starts.

@@ -1,6 +1,7 @@
 //! Settings of the whole mesh.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use crate::floor::{Floor, Overruled};
 use crate::identity::{ServiceAccount, TrustDomain};
@@ -26,6 +27,10 @@ pub struct MeshConfig {
     pub sight: Box<Sight>,
     /// What becomes of connections of applications to what is not of the mesh.
     pub egress: Egress,
+    /// While `egress` is `deny`, the same for connections to the API server of Kubernetes.
+    pub api_server_egress: Egress,
+    /// The addresses of the API server of Kubernetes that `egress: deny` permits. A registry of a cluster sets them.
+    pub api_server: BTreeSet<SocketAddr>,
     /// What becomes of connections to them that come without mutual TLS, where nothing more
     /// specific says so.
     pub plaintext: Plaintext,
@@ -108,6 +113,8 @@ impl Default for MeshConfig {
             namespaces: BTreeMap::new(),
             sight: Box::default(),
             egress: Egress::default(),
+            api_server_egress: Egress::default(),
+            api_server: BTreeSet::new(),
             plaintext: Plaintext::default(),
             floor: Box::default(),
         }

@@ -1,9 +1,12 @@
 //! What is open to clients outside the mesh at a workload, and what it reaches outside.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
 use leno_model::{
     Egress, EgressPolicy, Entry, IngressBackend, IngressName, IngressPolicy, IngressSource,
-    IpRange, MeshConfig, Name, Opening, Outlet, RequestMatch, RouteGroupName, ServiceName, ToldBy,
-    Workload,
+    IpRange, MeshConfig, Name, Opening, Outlet, PolicyName, RequestMatch, RouteGroupName,
+    ServiceName, ToldBy, Workload,
 };
 
 use leno_registry::NODE_NETWORK_LABEL;
@@ -105,7 +108,26 @@ pub(super) fn outlets(mesh: &Mesh, workload: &Workload) -> Vec<Outlet> {
     if mesh.config().egress == Egress::Allow {
         return Vec::new();
     }
-    mesh.egress_of(&workload.account).flat_map(|policy| of_policy(mesh, policy)).collect()
+    let permitted = api_server(&mesh.config().api_server);
+    let policies = mesh.egress_of(&workload.account).flat_map(|policy| of_policy(mesh, policy));
+    permitted.chain(policies).collect()
+}
+
+/// The outlets that lead to the API server: one for each of its ports.
+fn api_server(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Outlet> + use<> {
+    let mut by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
+    for address in addresses {
+        by_port.entry(address.port()).or_default().push(address.ip().into());
+    }
+    let policy = PolicyName::new("default", "kubernetes").expect("it is the name of its Service");
+    by_port.into_iter().map(move |(port, ranges)| Outlet {
+        policy: policy.clone(),
+        port,
+        told_by: ToldBy::Address,
+        hosts: Vec::new(),
+        ranges,
+        requests: None,
+    })
 }
 
 fn of_policy<'a>(mesh: &'a Mesh, policy: &'a EgressPolicy) -> impl Iterator<Item = Outlet> + 'a {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Options, cluster_metadata, kinds, metadata};
 use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
-use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+use crate::words::{API_SERVER, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
 /// The account, what it may everywhere, and what it may in its own namespace.
 pub(super) fn objects(options: &Options) -> Vec<Value> {
@@ -77,6 +77,7 @@ fn everywhere() -> Value {
     let routes_status = statuses_of(&ROUTES);
     json!([
         read(&[""], &["pods", "services", "namespaces", "nodes"]),
+        named(read(&["discovery.k8s.io"], &["endpointslices"]), &[API_SERVER]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
         rule(&["leno.dev"], &own_status, &["patch"]),

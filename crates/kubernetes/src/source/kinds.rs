@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::arrivals::PAGE_SIZE;
 use super::news::{Id, News, Seen};
 use crate::api::{ApiError, ObjectApi, resources_of};
-use crate::words::GATEWAY_PART;
+use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,10 @@ pub(crate) enum Watched {
     Namespaces,
     /// In which zone they are.
     Nodes,
+    /// The Service of the API server,
+    ApiServerService,
+    /// and its endpoints.
+    ApiServerEndpoints,
     /// Endpoints that somebody lists.
     Slices,
     /// Certificates that gateways refer to.
@@ -50,6 +54,8 @@ impl Watched {
             Self::Services => "Service",
             Self::Namespaces => "Namespace",
             Self::Nodes => "Node",
+            Self::ApiServerService => "Service of the API server",
+            Self::ApiServerEndpoints => "EndpointSlice of the API server",
             Self::Slices => "EndpointSlice",
             Self::Secrets => "Secret",
             Self::Deployments => "Deployment",
@@ -65,9 +71,13 @@ impl Watched {
             Self::Custom(kind) => {
                 ["MeshConfig", "TrafficTarget", "AccessPolicy"].contains(&kind.kind)
             }
-            Self::Nodes | Self::Slices | Self::Secrets | Self::Deployments | Self::Entrances => {
-                false
-            }
+            Self::Nodes
+            | Self::ApiServerService
+            | Self::ApiServerEndpoints
+            | Self::Slices
+            | Self::Secrets
+            | Self::Deployments
+            | Self::Entrances => false,
         }
     }
 }
@@ -135,6 +145,14 @@ impl Following {
                 let config = Config::default().page_size(PAGE_SIZE);
                 let api = ObjectApi::<PartialObjectMeta<Node>>::all(client);
                 self.stream(api, config, Seen::node).await;
+            }
+            Watched::ApiServerService => {
+                let api = ObjectApi::<Service>::namespaced(client, &API_SERVER_NAMESPACE);
+                self.stream(api, api_server(), Seen::api_server_service).await;
+            }
+            Watched::ApiServerEndpoints => {
+                let api = ObjectApi::<EndpointSlice>::namespaced(client, &API_SERVER_NAMESPACE);
+                self.stream(api, api_server(), Seen::api_server_endpoints).await;
             }
             Watched::Slices => {
                 // The cluster's own are made of pods, which are known.
@@ -328,6 +346,12 @@ pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Api
         }
     }
     Ok(Found::Absent)
+}
+
+/// The object of the API server itself: its Service and its slice have the same name, and the role of the control plane
+/// permits that one alone.
+fn api_server() -> Config {
+    Config::default().fields(&format!("metadata.name={API_SERVER}")).page_size(PAGE_SIZE)
 }
 
 /// Slices of endpoints that are not made of the pods that a service selects.

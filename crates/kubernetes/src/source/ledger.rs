@@ -262,6 +262,7 @@ impl Ledger {
             Item::Namespace(reading) => self.see_namespace(&origin, reading),
             Item::Custom(custom) => self.see_custom(&origin, custom),
             Item::Foreign(foreign) => self.see_foreign(&origin, foreign),
+            Item::ApiServer(addresses) => self.see_api_server(&origin, addresses),
             Item::Node(zone) => self.see_node(&origin.id.name, zone),
         }
         self.seen.insert(origin, listing);
@@ -402,6 +403,9 @@ impl Ledger {
                     self.namespaces.remove(&name);
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
+            }
+            Watched::ApiServerService | Watched::ApiServerEndpoints => {
+                self.see_api_server(origin, BTreeSet::new());
             }
             Watched::Slices => self.see_endpoints(origin, Vec::new()),
             Watched::Secrets | Watched::Deployments | Watched::Entrances => {}

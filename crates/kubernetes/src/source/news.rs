@@ -1,6 +1,7 @@
 //! What the stream of one kind tells.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -15,7 +16,8 @@ use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
     Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness, ServiceReading, ZONE,
-    addresses, custom, endpoints, member, namespace, nearness, service, spoilt_grant,
+    addresses, custom, endpoint_addresses, endpoints, member, namespace, nearness, service,
+    service_addresses, spoilt_grant,
 };
 
 /// What the stream of one kind tells.
@@ -69,6 +71,8 @@ pub(crate) enum Item {
     Custom(Custom),
     /// The settings of another mesh.
     Foreign(Foreign),
+    /// Addresses of the API server.
+    ApiServer(BTreeSet<SocketAddr>),
     /// A node, and in which zone it is.
     Node(Option<String>),
 }
@@ -140,6 +144,18 @@ impl Seen {
         let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
         let item = Some(Item::Node(zone));
         Self { id: Id::of(&node), item, fact: None, record: None }
+    }
+
+    /// The Service of the API server.
+    pub(crate) fn api_server_service(service: ServedService) -> Self {
+        let item = Some(Item::ApiServer(service_addresses(&service)));
+        Self { id: Id::of(&service), item, fact: None, record: None }
+    }
+
+    /// The endpoints of the API server.
+    pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
+        let item = Some(Item::ApiServer(endpoint_addresses(&slice)));
+        Self { id: Id::of(&slice), item, fact: None, record: None }
     }
 
     pub(crate) fn slice(slice: EndpointSlice) -> Self {

@@ -22,6 +22,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "accessLog",
         "metrics",
         "egress",
+        "apiServerEgress",
         "plaintext",
         "floor",
     ];
@@ -47,6 +48,9 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     config.plaintext = admission.plaintext.unwrap_or(config.plaintext);
     if let Some(field) = fields.find("egress") {
         config.egress = field.word(&words(Egress::ALL, Egress::as_str))?;
+    }
+    if let Some(field) = fields.find("apiServerEgress") {
+        config.api_server_egress = field.word(&words(Egress::ALL, Egress::as_str))?;
     }
     for revoked in fields.each("revoked", REVOKED_MAX, read_revoked) {
         match revoked {

@@ -254,6 +254,8 @@ fn refuses_mesh_configs_of_unknown_modes() {
             "{namespaces: [{name: shop, trafficMode: audits}]}",
             "{namespaces: [{trafficMode: audit}]}",
             "{namespaces: [{name: a, trafficMode: audit}, {name: a, trafficMode: strict}]}",
+            "{egress: deny, apiServerEgress: refuse}",
+            "{egress: deny, apiServerEgres: deny}",
         ],
         &expect![[r#"
             4:21: MeshConfig x: spec.trafficMode: "Strict" is not known here; did you mean `strict`?
@@ -266,6 +268,8 @@ fn refuses_mesh_configs_of_unknown_modes() {
             4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not known here; did you mean `audit`?
             4:21: MeshConfig x: spec.namespaces[0].name: is missing; add `name`
             4:52: MeshConfig x: spec.namespaces[1]: is about a namespace that is listed already; remove one of the two
+            4:39: MeshConfig x: spec.apiServerEgress: "refuse" is not known here; use `allow` or `deny`
+            4:38: MeshConfig x: spec.apiServerEgres: is not a field that is known here; did you mean `apiServerEgress`?
         "#]],
     );
 }

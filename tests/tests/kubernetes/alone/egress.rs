@@ -10,9 +10,14 @@ struct Denied;
 
 impl Denied {
     fn now() -> Self {
-        apply(
-            "{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {name: mesh}, spec: {egress: deny}}",
-        );
+        Self::with("egress: deny")
+    }
+
+    /// The mesh has these settings until this is dropped.
+    fn with(spec: &str) -> Self {
+        apply(&format!(
+            "{{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {{name: mesh}}, spec: {{{spec}}}}}"
+        ));
         Self
     }
 }
@@ -114,4 +119,37 @@ fn what_leaves_the_mesh_is_what_policies_name() {
     drop(denied);
     all_of_it("client");
     all_of_it("other");
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_api_server_stays_reachable_while_nothing_else_leaves() {
+    let outside = Namespace::new("beyond", Injection::Disabled);
+    outside.http_server("server", 1);
+    outside.wait_ready();
+    let namespace = Namespace::new("operators", Injection::Enabled);
+    namespace.client("client");
+    namespace.wait_ready();
+    let endpoints = "jsonpath={range .endpoints[*]}{.addresses[0]}{end}:{.ports[0].port}";
+    let slice = ["-n", "default", "get", "endpointslice", "kubernetes", "-o", endpoints];
+    let versions = [
+        "https://kubernetes.default.svc/version".to_owned(),
+        format!("https://{}/version", printed(&kubectl(&slice))),
+    ];
+    let other = format!("http://server.{}/", outside.name());
+    let expect = |exit, status| {
+        for version in &versions {
+            namespace.expect_curl("client", &["-k", version], exit, status);
+        }
+    };
+    expect(0, 200);
+    let denied = Denied::now();
+    namespace.expect_curl("client", &[&other], 56, 0);
+    expect(0, 200);
+    drop(denied);
+    let denied = Denied::with("egress: deny, apiServerEgress: deny");
+    namespace.expect_curl("client", &[&other], 56, 0);
+    expect(35, 0);
+    drop(denied);
+    expect(0, 200);
 }

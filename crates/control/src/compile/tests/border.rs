@@ -148,3 +148,24 @@ fn an_account_is_let_out_only_where_nobody_else_is() {
     assert!(plan_of_it.outlets[1].hosts.is_empty());
     assert_eq!(plan(&mesh, "details-1").outlets, []);
 }
+
+#[test]
+fn egress_deny_leaves_the_api_server_reachable() {
+    let mut mesh = mesh(&strict(""));
+    let addresses = ["10.96.0.1:443", "192.0.2.7:6443", "192.0.2.8:6443"];
+    let mut config = mesh.config().clone();
+    config.api_server = addresses.map(|it| it.parse().unwrap()).into();
+    mesh.apply(Change::Upsert(Object::MeshConfig(config.clone())));
+    assert_eq!(plan(&mesh, "details-1").outlets, [], "all connections may leave");
+    config.egress = Egress::Deny;
+    let touched = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
+    assert!(touched.everybody);
+    let outlets = plan(&mesh, "details-1").outlets.clone();
+    let compiled = leno_traffic::Outlets::compile(&outlets).unwrap();
+    for address in addresses {
+        assert_eq!(compiled.way(address.parse().unwrap()), leno_traffic::Way::Open, "{address}");
+    }
+    for other in ["10.96.0.1:6443", "10.96.0.2:443", "192.0.2.7:443", "192.0.2.9:6443"] {
+        assert_eq!(compiled.way(other.parse().unwrap()), leno_traffic::Way::Closed, "{other}");
+    }
+}

@@ -39,6 +39,13 @@ pub(super) fn mesh_config() -> Value {
         ("trafficMode", traffic_mode()),
         ("plaintext", plaintext()),
         ("egress", about(word(&["allow", "deny"]), "Connections to what is not of the mesh.")),
+        (
+            "apiServerEgress",
+            about(
+                word(&["allow", "deny"]),
+                "Connections to the API server of Kubernetes while egress is deny; allow when absent.",
+            ),
+        ),
         ("namespaces", about(list(namespace, 1024), "Namespaces that differ from the mesh.")),
         ("floor", about(floor(), "What namespaces, pods and Workloads cannot weaken.")),
         (

@@ -1,6 +1,7 @@
 //! The settings of the mesh: what its own object says, what another mesh's does, and what namespaces do.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use leno_model::{
     Admission, Egress, MeshConfig, Name, Object, ObjectKey, TrafficMode, TrustDomain,
@@ -18,6 +19,8 @@ pub(super) struct Settings {
     foreign: BTreeMap<Origin, Foreign>,
     /// What each object of ours mentions: what it does not, another mesh's may say.
     mentioned: BTreeMap<Origin, BTreeSet<String>>,
+    /// The addresses of the API server.
+    api_server: BTreeMap<Origin, BTreeSet<SocketAddr>>,
     /// Of which trust domain the mesh is while no object of ours says it.
     assumed: Option<TrustDomain>,
     /// The namespaces that may have objects about the whole mesh, as the operator names them.
@@ -112,6 +115,12 @@ impl Ledger {
         self.remark(origin, Vec::new(), foreign.warnings.clone());
         self.settings.foreign.insert(origin.clone(), foreign);
         self.touch_settings();
+    }
+
+    /// Takes in addresses of the API server, in place of those that the object had.
+    pub(super) fn see_api_server(&mut self, origin: &Origin, addresses: BTreeSet<SocketAddr>) {
+        self.settings.api_server.insert(origin.clone(), addresses);
+        self.dirty.insert(ObjectKey::MeshConfig);
     }
 
     pub(super) fn forget_settings(&mut self, origin: &Origin) {
@@ -215,6 +224,9 @@ impl Ledger {
         if let Some((mode, egress)) = others {
             config.mode = mode;
             config.egress = egress;
+        }
+        if config.egress == Egress::Deny && config.api_server_egress == Egress::Allow {
+            config.api_server = self.settings.api_server.values().flatten().copied().collect();
         }
         for (name, wanted) in &self.namespaces {
             let own = config.namespaces.entry(name.clone()).or_default();

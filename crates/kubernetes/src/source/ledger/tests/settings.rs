@@ -241,3 +241,43 @@ fn nothing_is_told_while_the_settings_of_another_mesh_may_not_be_read() {
     ledger.take(kind, News::Absent);
     assert!(ledger.flush().is_some());
 }
+
+#[test]
+fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
+    let mut ledger = settled();
+    let watched = |wanted: Watched| kinds().iter().position(|it| *it == wanted).unwrap();
+    let (service, slice) =
+        (watched(Watched::ApiServerService), watched(Watched::ApiServerEndpoints));
+    let object: Served = serde_json::from_value(json!({
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443, "targetPort": 6443}]},
+    }))
+    .unwrap();
+    ledger.take(service, News::Seen(Box::new(Seen::api_server_service(object))));
+    let endpoints = |address: &str| {
+        let object = serde_json::from_value(json!({
+            "metadata": {"name": "kubernetes", "namespace": "default"}, "addressType": "IPv4",
+            "ports": [{"port": 6443}], "endpoints": [{"addresses": [address]}],
+        }));
+        News::Seen(Box::new(Seen::api_server_endpoints(object.unwrap())))
+    };
+    ledger.take(slice, endpoints("192.0.2.7"));
+    // While connections may leave, nothing needs the addresses.
+    assert!(ledger.flush().is_none_or(|update| update.changes.is_empty()));
+    let own = index("MeshConfig", "leno.dev");
+    let set = |ledger: &mut Ledger, spec: Value| {
+        ledger.take(own, custom(own, "mesh", THEN, spec));
+        let config = config(ledger.flush());
+        config.api_server.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(set(&mut ledger, json!({"egress": "deny"})), ["10.96.0.1:443", "192.0.2.7:6443"]);
+    let closed = json!({"egress": "deny", "apiServerEgress": "deny"});
+    assert_eq!(set(&mut ledger, closed), [] as [&str; 0]);
+    set(&mut ledger, json!({"egress": "deny"}));
+    // A new API server, in place of the one before.
+    ledger.take(slice, endpoints("192.0.2.8"));
+    let found = config(ledger.flush()).api_server;
+    assert_eq!(found, ["10.96.0.1:443", "192.0.2.8:6443"].map(|it| it.parse().unwrap()).into());
+    ledger.take(slice, gone("default", "kubernetes"));
+    assert_eq!(config(ledger.flush()).api_server, ["10.96.0.1:443".parse().unwrap()].into());
+}

@@ -1,0 +1,87 @@
+//! The addresses of the API server itself: those of its Service, and those of its endpoints.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use leno_model::AddressClass;
+
+use super::is_tcp;
+
+/// The addresses of a Service of the API server, each with each of its ports.
+pub(crate) fn service_addresses(service: &Service) -> BTreeSet<SocketAddr> {
+    let Some(spec) = &service.spec else { return BTreeSet::new() };
+    let addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+    let ports = spec.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
+    products(addresses, ports.map(|port| port.port))
+}
+
+/// The addresses of its endpoints, ready or not: an API server that starts is no threat.
+pub(crate) fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<SocketAddr> {
+    let addresses = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+    let ports = slice.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
+    products(addresses, ports.filter_map(|port| port.port))
+}
+
+/// Loopback and special addresses, such as the one with the metadata of a cloud, are left out.
+fn products<'a>(
+    addresses: impl Iterator<Item = &'a String>,
+    ports: impl Iterator<Item = i32>,
+) -> BTreeSet<SocketAddr> {
+    let ports = ports.filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    let ports: BTreeSet<u16> = ports.take(PORTS_MAX).collect();
+    let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
+    let addresses = addresses.map(|address| address.to_canonical());
+    let usable = addresses.filter(|address| !AddressClass::is_own_or_special(*address));
+    let usable: BTreeSet<IpAddr> = usable.take(ADDRESSES_MAX).collect();
+    let each = usable.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
+    each.map(SocketAddr::from).collect()
+}
+
+/// Each sidecar has all of them; clusters have fewer than ten API servers.
+const ADDRESSES_MAX: usize = 32;
+/// The API server has one port.
+const PORTS_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(found: &BTreeSet<SocketAddr>) -> Vec<String> {
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_service_has_its_cluster_addresses() {
+        let service = json!({"spec": {
+            "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"],
+            "ports": [{"name": "https", "port": 443, "targetPort": 6443}, {"port": 53, "protocol": "UDP"}],
+        }});
+        let found = service_addresses(&serde_json::from_value(service).unwrap());
+        assert_eq!(shown(&found), ["10.96.0.1:443", "[fd00::1]:443"]);
+        let headless = json!({"spec": {"clusterIP": "None", "ports": [{"port": 443}]}});
+        let found = service_addresses(&serde_json::from_value(headless).unwrap());
+        assert_eq!(shown(&found), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn endpoints_have_their_own_port_and_no_special_address() {
+        let slice = json!({
+            "addressType": "IPv4", "ports": [{"name": "https", "port": 6443}],
+            "endpoints": [
+                {"addresses": ["192.0.2.7"]}, {"addresses": ["192.0.2.8"], "conditions": {"ready": false}},
+                {"addresses": ["127.0.0.1"]}, {"addresses": ["169.254.169.254"]}, {"addresses": ["name.example"]},
+            ],
+        });
+        let found = endpoint_addresses(&serde_json::from_value(slice).unwrap());
+        assert_eq!(shown(&found), ["192.0.2.7:6443", "192.0.2.8:6443"]);
+        let many: Vec<_> =
+            (0..200).map(|it| json!({"addresses": [format!("192.0.2.{it}")]})).collect();
+        let slice = json!({"addressType": "IPv4", "ports": [{"port": 6443}], "endpoints": many});
+        let found = endpoint_addresses(&serde_json::from_value(slice).unwrap());
+        assert_eq!(found.len(), ADDRESSES_MAX);
+    }
+}
