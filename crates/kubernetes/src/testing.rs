@@ -7,6 +7,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Objects by path, with versions that count up.
@@ -22,6 +23,10 @@ pub(crate) struct Store {
     pub(crate) blind: u32,
     /// So many patches of statuses conflict.
     pub(crate) conflicts: u32,
+    /// The version, for those that watch.
+    changed: watch::Sender<u64>,
+    /// The paths of watches that are open.
+    watches: watch::Sender<Vec<String>>,
 }
 
 impl Store {
@@ -72,9 +77,21 @@ impl Store {
                 self.version += 1;
                 sent["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 self.objects.insert(key, sent.clone());
+                self.changed.send_replace(self.version);
                 (200, sent)
             }
         }
+    }
+}
+
+impl Store {
+    /// The objects of a collection that are newer than a version.
+    fn newer(&self, path: &str, than: u64) -> Vec<Value> {
+        let of_collection =
+            |key: &str| key.strip_prefix(path).is_some_and(|it| it.starts_with('/'));
+        let number = |it: &Value| version(it).as_str().and_then(|it| it.parse().ok());
+        let all = self.objects.iter().filter(|(key, _)| of_collection(key)).map(|(_, it)| it);
+        all.filter(|it| number(it).is_some_and(|it: u64| it > than)).cloned().collect()
     }
 }
 
@@ -106,6 +123,12 @@ impl Server {
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
         Self { store, client: Client::try_from(config).unwrap(), _tasks: tasks }
     }
+
+    /// Waits until a watch of a collection is open.
+    pub(crate) async fn watched(&self, plural: &str) {
+        let mut watches = self.store.lock().unwrap().watches.subscribe();
+        watches.wait_for(|paths| paths.iter().any(|it| it.ends_with(plural))).await.unwrap();
+    }
 }
 
 async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
@@ -127,6 +150,17 @@ async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
         }
         let mut words = head.split([' ', '?']);
         let (method, path) = (words.next().unwrap().to_uppercase(), words.next().unwrap());
+        let query = words.next().filter(|_| head.contains('?')).unwrap_or_default();
+        if query.contains("watch=true") {
+            let since = query.split("resourceversion=").nth(1).unwrap_or_default();
+            let since = since.split('&').next().unwrap_or_default().parse().unwrap_or(0);
+            return stream(tcp, &store, path, since).await;
+        }
+        if query.contains("limit=") && !store.lock().unwrap().objects.contains_key(path) {
+            list(&mut tcp, &store, path).await;
+            bytes.drain(..end + length);
+            continue;
+        }
         let body = &bytes[end..end + length];
         let (code, said) = store.lock().unwrap().answer(&method, path, body);
         let said = said.to_string();
@@ -136,5 +170,37 @@ async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
         );
         tcp.write_all(answer.as_bytes()).await.unwrap();
         bytes.drain(..end + length);
+    }
+}
+
+async fn list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
+    let (items, version) = {
+        let store = store.lock().unwrap();
+        (store.newer(path, 0), store.version.to_string())
+    };
+    let said = json!({"metadata": {"resourceVersion": version}, "items": items}).to_string();
+    let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length:";
+    tcp.write_all(format!("{head} {}\r\n\r\n{said}", said.len()).as_bytes()).await.unwrap();
+}
+
+/// Sends the objects that are newer than the list until the client leaves.
+async fn stream(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
+    let (mut sent, mut changed) = (since, store.lock().unwrap().changed.subscribe());
+    changed.mark_changed();
+    store.lock().unwrap().watches.send_modify(|it| it.push(path.to_owned()));
+    let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\n\r\n";
+    tcp.write_all(head.as_bytes()).await.unwrap();
+    while changed.changed().await.is_ok() {
+        let (newer, version) = {
+            let store = store.lock().unwrap();
+            (store.newer(path, sent), store.version)
+        };
+        sent = version;
+        for object in newer {
+            let event = json!({"type": "MODIFIED", "object": object});
+            if tcp.write_all(format!("{event}\n").as_bytes()).await.is_err() {
+                return;
+            }
+        }
     }
 }

@@ -186,7 +186,10 @@ fn here() -> Value {
         rule(&[""], &["configmaps"], &["create"]),
         named(rule(&[""], &["configmaps"], &["get", "patch"]), &[ROOTS_CONFIG_MAP]),
         rule(&["coordination.k8s.io"], &["leases"], &["create"]),
-        named(rule(&["coordination.k8s.io"], &["leases"], &["get", "update"]), &[CONTROL]),
+        named(
+            rule(&["coordination.k8s.io"], &["leases"], &["get", "list", "watch", "update"]),
+            &[CONTROL]
+        ),
     ])
 }
 

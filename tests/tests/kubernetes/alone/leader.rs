@@ -16,20 +16,34 @@ fn holder() -> String {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
+#[allow(clippy::print_stderr, reason = "the figures are the result")]
 fn a_control_plane_that_ends_gives_its_lease_back() {
-    let (before, _) = eventually("one of them leads", PATIENCE, || {
-        Some(holder()).filter(|holder| !holder.is_empty())
-    });
-    control(&["delete", "pod", &before, "--wait=false"]);
-    let deleted = Instant::now();
-    eventually("another one leads", PATIENCE, || {
-        let now = holder();
-        (!now.is_empty() && now != before).then_some(())
-    });
-    // Without a release it would run out 15 s after its last renewal.
-    let taken = deleted.elapsed();
-    assert!(taken < Duration::from_secs(8), "{taken:?}");
-    control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
+    let takeover = || {
+        let (before, _) = eventually("one of them leads", PATIENCE, || {
+            Some(holder()).filter(|holder| !holder.is_empty())
+        });
+        let deleted = Instant::now();
+        control(&["delete", "pod", &before, "--wait=false"]);
+        eventually("another one leads", PATIENCE, || {
+            let now = holder();
+            (!now.is_empty() && now != before).then_some(())
+        });
+        let taken = deleted.elapsed();
+        control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
+        taken
+    };
+    // One of several: the machine may be busy with something else. Without a release the Lease would run out 15 s after its
+    // last renewal, and without a watch its release would be noticed up to 2 s later.
+    let mut slow = Vec::new();
+    while slow.len() < ATTEMPTS {
+        let taken = takeover();
+        eprintln!("taken over after {taken:?}");
+        if taken < Duration::from_secs(2) {
+            return;
+        }
+        slow.push(taken);
+    }
+    panic!("taken over after {slow:?}");
 }
 
 #[test]
@@ -52,4 +66,5 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
     }
 }
 
+const ATTEMPTS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(120);
