@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use leno_discovery::{Budgets, ChangeId, EventQueue, Operators, event_queue};
 use leno_identity::{Authority, AuthorityError, JoinBundle, RevocationFile, Roots, control_id};
-use leno_model::{ServiceAccount, TrustDomain, Workload, WorkloadName};
+use leno_model::{ServiceAccount, SidecarFacts, TrustDomain, Workload, WorkloadName};
 use leno_outside::{Post, Source};
 use leno_registry::{Rejected, Update};
 use leno_telemetry::LogLimits;
@@ -55,6 +55,7 @@ pub struct Control {
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     registered: watch::Receiver<Arc<BTreeSet<WorkloadName>>>,
     status: watch::Receiver<Arc<Status>>,
+    sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     reload: Arc<Notify>,
     questions: Questions,
     applications: Applications,
@@ -204,6 +205,12 @@ impl Control {
         self.status.clone()
     }
 
+    /// Facts about sidecars, now and whenever they change.
+    #[must_use]
+    pub fn sidecar_facts(&self) -> watch::Receiver<Arc<SidecarFacts>> {
+        self.sidecar_facts.subscribe()
+    }
+
     /// The applications that a supervisor on this machine runs, for its reports.
     #[must_use]
     pub fn applications(&self) -> &Applications {
@@ -340,26 +347,16 @@ impl Ground {
         let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_news, keys) = mpsc::channel(KEY_NEWS_MAX);
         let (last, asked_last) = oneshot::channel();
-        let (visitors, gauges) = (Arc::<Visitors>::default(), Arc::<Gauges>::default());
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.owner(first, Arc::clone(&visitors), Arc::clone(&gauges));
+        let owner = self.owner(first);
+        let applications = owner.applications.clone();
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
-        let (status, applications) = (owner.told.status.subscribe(), owner.applications.clone());
+        let (status, sidecar_facts) =
+            (owner.told.status.subscribe(), owner.told.sidecar_facts.clone());
         let push = self.push(&owner, questions.clone(), last);
         let invitations = Arc::new(self.invitations(workloads.clone()));
-        let server = Arc::new(Server {
-            limits: self.config.limits,
-            configs: self.serving.configs(),
-            events,
-            budgets: Budgets::default(),
-            visitors,
-            gauges,
-            registered: owner.told.here.clone(),
-            trust_domain: self.trust_domain(),
-            report_every: self.config.report_every,
-            operators: Operators::new(drawn()),
-        });
+        let server = Arc::new(self.server(&owner, events));
         let following = self.following(server.events.clone(), owner.peers.addresses());
         let lent = (Explaining::with(self.config.playground.clone()), server.operators.clone());
         self.show(&mut tasks, &questions, lent.clone());
@@ -385,8 +382,7 @@ impl Ground {
         let answering = admin::serve(self.admin, socket.clone(), admin, told());
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
-        let keeping = until(self.keys.keep(wanted_keys, key_news), told());
-        tasks.spawn(parts().run(Part::Keys, keeping));
+        tasks.spawn(parts().run(Part::Keys, until(self.keys.keep(wanted_keys, key_news), told())));
         let trust_domain = self.authority.borrow().trust_domain().clone();
         let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
         tasks.spawn(parts().run(Part::Authority, until(looking, told())));
@@ -399,12 +395,29 @@ impl Ground {
             workloads,
             registered,
             status,
+            sidecar_facts,
             reload: self.reload,
             questions,
             applications,
             stop: self.stop,
             parts: self.parts,
             tasks,
+        }
+    }
+
+    /// The listener for proxies and other control planes.
+    fn server(&self, owner: &Owner, events: EventQueue) -> Server {
+        Server {
+            limits: self.config.limits,
+            configs: self.serving.configs(),
+            events,
+            budgets: Budgets::default(),
+            visitors: Arc::clone(&owner.visitors),
+            gauges: Arc::clone(&owner.gauges),
+            registered: owner.told.here.clone(),
+            trust_domain: self.trust_domain(),
+            report_every: self.config.report_every,
+            operators: Operators::new(drawn()),
         }
     }
 
@@ -468,12 +481,7 @@ impl Ground {
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
-    fn owner(
-        &self,
-        first: (Update, Vec<KeyNews>),
-        visitors: Arc<Visitors>,
-        gauges: Arc<Gauges>,
-    ) -> Owner {
+    fn owner(&self, first: (Update, Vec<KeyNews>)) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies keep the number of their last change on disk: ours go on after those of the
@@ -495,8 +503,8 @@ impl Ground {
             applicants: Vec::new(),
             remarks: Remarks::default(),
             keys: KeyReadings::new(self.config.key_access.detailed),
-            visitors,
-            gauges,
+            visitors: Arc::<Visitors>::default(),
+            gauges: Arc::<Gauges>::default(),
             told: Told::default(),
             peers: Peers::default(),
             swept: now,

@@ -6,6 +6,7 @@ mod claims;
 mod elsewhere;
 mod keys;
 mod proxies;
+mod sidecars;
 mod wishes;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -14,7 +15,8 @@ use std::time::{Duration, SystemTime};
 
 use leno_discovery::{ConnectionId, Event, InboundListener, Queued, Registered, Turn};
 use leno_model::{
-    Change, MeshConfig, MetricsPush, Object, ObjectKey, TrustDomain, Workload, WorkloadName,
+    Change, MeshConfig, MetricsPush, Object, ObjectKey, SidecarFacts, TrustDomain, Workload,
+    WorkloadName,
 };
 use leno_registry::Update;
 use leno_telemetry::LogLimits;
@@ -107,6 +109,8 @@ pub(crate) struct Told {
     pub(crate) keys: watch::Sender<Wanted>,
     /// Where metrics are to be pushed.
     pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
+    /// Facts about sidecars for the cluster; up to date while one listens.
+    pub(crate) sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     /// Who is connected here, for other control planes; up to date while one listens.
     pub(crate) here: watch::Sender<Arc<Registered>>,
     /// When the next telling is due: after many events at once there is one.

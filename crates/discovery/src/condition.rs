@@ -1,7 +1,7 @@
 //! Conditions at a proxy that break traffic, as it reports them to the control plane.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::envelope::cut;
 use crate::proto;
@@ -57,6 +57,27 @@ impl Condition {
     }
 }
 
+/// Rejected clients in the words of a condition, and back.
+impl Condition {
+    /// Connections without mutual TLS that a port of the application rejects; `others` for clients without a name here.
+    #[must_use]
+    pub fn plaintext_rejected(port: u16, clients: &[IpAddr], others: bool) -> Self {
+        let mut names: Vec<String> = clients.iter().map(ToString::to_string).collect();
+        names.extend(others.then(|| "others".to_owned()));
+        Self::new(kind::PLAINTEXT_REJECTED, format!("{PORT}{port}"), names.join(", "))
+    }
+
+    /// The port and the clients of such a condition; `None` for another one.
+    #[must_use]
+    pub fn rejected_clients(&self) -> Option<(u16, Vec<IpAddr>)> {
+        if self.kind != kind::PLAINTEXT_REJECTED {
+            return None;
+        }
+        let port = self.subject.strip_prefix(PORT)?.parse().ok()?;
+        Some((port, self.reason.split(", ").filter_map(|name| name.parse().ok()).collect()))
+    }
+}
+
 /// The addresses in order of their names.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
     let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
@@ -103,6 +124,8 @@ fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
     wire.into_iter().take(CONDITIONS_MAX).map(condition).collect()
 }
 
+const PORT: &str = "port ";
+
 /// The most conditions that a proxy reports: an operator reads the first few.
 pub const CONDITIONS_MAX: usize = 64;
 
@@ -121,6 +144,19 @@ const CAUSE_BYTES_MAX: usize = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rejected_clients_are_read_as_they_are_written() {
+        let clients: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].map(|it| it.parse().unwrap()).into();
+        let condition = Condition::plaintext_rejected(8080, &clients, true);
+        assert_eq!(condition.reason, "10.0.0.1, fd00::1, others");
+        assert_eq!(condition.rejected_clients(), Some((8080, clients)));
+        let other = Condition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
+        assert_eq!(other.rejected_clients(), None);
+        // Of a sidecar that lies.
+        let odd = Condition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
+        assert_eq!(odd.rejected_clients(), None);
+    }
 
     #[test]
     fn conditions_are_bounded_in_number_and_length_in_both_directions() {

@@ -9,6 +9,7 @@ pub mod install;
 pub mod node;
 pub mod peers;
 pub mod read;
+pub mod rejections;
 pub mod review;
 pub mod source;
 pub mod status;

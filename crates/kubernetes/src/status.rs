@@ -13,24 +13,28 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Patch, PatchParams};
+use leno_model::SidecarFacts;
 use leno_registry::{Place, Warning};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
 pub use self::lease::hold;
+pub(crate) use self::lease::noted_connections;
 pub use self::statement::Statement;
 pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_ours};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
 /// Who writes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Writer {
     /// The namespace of the lease.
     pub namespace: NamespaceName,
     /// The name of this control plane among all: that of its pod.
     pub name: String,
+    /// Facts about sidecars: while it holds the lease, their connections stand in an annotation of it.
+    pub facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 /// Writes the status of objects, and an event for each refusal and each field that is not heeded, while this control

@@ -85,6 +85,11 @@ impl Store {
 }
 
 impl Store {
+    /// Reports each change.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
     /// The objects of a collection that are newer than a version.
     fn newer(&self, path: &str, than: u64) -> Vec<Value> {
         let of_collection =

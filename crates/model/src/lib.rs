@@ -45,6 +45,7 @@ pub mod rule_kind;
 pub mod server;
 pub mod service;
 pub mod service_policy;
+pub mod sidecar_facts;
 pub mod sight;
 pub mod snapshot;
 pub mod standing;
@@ -129,6 +130,9 @@ pub use service_policy::{
     Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
     RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
     ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
+};
+pub use sidecar_facts::{
+    DISCONNECTED_MAX, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections, SidecarFacts,
 };
 pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, Tracing};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};

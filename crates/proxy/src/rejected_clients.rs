@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use leno_discovery::Condition;
-use leno_discovery::condition::kind;
 use leno_telemetry::RecentTable;
 
 /// The clients of the last [`REMEMBERED`], by the port of the application that they connected to.
@@ -48,12 +47,10 @@ impl RejectedClients {
     pub(crate) fn conditions(&self, now: Instant) -> Vec<Condition> {
         let conditions = self.ports.iter().filter_map(|(port, clients)| {
             let recent = clients.known.iter().filter(|(_, last)| is_recent(**last, now));
-            let mut names: Vec<String> = recent.map(|(client, _)| client.to_string()).collect();
+            let names: Vec<IpAddr> = recent.map(|(client, _)| *client).collect();
             let has_others = clients.others.is_some_and(|last| is_recent(last, now));
-            names.extend(has_others.then(|| "others".to_owned()));
-            let subject = format!("port {port}");
-            let reason = names.join(", ");
-            (!names.is_empty()).then(|| Condition::new(kind::PLAINTEXT_REJECTED, subject, reason))
+            let is_any = !names.is_empty() || has_others;
+            is_any.then(|| Condition::plaintext_rejected(*port, &names, has_others))
         });
         conditions.collect()
     }

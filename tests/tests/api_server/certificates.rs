@@ -39,6 +39,7 @@ impl Control {
         let writer = Writer {
             namespace: NamespaceName::literal("leno-system"),
             name: "leno-control-a".to_owned(),
+            facts: watch::Sender::default().subscribe(),
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));

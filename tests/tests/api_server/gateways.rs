@@ -113,8 +113,11 @@ impl Cluster {
         let source = Source::new(server.client().await, options);
         let (leads, leading) = watch::channel(false);
         let name = "leno-control-a".to_owned();
-        let writer =
-            Writer { namespace: NamespaceName::literal("leno-system"), name: name.clone() };
+        let writer = Writer {
+            namespace: NamespaceName::literal("leno-system"),
+            name: name.clone(),
+            facts: watch::Sender::default().subscribe(),
+        };
         tasks.spawn(hold(server.client().await, writer, leads, watch::channel(false).1));
         let statements = source.statements();
         tasks.spawn(keep_statuses(

@@ -171,7 +171,11 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
         let client = server.client_as(ACCOUNT).await;
         let source = Source::new(client.clone(), Options::default());
         let statements = source.statements();
-        let writer = Writer { namespace: NamespaceName::literal("mesh"), name: (*name).to_owned() };
+        let writer = Writer {
+            namespace: NamespaceName::literal("mesh"),
+            name: (*name).to_owned(),
+            facts: watch::Sender::default().subscribe(),
+        };
         let (leads, leading) = watch::channel(false);
         tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
         let unwritten = watch::Sender::default();

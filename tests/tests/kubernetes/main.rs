@@ -34,6 +34,8 @@ mod policies;
 #[cfg(test)]
 mod precedence;
 #[cfg(test)]
+mod rejections;
+#[cfg(test)]
 mod sidecar_queries;
 #[cfg(test)]
 mod splits;

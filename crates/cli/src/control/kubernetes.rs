@@ -20,12 +20,13 @@ use leno_kubernetes::gateway::{Wish, provision};
 use leno_kubernetes::guests::{Grants, keep_guests};
 use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
 use leno_kubernetes::peers;
+use leno_kubernetes::rejections::keep_rejections;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{Options, Progress, Source};
 use leno_kubernetes::status::{Writer, hold, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
-use leno_model::{ClientRanges, Floor, Name, TrustDomain, WorkloadName};
+use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
 use leno_registry::{Rejected, Update, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -158,7 +159,8 @@ pub(super) async fn start(
         .with_image(args.image.clone())
         .granting(args.grants(), became)
         .with_unwritten(failed);
-    let writing = (&client, args, &stopped);
+    let (facts_of_sidecars, of_sidecars) = watch::channel(Arc::default());
+    let writing = (&client, args, &stopped, of_sidecars.clone());
     let leading = write_statuses(writing, &source, unwritten, &mut tasks);
     let mut progress = source.progress();
     let choices = Choices { exclusions: source.exclusions(), floor: source.floor() };
@@ -201,6 +203,7 @@ pub(super) async fn start(
     let (asking, authority) = (client.clone(), control.authority());
     let keeping = keep_guests(asking, lifetime, authority, (guests, of_guests), outcomes);
     tasks.spawn(named("the keeper of Secrets of guests", keeping));
+    write_facts(&client, args, (&control, facts_of_sidecars, of_sidecars), &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
         let settings = settings(&client, args, &control).await?;
@@ -225,19 +228,51 @@ fn ending(args: &ClusterArgs) -> Vec<&'static str> {
 
 /// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
 fn write_statuses(
-    (client, args, stopped): (&Client, &ClusterArgs, &watch::Receiver<bool>),
+    (client, args, stopped, facts): (
+        &Client,
+        &ClusterArgs,
+        &watch::Receiver<bool>,
+        watch::Receiver<Arc<SidecarFacts>>,
+    ),
     source: &Source,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<bool> {
     let (leads, leading) = watch::channel(false);
     let Some(name) = args.pod_name.clone() else { return leading };
-    let writer = Writer { namespace: args.pod_namespace.clone(), name: name.clone() };
+    let namespace = args.pod_namespace.clone();
+    let writer = Writer { namespace, name: name.clone(), facts };
     tasks.spawn(named(LEASE, hold(client.clone(), writer, leads, stopped.clone())));
     let writing =
         keep_statuses(client.clone(), name, source.statements(), leading.clone(), unwritten);
     tasks.spawn(named("the writer of statuses", writing));
     leading
+}
+
+/// Starts the tasks that write facts about sidecars into the cluster.
+fn write_facts(
+    client: &Client,
+    args: &ClusterArgs,
+    (control, known, written): (
+        &Control,
+        watch::Sender<Arc<SidecarFacts>>,
+        watch::Receiver<Arc<SidecarFacts>>,
+    ),
+    tasks: &mut JoinSet<&'static str>,
+) {
+    let mut facts = control.sidecar_facts();
+    let forwarding = async move {
+        while facts.changed().await.is_ok() {
+            known.send_replace(Arc::clone(&facts.borrow_and_update()));
+        }
+        // The control plane has ended: its last facts stay.
+        std::future::pending().await
+    };
+    tasks.spawn(named("the facts about sidecars", forwarding));
+    if let Some(name) = args.pod_name.clone() {
+        let keeping = keep_rejections(client.clone(), name, written);
+        tasks.spawn(named("the writer of events about rejected clients", keeping));
+    }
 }
 
 /// What sidecars are given.

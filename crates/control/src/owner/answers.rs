@@ -84,6 +84,7 @@ impl Owner {
             news
         });
         self.tell_peers();
+        self.publish_sidecar_facts();
         let registered = self.mesh.workloads().filter(|w| self.mesh.is_registered(w));
         let registered: BTreeSet<WorkloadName> = registered.map(|w| w.name.clone()).collect();
         self.told.registered.send_if_modified(|last| {

@@ -1,5 +1,9 @@
 //! Control planes that find each other while they run, each with sidecars of its own.
 
+use std::sync::Arc;
+
+use leno_discovery::{Condition, ProxyReport};
+use leno_model::{RejectedClient, SidecarConnections, SidecarFacts};
 use tokio::sync::watch;
 
 use super::*;
@@ -144,5 +148,47 @@ fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same()
         write(&scratch.path().join("two"), &format!("{MESH}{MORE}"));
         two.reload();
         client.update(sees(&[door(), other_door()])).await;
+    });
+}
+
+/// Requirements 6 and 7 of issue 27.
+#[test]
+fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_own_rejected() {
+    run(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let (one, found_by_one) = replica(scratch.path(), "one").await;
+        let (two, found_by_two) = replica(scratch.path(), "two").await;
+        found_by_one.send_replace([two.address()].into());
+        found_by_two.send_replace([one.address()].into());
+        let mut facts = two.sidecar_facts();
+        let mut of_other = one.sidecar_facts();
+        let without = |names: &'static [&'static str]| {
+            let names: Vec<WorkloadName> = names.iter().map(|name| workload(name)).collect();
+            let count = names.len();
+            let expected = SidecarConnections { peers: 1, disconnected: names, count };
+            move |facts: &Arc<SidecarFacts>| facts.connections.as_ref() == Some(&expected)
+        };
+        let stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
+        let client = sidecar(&two, "client-1", &[]).await;
+        facts.wait_for(without(&["client-2", "stock-2"])).await.unwrap();
+        let _stock_2 = sidecar(&one, "stock-2", &[(8080, other_door())]).await;
+        facts.wait_for(without(&["client-2"])).await.unwrap();
+        of_other.wait_for(without(&["client-2"])).await.unwrap();
+        // It was connected to the other one.
+        drop(stock);
+        facts.wait_for(without(&["client-2", "stock-1"])).await.unwrap();
+
+        let addresses = ["10.0.0.9", "10.0.0.10"].map(|it| it.parse().unwrap());
+        let condition = Condition::plaintext_rejected(8080, &addresses, true);
+        let report = ProxyReport { conditions: vec![condition], ..ProxyReport::default() };
+        client.say(Request::Listeners(Vec::new(), report)).await;
+        let rejected = addresses.map(|client| RejectedClient {
+            workload: workload("client-1"),
+            uid: None,
+            client,
+            port: 8080,
+        });
+        facts.wait_for(|facts| facts.rejected_clients == rejected).await.unwrap();
+        assert_eq!(of_other.borrow().rejected_clients, []);
     });
 }

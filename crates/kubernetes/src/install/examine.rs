@@ -1,6 +1,7 @@
 //! Whether a cluster can have a mesh, and whether the one in it is well.
 
 mod certificates;
+mod connections;
 mod control;
 mod members;
 mod network;

@@ -1,6 +1,7 @@
 //! One of all control planes writes: the one that holds the lease.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
@@ -11,6 +12,8 @@ use kube::Client;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
 use kube::runtime::watcher::{Config, Event};
+use leno_model::{DISCONNECTED_MAX, SidecarConnections, SidecarFacts, WorkloadName};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -37,7 +40,8 @@ async fn hold_looking(
     look_every: Duration,
 ) {
     let api: ObjectApi<Lease> = ObjectApi::namespaced(client, &writer.namespace);
-    let mut candidate = Candidate { name: writer.name, observed: None, renewed: None };
+    let mut candidate =
+        Candidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
     let mut pause = Duration::ZERO;
     // Open while another control plane holds the lease.
     let mut events: Option<LeaseEvents> = None;
@@ -118,6 +122,8 @@ struct Candidate {
     observed: Option<(String, Instant)>,
     /// When the lease was last renewed.
     renewed: Option<Instant>,
+    /// The lease has an annotation with the connections among them.
+    facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 impl Candidate {
@@ -151,6 +157,7 @@ impl Candidate {
         }
         let Some(spec) = &mut lease.spec else { return Ok(false) };
         spec.holder_identity = Some(String::new());
+        note_connections(&mut lease.metadata, None);
         spec.renew_time = Some(MicroTime(Timestamp::now()));
         api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(|_| true)
     }
@@ -174,6 +181,7 @@ impl Candidate {
 
     /// The lease as this one's.
     fn taken(&self, mut lease: Lease, now: Timestamp) -> Lease {
+        note_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
         let before = lease.spec.take().unwrap_or_default();
         let is_new = before.holder_identity.as_ref() != Some(&self.name);
         let acquired = before.acquire_time.filter(|_| !is_new);
@@ -206,6 +214,37 @@ impl Candidate {
     }
 }
 
+/// Sets or removes the annotation with the connections of sidecars.
+fn note_connections(metadata: &mut ObjectMeta, connections: Option<&SidecarConnections>) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    let Some(SidecarConnections { peers, disconnected, count }) = connections else {
+        annotations.remove(CONNECTIONS);
+        return;
+    };
+    let names: Vec<String> = disconnected.iter().map(ToString::to_string).collect();
+    let noted = json!({"peers": peers, "disconnected": names, "count": count});
+    annotations.insert(CONNECTIONS.to_owned(), noted.to_string());
+}
+
+/// The connections of sidecars that the holder of the lease noted in its annotation.
+pub(crate) fn noted_connections(metadata: &ObjectMeta) -> Option<SidecarConnections> {
+    let text = metadata.annotations.as_ref()?.get(CONNECTIONS)?;
+    let noted: Value = serde_json::from_str(text).ok()?;
+    let number = |key: &str| noted[key].as_u64().and_then(|it| usize::try_from(it).ok());
+    let name = |it: &Value| {
+        let (namespace, name) = it.as_str()?.split_once('/')?;
+        WorkloadName::new(namespace, name).ok()
+    };
+    let names = noted["disconnected"].as_array()?.iter().take(DISCONNECTED_MAX);
+    Some(SidecarConnections {
+        peers: number("peers")?,
+        disconnected: names.map(name).collect::<Option<_>>()?,
+        count: number("count")?,
+    })
+}
+
+/// Annotation of the lease: the connections of sidecars, as its holder knows them.
+const CONNECTIONS: &str = "leno.dev/sidecar-connections";
 /// How long a lease is for.
 const LASTS: Duration = Duration::from_secs(15);
 /// How often it is renewed.
@@ -222,6 +261,34 @@ mod tests {
     use super::*;
     use crate::api::NamespaceName;
     use crate::testing::Server;
+
+    fn candidate(name: &str, facts: SidecarFacts) -> Candidate {
+        let facts = watch::channel(Arc::new(facts)).1;
+        Candidate { name: name.to_owned(), observed: None, renewed: None, facts }
+    }
+
+    #[test]
+    fn the_holder_notes_the_connections_of_sidecars_in_its_lease() {
+        let connections = SidecarConnections {
+            peers: 1,
+            disconnected: vec![WorkloadName::new("shop", "web-1").unwrap()],
+            count: 40,
+        };
+        let facts =
+            SidecarFacts { connections: Some(connections.clone()), ..SidecarFacts::default() };
+        let taken = candidate("b", facts).taken(lease("a", "1"), Timestamp::UNIX_EPOCH);
+        assert_eq!(noted_connections(&taken.metadata), Some(connections));
+        // The next holder does not know yet.
+        let taken = candidate("c", SidecarFacts::default()).taken(taken, Timestamp::UNIX_EPOCH);
+        assert_eq!(noted_connections(&taken.metadata), None);
+        for odd in
+            ["", "[]", r#"{"peers": 1}"#, r#"{"peers": 1, "count": 1, "disconnected": ["x"]}"#]
+        {
+            let annotations = [(CONNECTIONS.to_owned(), odd.to_owned())].into();
+            let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };
+            assert_eq!(noted_connections(&metadata), None, "{odd}");
+        }
+    }
 
     fn lease(holder: &str, version: &str) -> Lease {
         Lease {
@@ -240,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_taken_when_it_has_not_been_renewed_for_its_time() {
-        let mut candidate = Candidate { name: "b".to_owned(), observed: None, renewed: None };
+        let mut candidate = candidate("b", SidecarFacts::default());
         let start = Instant::now();
         for (seconds, holder, version, expected) in [
             (0, "a", "1", false),
@@ -265,6 +332,7 @@ mod tests {
             let writer = Writer {
                 namespace: NamespaceName::new("leno-system").unwrap(),
                 name: name.to_owned(),
+                facts: watch::Sender::default().subscribe(),
             };
             let (leads, leading) = watch::channel(false);
             let (stop, stopped) = watch::channel(false);
@@ -300,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_lease_counts_its_holders() {
-        let candidate = Candidate { name: "b".to_owned(), observed: None, renewed: None };
+        let candidate = candidate("b", SidecarFacts::default());
         let now = Timestamp::UNIX_EPOCH;
         let spec = candidate.taken(lease("a", "1"), now).spec.unwrap();
         assert_eq!(spec.lease_transitions, Some(5));

@@ -8,6 +8,7 @@ use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
+use super::connections::connections;
 use super::{Finding, few, unreadable};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::inject::{Demand, NamespaceFacts, decide};
@@ -43,6 +44,8 @@ pub(super) async fn sidecars(
         ("sidecars", members.images(ours)),
         ("redirection of pods", members.redirection(Installed::of(control).cni)),
     ];
+    let all = (members.pods, members.more);
+    found.push(("connections of sidecars", connections(client, namespace, control, all).await));
     let serving = members.serving(&name_servers(client).await);
     found.extend(serving.into_iter().map(|finding| ("sidecars that serve", finding)));
     found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));

@@ -1,0 +1,68 @@
+//! Facts about sidecars for the cluster that the control plane is in: rejected clients, and sidecars without a connection.
+
+use std::sync::Arc;
+
+use leno_model::{
+    DISCONNECTED_MAX, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections, SidecarFacts,
+};
+
+use super::Owner;
+use crate::publish::Settling;
+
+impl Owner {
+    /// Publishes the facts, while a part of the program reads them.
+    pub(super) fn publish_sidecar_facts(&self) {
+        if self.told.sidecar_facts.receiver_count() == 0 {
+            return;
+        }
+        let facts = SidecarFacts {
+            rejected_clients: self.rejected_clients(),
+            connections: self.connections(),
+        };
+        self.told.sidecar_facts.send_if_modified(|last| {
+            let is_news = **last != facts;
+            if is_news {
+                *last = Arc::new(facts);
+            }
+            is_news
+        });
+    }
+
+    fn rejected_clients(&self) -> Vec<RejectedClient> {
+        let mut found = Vec::new();
+        for (_, contact) in self.audience.contacts() {
+            let conditions = contact.report.conditions.iter();
+            for (port, clients) in
+                conditions.filter_map(leno_discovery::Condition::rejected_clients)
+            {
+                let Some(workload) = self.mesh.workload(&contact.workload) else { continue };
+                found.extend(clients.into_iter().map(|client| RejectedClient {
+                    workload: workload.name.clone(),
+                    uid: workload.uid.clone(),
+                    client,
+                    port,
+                }));
+            }
+        }
+        found.sort_unstable();
+        found.truncate(REJECTED_CLIENTS_MAX);
+        found
+    }
+
+    /// A sidecar that has just lost its connection is not listed: it may be on its way to another control plane.
+    fn connections(&self) -> Option<SidecarConnections> {
+        if self.start.settling() == Settling::Yes {
+            return None;
+        }
+        let is_connected = |name| {
+            self.audience.known(name).is_some()
+                || self.peers.holder(name).is_some()
+                || self.presence.is_missing(name)
+        };
+        let all = self.mesh.workloads().filter(|workload| workload.ready);
+        let mut without = all.map(|workload| &workload.name).filter(|name| !is_connected(*name));
+        let disconnected: Vec<_> = without.by_ref().take(DISCONNECTED_MAX).cloned().collect();
+        let count = disconnected.len() + without.count();
+        Some(SidecarConnections { peers: self.peers.count(), disconnected, count })
+    }
+}

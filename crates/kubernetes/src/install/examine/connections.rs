@@ -1,0 +1,162 @@
+//! The connections of sidecars to control planes, as the holder of the Lease knows them of all control planes.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Client, ResourceExt as _};
+use leno_model::SidecarConnections;
+
+use super::{Finding, few, unreadable};
+use crate::api::{NamespaceName, ObjectApi};
+use crate::status::noted_connections;
+use crate::words::CONTROL_NAME;
+
+/// Compares the sidecars that are connected with those that run. `more` when there are further pods than these.
+pub(super) async fn connections(
+    client: &Client,
+    namespace: &NamespaceName,
+    control: &Deployment,
+    (pods, more): (&[Pod], bool),
+) -> Finding {
+    let leases: ObjectApi<Lease> = ObjectApi::namespaced(client.clone(), namespace);
+    let lease = match leases.get_opt(&CONTROL_NAME).await {
+        Ok(lease) => lease,
+        Err(error) => return unreadable(&error),
+    };
+    let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
+    let Some(lease) = fresh else {
+        return Finding::odd(
+            "no control plane holds the Lease leno-control, so that none reports which sidecars are connected",
+            format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
+        );
+    };
+    let Some(known) = noted_connections(&lease.metadata) else {
+        return Finding::Well(
+            "not reported yet by the control plane that holds the Lease".to_owned(),
+        );
+    };
+    let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
+    compared(&known, usize::try_from(replicas).unwrap_or(0), (pods, more))
+}
+
+/// Generous, for clocks that differ: the holder renews it every few seconds.
+fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
+    let Some(spec) = &lease.spec else { return false };
+    let has_holder = spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty());
+    let renewed = spec.renew_time.as_ref().map(|time| SystemTime::from(time.0));
+    let is_recent = renewed.is_some_and(|at| now.duration_since(at).unwrap_or_default() < STALE);
+    has_holder && is_recent
+}
+
+fn compared(known: &SidecarConnections, replicas: usize, (pods, more): (&[Pod], bool)) -> Finding {
+    if known.peers + 1 < replicas {
+        return Finding::odd(
+            format!(
+                "the control plane that holds the Lease knows the sidecars of {} of {replicas} control planes",
+                known.peers + 1
+            ),
+            "let control planes reach each other at port 15010, and run this again",
+        );
+    }
+    let is_ready = |pod: &Pod| {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.into_iter().any(|it| it.type_ == "Ready" && it.status == "True")
+    };
+    let shown = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    let runs = |name: &String| {
+        let pod = pods.iter().find(|pod| shown(pod) == *name);
+        pod.map_or(more, is_ready)
+    };
+    let names: Vec<String> =
+        known.disconnected.iter().map(ToString::to_string).filter(runs).collect();
+    let Some(first) = names.first() else {
+        return Finding::Well(
+            "each ready pod's sidecar is connected to a control plane".to_owned(),
+        );
+    };
+    // Those without a name here are as many as the control plane counts beyond its list.
+    let count = names.len() + known.count.saturating_sub(known.disconnected.len());
+    let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
+    Finding::wrong(
+        format!(
+            "the sidecars of {} are connected to no control plane and receive no change and no new certificate ({count} in ready pods)",
+            few(&names)
+        ),
+        format!(
+            "see `kubectl -n {namespace} logs {pod} -c leno-proxy`, and restart the pod if its control plane can be reached"
+        ),
+    )
+}
+
+/// A Lease that was renewed before this time has no holder any more.
+const STALE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use leno_model::WorkloadName;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, ready: &str) -> Pod {
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        let pod = json!({"metadata": {"name": name, "namespace": "shop"}, "status": status});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn known(peers: usize, names: &[&str], count: usize) -> SidecarConnections {
+        let disconnected = names.iter().map(|it| WorkloadName::new("shop", it).unwrap()).collect();
+        SidecarConnections { peers, disconnected, count }
+    }
+
+    #[test]
+    fn ready_pods_without_a_connection_are_reported() {
+        let pods = [pod("web-1", "True"), pod("web-2", "False"), pod("web-3", "True")];
+        let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
+            let found = compared(known, replicas, (&pods, more));
+            assert_eq!(matches!(found, Finding::Wrong(_)), is_wrong, "{found}");
+            assert!(found.to_string().contains(words), "{found}");
+        };
+        check(&known(1, &[], 0), 2, false, false, "each ready pod's sidecar is connected");
+        check(
+            &known(1, &["web-1"], 1),
+            2,
+            false,
+            true,
+            "the sidecars of shop/web-1 are connected to no control plane",
+        );
+        check(&known(1, &["web-1"], 1), 2, false, true, "kubectl -n shop logs web-1 -c leno-proxy");
+        // A pod that is not ready, or has gone in between, has its own finding or none.
+        check(&known(1, &["web-2", "web-9"], 2), 2, false, false, "each ready pod's");
+        check(&known(1, &["web-9"], 1), 2, true, true, "shop/web-9");
+        check(&known(1, &["web-1", "web-3"], 40), 2, false, true, "(40 in ready pods)");
+        // One control plane that does not know the sidecars of another one does not know which are connected.
+        check(
+            &known(0, &["web-1"], 1),
+            2,
+            false,
+            false,
+            "knows the sidecars of 1 of 2 control planes",
+        );
+        check(&known(0, &["web-1"], 1), 1, false, true, "shop/web-1");
+    }
+
+    #[test]
+    fn a_lease_without_a_holder_says_nothing() {
+        let lease = |holder: &str, renewed: &str| -> Lease {
+            let spec = json!({"holderIdentity": holder, "renewTime": renewed});
+            serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
+        };
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        for (holder, renewed, expected) in [
+            ("a", "1970-01-01T00:01:38.000000Z", true),
+            ("a", "1970-01-01T00:02:00.000000Z", true),
+            ("a", "1970-01-01T00:00:30.000000Z", false),
+            ("", "1970-01-01T00:01:38.000000Z", false),
+        ] {
+            assert_eq!(is_fresh(&lease(holder, renewed), now), expected, "{holder} {renewed}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Events on pods that rejected a client because it came without mutual TLS.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::api::ListParams;
+use kube::{Client, ResourceExt as _};
+use leno_model::{RejectedClient, SidecarFacts, WorkloadName};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+
+use crate::api::{ApiError, ObjectApi};
+use crate::status::event::Told;
+
+/// Writes an event for each client that a sidecar of this control plane rejected, on the pod of the sidecar, in the name of
+/// `instance`. An event is counted up while its client goes on; one that returns within [`REMEMBERED`] causes no new
+/// event. Never ends by itself.
+pub async fn keep_rejections(
+    client: Client,
+    instance: String,
+    mut facts: watch::Receiver<Arc<SidecarFacts>>,
+) {
+    let mut events = Events::default();
+    let mut again = interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            _ = again.tick() => {}
+            Ok(()) = facts.changed() => {}
+        }
+        let current = Arc::clone(&facts.borrow_and_update());
+        events.follow((&client, &instance), &current.rejected_clients, Instant::now()).await;
+    }
+}
+
+type Key = (WorkloadName, IpAddr);
+
+/// The events that were written; pure but for [`Events::renew`].
+#[derive(Default)]
+struct Events {
+    known: BTreeMap<Key, Known>,
+    /// The times of the last writes, oldest first.
+    recent: std::collections::VecDeque<Instant>,
+}
+
+struct Known {
+    /// The last time at which the sidecar reported the client.
+    seen: Instant,
+    /// The event, unless it could not be written or has expired.
+    told: Option<Told>,
+    /// A failed write is repeated at this time.
+    retry: Option<Instant>,
+}
+
+impl Events {
+    /// Writes the events that are due, and counts up those whose clients go on.
+    async fn follow(
+        &mut self,
+        (client, instance): (&Client, &str),
+        rejected: &[RejectedClient],
+        now: Instant,
+    ) {
+        for due in self.due(rejected, now) {
+            let written = write(client, instance, &due).await;
+            self.wrote(&due, written);
+        }
+        self.renew(client, now).await;
+    }
+
+    /// The clients that need an event now, within the bounds of the table, of a pod and of a minute.
+    fn due(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
+        self.known.retain(|_, known| now.duration_since(known.seen) < REMEMBERED);
+        while self.recent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
+            self.recent.pop_front();
+        }
+        let mut due: Vec<RejectedClient> = Vec::new();
+        for client in rejected {
+            let key = (client.workload.clone(), client.client);
+            if let Some(known) = self.known.get_mut(&key) {
+                known.seen = now;
+                if known.retry.is_none_or(|at| at > now) {
+                    continue;
+                }
+            } else if self.known.len() >= KNOWN_MAX || self.of_pod(&client.workload) >= OF_POD_MAX {
+                continue;
+            }
+            if self.recent.len() >= MINUTE_MAX {
+                break;
+            }
+            self.recent.push_back(now);
+            self.known.insert(key, Known { seen: now, told: None, retry: None });
+            due.push(client.clone());
+        }
+        due
+    }
+
+    fn of_pod(&self, workload: &WorkloadName) -> usize {
+        self.known.keys().filter(|(name, _)| name == workload).count()
+    }
+
+    fn wrote(&mut self, client: &RejectedClient, written: Option<Told>) {
+        let Entry::Occupied(mut known) = self.known.entry((client.workload.clone(), client.client))
+        else {
+            return;
+        };
+        let known = known.get_mut();
+        known.retry = written.is_none().then(|| known.seen + RETRY_AFTER);
+        known.told = written;
+    }
+
+    /// Counts an event up while its client goes on. One that the API server has forgotten is written again when its client
+    /// returns after [`REMEMBERED`].
+    async fn renew(&mut self, client: &Client, now: Instant) {
+        for known in self.known.values_mut().filter(|known| known.seen == now) {
+            if let Some(told) = &mut known.told
+                && !told.renew(client, now).await
+            {
+                known.told = None;
+            }
+        }
+    }
+}
+
+/// Writes one event; `None` if that fails, or if the pod has no UID, without which no tool shows the event.
+async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<Told> {
+    let RejectedClient { workload, uid, .. } = rejected;
+    let pod = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(workload.name.to_string()),
+        namespace: Some(workload.namespace.to_string()),
+        uid: Some(uid.as_ref()?.to_string()),
+        ..ObjectReference::default()
+    };
+    let owner = match pod_at(client, rejected.client).await {
+        Ok(owner) => owner,
+        Err(error) => {
+            tracing::debug!(%error, "the pod of a client cannot be read");
+            None
+        }
+    };
+    let note = note(rejected, owner.as_deref());
+    Told::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
+}
+
+/// The pod with an address; `None` for the address of a node, which is that of several pods.
+async fn pod_at(client: &Client, address: IpAddr) -> Result<Option<String>, ApiError> {
+    let pods: ObjectApi<Pod> = ObjectApi::all(client.clone());
+    let at = format!("status.podIP={address},status.phase=Running");
+    let found = pods.list(&ListParams::default().fields(&at).limit(2)).await?.items;
+    let [pod] = found.as_slice() else { return Ok(None) };
+    let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
+    let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    Ok((!on_host).then_some(name))
+}
+
+fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
+    let RejectedClient { client, port, .. } = rejected;
+    let client = match owner {
+        Some(pod) => format!("{client} (pod {pod})"),
+        None => client.to_string(),
+    };
+    format!(
+        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; start this client with a sidecar, open \
+         the port to it with an IngressBackend, or accept plaintext while clients move: annotation leno.dev/plaintext: accept"
+    )
+}
+
+/// The reason of the event.
+const PLAINTEXT_REJECTED: &str = "PlaintextRejected";
+/// The interval at which events are counted up, and those above a bound tried again.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// A client that stays away for this time and returns causes a new event: the API server has forgotten the old one.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+/// The pause after a write that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(300);
+const MINUTE: Duration = Duration::from_secs(60);
+/// The most events in a minute: many clients without a sidecar are one problem.
+const MINUTE_MAX: usize = 20;
+/// The most clients with an event on one pod.
+const OF_POD_MAX: usize = 8;
+/// The most clients in the table.
+const KNOWN_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::Server;
+
+    fn rejected(pod: &str, client: &str) -> RejectedClient {
+        RejectedClient {
+            workload: WorkloadName::new("shop", pod).unwrap(),
+            uid: leno_model::Uid::new(&format!("uid-{pod}")).ok(),
+            client: client.parse().unwrap(),
+            port: 8080,
+        }
+    }
+
+    #[test]
+    fn a_client_has_one_event_while_it_goes_on() {
+        let mut events = Events::default();
+        let start = Instant::now();
+        let one = [rejected("web-1", "10.0.0.1")];
+        assert_eq!(events.due(&one, start), one);
+        for minutes in [1, 30, 89] {
+            assert_eq!(events.due(&one, start + minutes * MINUTE), [], "{minutes}");
+        }
+        // Another port of the same pod is no news, another pod is.
+        let other_port = RejectedClient { port: 9090, ..one[0].clone() };
+        assert_eq!(events.due(&[other_port], start + 90 * MINUTE), []);
+        let other = [rejected("web-2", "10.0.0.1")];
+        assert_eq!(events.due(&other, start + 90 * MINUTE), other);
+        assert_eq!(events.due(&[], start + 100 * MINUTE), []);
+        assert_eq!(events.due(&one, start + 149 * MINUTE), [], "it returned too soon");
+        assert_eq!(events.due(&one, start + 209 * MINUTE), one);
+    }
+
+    #[test]
+    fn a_failed_write_is_repeated_after_a_pause() {
+        let mut events = Events::default();
+        let start = Instant::now();
+        let one = [rejected("web-1", "10.0.0.1")];
+        assert_eq!(events.due(&one, start), one);
+        events.wrote(&one[0], None);
+        assert_eq!(events.due(&one, start + RETRY_AFTER / 2), []);
+        assert_eq!(events.due(&one, start + RETRY_AFTER), one);
+    }
+
+    #[test]
+    fn events_are_bounded_by_pod_minute_and_table() {
+        let mut events = Events::default();
+        let now = Instant::now();
+        let clients: Vec<_> =
+            (0..100).map(|it| rejected("web-1", &format!("10.0.0.{it}"))).collect();
+        assert_eq!(events.due(&clients, now).len(), OF_POD_MAX);
+        assert_eq!(events.due(&clients, now + MINUTE), []);
+        let pods: Vec<_> = (0..2000).map(|it| rejected(&format!("api-{it}"), "10.0.0.1")).collect();
+        assert_eq!(events.due(&pods, now + MINUTE).len(), MINUTE_MAX);
+        assert_eq!(events.due(&pods, now + MINUTE), []);
+        let mut all = OF_POD_MAX + MINUTE_MAX;
+        for minute in 2..80 {
+            // Those that are known go on.
+            let both = [&clients[..], &pods[..]].concat();
+            all += events.due(&both, now + minute * MINUTE).len();
+        }
+        assert_eq!((all, events.known.len()), (KNOWN_MAX, KNOWN_MAX));
+    }
+
+    #[tokio::test]
+    async fn an_event_is_counted_up_while_its_client_goes_on() {
+        let server = Server::open().await;
+        let mut events = Events::default();
+        let (start, one) = (Instant::now(), [rejected("web-1", "10.0.0.1")]);
+        let count = || {
+            let store = server.store.lock().unwrap();
+            let mut written = store.objects.iter().filter(|(key, _)| key.contains("/events/"));
+            let (_, event) = written.next().unwrap();
+            assert!(written.next().is_none(), "a client has one event");
+            event["series"]["count"].as_i64()
+        };
+        let by = (&server.client, "leno-control-1");
+        for (minutes, expected) in [(0, None), (10, None), (25, Some(2)), (30, Some(2))] {
+            events.follow(by, &one, start + minutes * MINUTE).await;
+            assert_eq!(count(), expected, "{minutes}");
+        }
+        // Its client stays away.
+        events.follow(by, &[], start + 60 * MINUTE).await;
+        assert_eq!(count(), Some(2));
+    }
+
+    #[tokio::test]
+    async fn an_event_names_the_client_and_its_pod() {
+        let server = Server::open().await;
+        let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
+            {"metadata": {"name": "legacy", "namespace": "old"}, "spec": {"containers": []}},
+        ]});
+        server.store.lock().unwrap().objects.insert("/api/v1/pods".to_owned(), pods);
+        let facts = SidecarFacts {
+            rejected_clients: vec![rejected("web-1", "10.0.0.1")],
+            ..SidecarFacts::default()
+        };
+        let (send, facts) = watch::channel(Arc::new(facts));
+        let keeping = keep_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
+        let mut written = server.store.lock().unwrap().changes();
+        let event = async {
+            written.changed().await.unwrap();
+            let store = server.store.lock().unwrap();
+            let events = store.objects.iter().filter(|(key, _)| key.contains("/events/"));
+            events.map(|(_, event)| event.clone()).collect::<Vec<Value>>()
+        };
+        let events = tokio::select! {
+            () = keeping => panic!("it ended"),
+            events = event => events,
+        };
+        drop(send);
+        let [event] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!(
+            (&event["reason"], &event["type"]),
+            (&json!("PlaintextRejected"), &json!("Warning"))
+        );
+        assert_eq!(event["regarding"]["uid"], "uid-web-1");
+        assert_eq!(event["reportingInstance"], "leno-control-1");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.contains("from 10.0.0.1 (pod old/legacy) to port 8080"), "{note}");
+    }
+}

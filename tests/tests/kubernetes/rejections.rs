@@ -1,0 +1,113 @@
+//! Clients without a sidecar, and sidecars without a control plane: each is reported where an operator looks.
+
+use std::process::Command;
+use std::time::Duration;
+
+use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::{eventually, leno};
+
+/// The notes of the events `PlaintextRejected` on a pod.
+fn rejections(namespace: &Namespace, pod: &str) -> Vec<String> {
+    let about = format!("involvedObject.name={pod},reason=PlaintextRejected");
+    let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
+    let notes = namespace.kubectl(&["get", "events", "--field-selector", &about, "-o", path]);
+    printed(&notes).lines().map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
+    let legacy = Namespace::new("legacy", Injection::Disabled);
+    legacy.client("first");
+    legacy.client("second");
+    legacy.wait_ready();
+    let guarded = Namespace::new("guarded", Injection::Enabled);
+    guarded.http_server("server", 1);
+    guarded.client("member");
+    guarded.wait_ready();
+    let url = format!("http://server.{}/", guarded.name());
+    guarded.expect_curl("member", &[&url], 0, 200);
+    // Many times: a client has one event.
+    legacy.expect_curl("first", &[&url], 56, 0);
+    legacy.expect_curl("first", &[&url], 56, 0);
+    legacy.expect_curl("second", &[&url], 56, 0);
+    let servers = guarded.pods("server");
+    let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
+    let named = |notes: &[String], client: &str| {
+        let pod = format!("(pod {}/{client}) to port 8080", legacy.name());
+        notes.iter().filter(|note| note.contains(&pod)).count()
+    };
+    let (notes, _) = eventually("both clients have an event", PATIENCE, || {
+        let notes = rejections(&guarded, pod);
+        (named(&notes, "first") > 0 && named(&notes, "second") > 0).then_some(notes)
+    });
+    assert_eq!(
+        (named(&notes, "first"), named(&notes, "second"), notes.len()),
+        (1, 1, 2),
+        "{notes:?}"
+    );
+    assert!(notes[0].contains("annotation leno.dev/plaintext: accept"), "{notes:?}");
+    // `kubectl describe` shows it: the event has the UID of the pod.
+    let described = printed(&guarded.kubectl(&["describe", "pod", pod]));
+    assert!(described.contains("PlaintextRejected"), "{described}");
+}
+
+/// The process of a pod's sidecar.
+fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
+    let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let process = entry.ok()?.file_name().into_string().ok()?;
+        let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
+        let has = |name: &str, value: &str| {
+            let wanted = format!("{name}={value}");
+            environment.split(|byte| *byte == 0).any(|it| it == wanted.as_bytes())
+        };
+        let is_its = has("POD_NAME", pod) && has("POD_NAMESPACE", namespace.name());
+        is_its.then_some(process)
+    });
+    found.next().expect("the sidecar of the pod runs on this machine")
+}
+
+/// The finding of `leno check --kubernetes` about connections of sidecars.
+fn found() -> String {
+    let checked = leno().args(["check", "--kubernetes"]).output().expect("the program starts");
+    let text = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
+    let lines = text.lines().filter(|line| line.contains("connections of sidecars"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn a_sidecar_without_a_control_plane_is_reported_by_check() {
+    let namespace = Namespace::new("astray", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.client("client");
+    namespace.wait_ready();
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    let name = format!("{}/client", namespace.name());
+    let before = found();
+    assert!(!before.is_empty() && !before.contains(&name), "{before}");
+    // No packet leaves the pod for a control plane, whatever its address.
+    let addresses = |arguments: &[&str]| {
+        printed(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
+    };
+    let service = addresses(&["service", "leno-control", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
+    let selector = "app.kubernetes.io/name=leno-control";
+    let pods =
+        addresses(&["pods", "-l", selector, "-o", "jsonpath={.items[*].status.podIPs[*].ip}"]);
+    let process = sidecar_of(&namespace, "client");
+    for address in service.split_whitespace().chain(pods.split_whitespace()) {
+        let version = if address.contains(':') { "-6" } else { "-4" };
+        let blackhole = ["ip", version, "route", "add", "blackhole", address];
+        let set = Command::new("nsenter").args(["-t", &process, "-n"]).args(blackhole).status();
+        assert!(set.unwrap().success(), "{address}");
+    }
+    eventually("the sidecar without a connection is reported", PATIENCE, || {
+        found().contains(&name).then_some(())
+    });
+    // It goes on with the configuration that it has.
+    namespace.expect_curl("client", &["http://server/"], 0, 200);
+    let server = format!("{}/server", namespace.name());
+    assert!(!found().contains(&server), "{}", found());
+}
+
+const PATIENCE: Duration = Duration::from_secs(180);
