@@ -5,9 +5,11 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
+# Before anything is in the mesh.
+run kubernetes empty::
 # Those with cert-manager are another target of ./test, which builds it.
 run api_server --test-threads 2 --skip issuer::
-run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways::
+run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:: --skip empty::
 # IngressBackends open ports in each installation: the defaults (above), gateways, and Helm (below).
 entrances=(policies::an_ingress_backend entrances::)
 "$1" install --image "$KC_IMAGE" --gateways --apply

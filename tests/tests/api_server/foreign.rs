@@ -114,7 +114,7 @@ fn what_is_refused_or_not_heeded_is_said_beside_namespaces_pods_and_services() {
         server.apply("v1/Namespace", None, "shop", wrong.clone()).await;
         let pod = json!({
             "metadata": {
-                "labels": {"leno.dev/meshed": "sidecar"},
+                "labels": {"a": "b", "leno.dev/meshed": "sidecar"},
                 "annotations": {"leno.dev/plaintext": "yes"},
             },
             "spec": {"containers": [{"name": "web", "image": "none"}]},

@@ -14,6 +14,8 @@ mod connectivity;
 #[cfg(test)]
 mod demonstrations;
 #[cfg(test)]
+mod empty;
+#[cfg(test)]
 mod ensembles;
 #[cfg(test)]
 mod entrances;

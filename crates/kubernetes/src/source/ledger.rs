@@ -493,9 +493,11 @@ impl Ledger {
 
     fn all_remarks(&self) -> (Vec<Rejected>, Vec<Warning>) {
         let (mut rejected, mut warnings) = (Vec::new(), Vec::new());
-        for (refusals, remarks) in self.remarks.values() {
+        for (origin, (refusals, remarks)) in &self.remarks {
             rejected.extend_from_slice(refusals);
-            warnings.extend_from_slice(remarks);
+            if self.is_of_mesh(origin) {
+                warnings.extend_from_slice(remarks);
+            }
         }
         rejected.extend(self.customs.duplicates());
         warnings.extend(self.overruled());

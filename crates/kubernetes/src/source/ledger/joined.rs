@@ -2,8 +2,10 @@
 
 use leno_model::{Service, ServiceName, Workload};
 
-use super::Ledger;
+use super::{Ledger, Origin};
 use crate::read::selects;
+use crate::source::kinds::Watched;
+use crate::source::news::Id;
 
 impl Ledger {
     /// Notes the services in front of a pod with a sidecar. Their pods without one become endpoints, and remain so when the last
@@ -16,6 +18,7 @@ impl Ledger {
         let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
         for service in joining.collect::<Vec<_>>() {
             self.joined.insert(service.name.clone());
+            self.unjudged |= self.is_remarked(&service.name);
             self.touch_selected(&service.name, &[Some(&service)]);
         }
     }
@@ -30,6 +33,23 @@ impl Ledger {
         if pods.any(|it| is_in_front(service, it)) {
             self.joined.insert(name.clone());
         }
+    }
+
+    fn is_remarked(&self, name: &ServiceName) -> bool {
+        let id = Id { namespace: name.namespace.to_string(), name: name.name.to_string() };
+        let kind = self.kinds.iter().position(|it| it.watched == Watched::Services);
+        kind.is_some_and(|kind| self.remarks.contains_key(&Origin { kind, id }))
+    }
+
+    /// False for a Service that has had no pod with a sidecar, and that no gateway leads to: its clients reach it as
+    /// without a mesh, so all of its fields have their effect.
+    pub(super) fn is_of_mesh(&self, origin: &Origin) -> bool {
+        let of_kind = self.kinds.get(origin.kind);
+        if of_kind.is_none_or(|standing| standing.watched != Watched::Services) {
+            return true;
+        }
+        let name = ServiceName::new(&origin.id.namespace, &origin.id.name);
+        name.is_ok_and(|name| self.joined.contains(&name) || self.gateways_lead_to(&name))
     }
 
     /// True for a pod behind a service that has had a pod with a sidecar.

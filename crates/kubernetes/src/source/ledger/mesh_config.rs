@@ -259,7 +259,8 @@ impl Ledger {
 
     /// What is to be said of an object, in one text, although it is in force.
     pub(super) fn remarks_of(&self, origin: &Origin) -> Option<String> {
-        let remarks = self.remarks.get(origin).map(|(_, warnings)| warnings.as_slice());
+        let remarks = self.remarks.get(origin).filter(|_| self.is_of_mesh(origin));
+        let remarks = remarks.map(|(_, warnings)| warnings.as_slice());
         let mut others = self.overridden(origin);
         others.extend(self.below_floor(origin));
         let all = remarks.unwrap_or_default().iter().chain(&others).take(REMARKS_MAX);

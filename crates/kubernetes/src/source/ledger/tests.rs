@@ -11,6 +11,7 @@ use super::*;
 use crate::status::Said;
 
 mod border;
+mod empty;
 mod floor;
 mod gateways;
 mod guests;

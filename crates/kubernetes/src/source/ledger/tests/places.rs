@@ -162,6 +162,7 @@ fn a_weight_that_is_none_is_said_beside_its_pod() {
 #[test]
 fn what_is_not_heeded_of_a_service_or_namespace_is_said_beside_it() {
     let mut ledger = settled();
+    ledger.take(PODS, pod("web-1", json!({})));
     ledger.take(SERVICES, near(json!("PreferSameNode")));
     ledger.take(NAMESPACES, namespace("shop", "stict"));
     let statements = ledger.statements().unwrap();

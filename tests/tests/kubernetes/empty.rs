@@ -1,0 +1,55 @@
+//! A fresh installation without a pod of the mesh: no command warns.
+
+use leno_tests::cluster::{kubectl, printed};
+use leno_tests::leno;
+use serde_json::Value;
+
+/// `./test kubernetes` runs it before the others, while the cluster has its own Services alone.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn an_installation_without_workloads_has_no_warning() {
+    let checked = leno().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
+    let findings: Vec<Value> = serde_json::from_str(&printed(&checked)).expect("findings");
+    let odd: Vec<&Value> = findings.iter().filter(|it| it["verdict"] != "ok").collect();
+    assert!(!findings.is_empty() && odd.is_empty(), "{odd:?}");
+    let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
+    let names = ["-o", "jsonpath={.items[*].metadata.name}"];
+    let pods = printed(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
+    for pod in pods.split_whitespace() {
+        let leno = |arguments: &[&str]| {
+            let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
+            let data = ["--data", "/var/lib/leno/control"];
+            let output = kubectl(&[&exec[..], arguments, &data].concat());
+            // A warning would stand on standard error.
+            let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(complaint, "", "{arguments:?}");
+            printed(&output)
+        };
+        let status: Value = serde_json::from_str(&leno(&["status", "-o", "json"])).unwrap();
+        assert_eq!(status["findings"], serde_json::json!([]), "{status}");
+        assert_eq!(status["healthy"], true, "{status}");
+        let text = leno(&["status"]);
+        assert!(text.contains("healthy") && !text.contains("warning"), "{text}");
+        let rejected = leno(&["get", "rejected"]);
+        assert!(rejected.contains("nothing is rejected"), "{rejected}");
+        for topic in TOPICS {
+            leno(&["get", topic]);
+        }
+        leno(&["top", "--once"]);
+    }
+}
+
+const TOPICS: &[&str] = &[
+    "status",
+    "workloads",
+    "services",
+    "certificates",
+    "connections",
+    "circuits",
+    "removed",
+    "proxies",
+    "changes",
+    "routes",
+    "policies",
+    "rules",
+];
