@@ -7,8 +7,6 @@ set -euo pipefail
 run() { cargo test --locked --workspace --test "$1" -- --ignored --nocapture "${@:2}"; }
 # Before anything is in the mesh.
 run kubernetes empty::
-# Those with cert-manager are another target of ./test, which builds it.
-run api_server --test-threads 2 --skip issuer::
 run kubernetes --test-threads 4 --skip by_plugin --skip alone:: --skip gateways:: --skip empty::
 # IngressBackends open ports in each installation: the defaults (above), gateways, and Helm (below).
 entrances=(policies::an_ingress_backend entrances::)
@@ -16,6 +14,11 @@ entrances=(policies::an_ingress_backend entrances::)
 run kubernetes --test-threads 4 gateways:: "${entrances[@]}"
 # These trouble everything in the cluster, and have it for themselves.
 run kubernetes --test-threads 1 alone::
+# These have API servers of their own, and run beside the rest, which waits for pods most of the time. Those with cert-manager
+# are another target of ./test, which builds it.
+api_server_log=$KC_STATE/api_server.log
+run api_server --test-threads 2 --skip issuer:: > "$api_server_log" 2>&1 & api_server=$!
+trap wait EXIT
 "$1" install --image "$KC_IMAGE" --cni --apply
 kubectl -n leno-cni rollout status daemonset/leno-cni --timeout=120s
 run kubernetes --test-threads 4 by_plugin connectivity
@@ -53,3 +56,6 @@ for left in lease/leno-control job/leno-uninstall serviceaccount/leno-uninstall 
     echo "$left is left after helm uninstall" >&2; exit 1
   fi
 done
+wait "$api_server" && passed=0 || passed=$?
+cat "$api_server_log"
+exit "$passed"
