@@ -202,6 +202,7 @@ pub fn inject(
     demand: Demand<'_>,
     settings: &Settings,
 ) -> Result<Outcome, InjectError> {
+    decision::check_shape(pod)?;
     let floor = settings.floor_in(demand.namespace());
     let mut overruled = Vec::new();
     match decide(pod, demand, &settings.system_namespace)? {

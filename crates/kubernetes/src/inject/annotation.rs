@@ -74,6 +74,14 @@ pub enum InjectError {
          requires a sidecar; remove leno-intercept, and the pod gets both"
     )]
     Incomplete,
+    /// A field of the pod has a value of another type.
+    #[error("{field} is not {expected}; give a Pod as the API server accepts it")]
+    Shape {
+        /// The path of the field.
+        field: String,
+        /// The type.
+        expected: &'static str,
+    },
     /// What is given is no pod.
     #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]
     NoPod(String),

@@ -92,6 +92,28 @@ pub(super) fn reject_imitation(
     if has_sidecar { Ok(()) } else { Err(InjectError::Incomplete) }
 }
 
+/// The fields that an injection changes must have the types that the API server gives them: a review can come from any
+/// client that reaches the webhook.
+pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
+    const MAPS: [&str; 4] = ["/metadata", "/metadata/labels", "/metadata/annotations", "/spec"];
+    const LISTS: [&str; 3] = ["/spec/containers", "/spec/initContainers", "/spec/volumes"];
+    let has_shape = |field: &str, is_one: fn(&Value) -> bool| {
+        pod.pointer(field).is_none_or(|value| value.is_null() || is_one(value))
+    };
+    if !pod.is_object() {
+        return Err(InjectError::Shape { field: "the pod".to_owned(), expected: "a map" });
+    }
+    let maps = MAPS.into_iter().map(|field| (field, "a map", has_shape(field, Value::is_object)));
+    let lists = LISTS.into_iter().map(|field| (field, "a list", has_shape(field, Value::is_array)));
+    match maps.chain(lists).find(|(_, _, has_shape)| !has_shape) {
+        Some((field, expected, _)) => Err(InjectError::Shape {
+            field: field.trim_start_matches('/').replace('/', "."),
+            expected,
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Somebody who runs as the sidecar does would not be led to it.
 pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     let spec = &pod["spec"];
@@ -254,6 +276,27 @@ mod tests {
 
     fn with(containers: Value) -> Value {
         json!({"metadata": {"name": "web"}, "spec": {"containers": containers}})
+    }
+
+    #[test]
+    fn a_pod_of_another_shape_is_rejected() {
+        let on = shop(&[("leno.dev/injection", "enabled")]);
+        let said = |pod: &Value| verdict(pod, &on, Floor::default()).unwrap_or_default();
+        for (pod, field) in [
+            (json!("a pod"), "the pod is not a map"),
+            (json!({"metadata": {}, "spec": "80"}), "spec is not a map"),
+            (json!({"metadata": [], "spec": {"containers": []}}), "metadata is not a map"),
+            (json!({"metadata": {"labels": "a"}, "spec": {}}), "metadata.labels is not a map"),
+            (json!({"spec": {"containers": {"name": "a"}}}), "spec.containers is not a list"),
+            (with(json!("a")), "spec.containers is not a list"),
+            (
+                json!({"spec": {"initContainers": 1, "containers": []}}),
+                "spec.initContainers is not",
+            ),
+            (json!({"spec": {"volumes": "a", "containers": []}}), "spec.volumes is not a list"),
+        ] {
+            assert!(said(&pod).starts_with(field), "{pod}: {}", said(&pod));
+        }
     }
 
     #[test]
