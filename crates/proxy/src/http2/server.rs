@@ -233,7 +233,8 @@ async fn serve_stream(
         Err(code) => reply.reset(code),
         Ok(()) if source.is_complete() => {}
         Ok(()) => tokio::select! {
-            () = read_out(&mut source) => {}
+            // Boxed, so that streams that are read to their end need no room for it.
+            () = Box::pin(read_out(&mut source)) => {}
             never = half_close.wake() => match never {},
         },
     }
