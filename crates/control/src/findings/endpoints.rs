@@ -13,14 +13,18 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         return Vec::new();
     }
     let used = used(facts);
+    let meshed: BTreeSet<&str> =
+        facts.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
     let empty = facts.services.iter().flat_map(|service| {
         let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
         empty.map(move |port| (service, port.port))
     });
     let found = empty.filter_map(|(service, port)| {
         let is_used = used.contains(&format!("{}:{port}", service.name));
-        // Routes take the traffic of a service that only has a name, and others may be none of the mesh.
+        // Routes take the traffic of a service that only has a name, and others may be none of the mesh: in a cluster, those
+        // of every namespace without a workload of the mesh.
         let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
+        let has_own_traffic = has_own_traffic && meshed.contains(namespace_of(&service.name));
         (is_used || has_own_traffic).then(|| finding(service, port, is_used))
     });
     let mut findings = shortened(found.collect(), "leno get services");
@@ -28,6 +32,11 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         facts.services.iter().filter_map(|it| Some(exclusion(it, it.excluded.as_ref()?)));
     findings.extend(shortened(excluded.collect(), "leno get services"));
     findings
+}
+
+/// The namespace in a name `NAMESPACE/NAME`.
+fn namespace_of(name: &str) -> &str {
+    name.split('/').next().unwrap_or_default()
 }
 
 /// Ready endpoints that only clients outside the mesh reach.

@@ -424,6 +424,9 @@ pub(crate) async fn pump(
     silence: Silence<'_>,
     noted: Noted<'_>,
 ) -> Result<(), Broken> {
+    if source.is_empty() {
+        return sink.finish(false).await;
+    }
     loop {
         let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
         let next = match at_once {
