@@ -420,7 +420,7 @@ impl Report<'_> {
     /// domain is not the one that is asked for.
     pub(crate) fn rejected(&self) -> Value {
         let mut warnings: Vec<Warning> = self.remarks.warnings.clone();
-        warnings.extend(lint(&self.mesh.explained()));
+        warnings.extend(lint(&self.mesh.explained()).into_iter().filter(|it| self.concerns(it)));
         locate(&mut warnings, &self.remarks.locations);
         warnings.extend(self.unread_keys());
         warnings.sort();
@@ -430,6 +430,19 @@ impl Report<'_> {
             "warnings": warnings,
             "trust_domain": self.remarks.trust_domain,
         })
+    }
+}
+
+impl Report<'_> {
+    /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster have nothing
+    /// to do with the mesh. Objects of a cluster have no place in a file.
+    fn concerns(&self, warning: &Warning) -> bool {
+        let at = &warning.at;
+        let is_own =
+            |workload: &Workload| Some(workload.name.namespace.as_str()) == at.namespace.as_deref();
+        !self.remarks.locations.is_empty()
+            || at.kind.as_deref() != Some("Service")
+            || self.mesh.workloads().any(is_own)
     }
 }
 
