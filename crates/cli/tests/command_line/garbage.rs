@@ -192,7 +192,12 @@ fn expected(garbage: Garbage) -> Vec<String> {
     match garbage {
         Garbage::Lists => all.collect(),
         Garbage::Watches => {
+            let of_api_server = [
+                "/api/v1/namespaces/default/services",
+                "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
+            ];
             let all = all.chain(["/api/v1/secrets".to_owned()]);
+            let all = all.chain(of_api_server.map(str::to_owned));
             all.map(|path| format!("watch {path}")).collect()
         }
         Garbage::Objects => [
@@ -285,7 +290,8 @@ impl Shared {
             });
             return (200, version);
         }
-        if path.contains("/namespaces/") && !path.ends_with("/endpointslices") {
+        let is_list = path.ends_with("/endpointslices") || path.ends_with("/services");
+        if path.contains("/namespaces/") && !is_list {
             let missing = json!({
                 "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
             });
