@@ -144,8 +144,9 @@ fn what_may_not_be_read_is_told_and_the_rest_is_read() {
         world.until("a first picture", |world| world.updates == 1).await;
         assert!(world.objects.contains_key(&workload("web-1")));
         let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
-        assert_eq!(warnings.len(), 2, "{warnings:?}");
-        for (warning, kind) in warnings.iter().zip(["HTTPRouteGroup", "Node"]) {
+        let kinds = ["EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
+        assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
+        for (warning, kind) in warnings.iter().zip(kinds) {
             let expected = format!("{kind}: the API server forbids");
             assert!(warning.starts_with(&expected), "{warnings:?}");
         }
