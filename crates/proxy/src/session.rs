@@ -218,14 +218,19 @@ impl Session {
         if let Some(series) = known.iter().find(|series| series.subject == *subject) {
             return series.clone();
         }
-        let labels = self.labels(subject);
-        let id = self.worker.shard.series(&labels);
-        let series = Rc::new(Series { subject: subject.clone(), labels, id });
+        let series = Rc::new(self.new_series(subject));
         if known.len() >= SERIES_MAX {
             known.clear();
         }
         known.push(series.clone());
         series
+    }
+
+    #[cold]
+    fn new_series(&self, subject: &Subject) -> Series {
+        let labels = self.labels(subject);
+        let id = self.worker.shard.series(&labels);
+        Series { subject: subject.clone(), labels, id }
     }
 
     fn labels(&self, subject: &Subject) -> RequestLabels {

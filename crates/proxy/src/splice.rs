@@ -27,13 +27,13 @@ pub(crate) async fn splice(
     let forth = async {
         let mut source = Source::http1(&mut client, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };
-        pump(&mut source, &mut sink, Silence::Allowed, noted(bytes_in)).await?;
+        pump(&mut source, &mut sink, Silence::Allowed, &noted(bytes_in)).await?;
         end(&ends.1).await
     };
     let back = async {
         let mut source = Source::http1(&mut server, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_client, chunked: false };
-        pump(&mut source, &mut sink, Silence::Allowed, noted(bytes_out)).await?;
+        pump(&mut source, &mut sink, Silence::Allowed, &noted(bytes_out)).await?;
         end(&ends.0).await
     };
     let forth = async { forth.await.map_err(|broken| reason_forth(&broken)) };

@@ -506,12 +506,12 @@ async fn relay(
     let mut into_plain = Sink::Http1 { writer, chunked: false };
     let forth = async {
         let pumped =
-            pump(&mut from_plain, &mut into_stream, Silence::Allowed, noted(to_stream)).await;
+            pump(&mut from_plain, &mut into_stream, Silence::Allowed, &noted(to_stream)).await;
         pumped.map_err(|broken| towards.reason(Way::Forth, &broken))
     };
     let back = async {
         let pumped = async {
-            pump(&mut from_stream, &mut into_plain, Silence::Allowed, noted(to_plain)).await?;
+            pump(&mut from_stream, &mut into_plain, Silence::Allowed, &noted(to_plain)).await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
         };
         pumped.await.map_err(|broken| towards.reason(Way::Back, &broken))

@@ -422,7 +422,7 @@ pub(crate) async fn pump(
     source: &mut Source<'_>,
     sink: &mut Sink<'_>,
     silence: Silence<'_>,
-    noted: Noted<'_>,
+    noted: &Noted<'_>,
 ) -> Result<(), Broken> {
     if source.is_empty() {
         return sink.finish(false).await;

@@ -273,7 +273,8 @@ async fn converse(
     let mut send = pin!(async {
         *body_taken = has_body;
         let permitted = |section| trailers::permitted(session, actions.as_deref(), section);
-        pump(body, &mut sink, silence, Noted::request(&record.bytes_in, &permitted)).await?;
+        let noted = Noted::request(&record.bytes_in, &permitted);
+        pump(body, &mut sink, silence, &noted).await?;
         if upgrade { sink.end().await } else { Ok(()) }
     });
     let mut reply = Reply {
@@ -540,7 +541,7 @@ impl Reply<'_, '_> {
             // It may be a stream of events, in which a pause of any length is regular.
             BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => Silence::Allowed,
         };
-        let pumped = pump(&mut source, &mut sink, silence, self.given).await;
+        let pumped = pump(&mut source, &mut sink, silence, &self.given).await;
         if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
             call.ended(bytes, head);
         }
