@@ -22,7 +22,7 @@ mod slot;
 pub(crate) mod stream;
 
 use crate::buffers::{self, Size};
-pub(crate) use rejection::ReceivedHead;
+pub(crate) use rejection::{REJECTED, ReceivedHead, rejection_over_http1};
 use slot::Slot;
 pub(crate) use slot::{Incoming, Lost};
 pub(crate) use stream::LinkStream;

@@ -48,6 +48,7 @@ mod policy;
 mod prior_knowledge;
 mod reasons;
 mod rejections;
+mod rejections_alone;
 mod removal;
 mod renewal;
 mod resets;

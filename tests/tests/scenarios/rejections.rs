@@ -73,7 +73,27 @@ fn permissive() -> Vec<Case> {
         policy("ExternalAuthorization", "auth", "service: {name: authorizer, port: 9080}")
     );
     let one = "concurrency: {requests: 1}";
+    let alone = |service, manifests, why| Case { protocol: ALONE, ..case(service, manifests, why) };
     vec![
+        alone("own", deny("own"), ("denied-by-policy", "AccessPolicy shop/of-own")),
+        alone(
+            "own-rate",
+            policy("RateLimit", "own-rate", "rules: [{requests: 1, in: 1h}]"),
+            ("rate-limited", "RateLimit shop/of-own-rate"),
+        ),
+        alone(
+            "own-jwt",
+            policy("JwtValidation", "own-jwt", ISSUER),
+            ("token-missing", "JwtValidation shop/of-own-jwt"),
+        ),
+        Case {
+            held: true,
+            ..alone(
+                "own-busy",
+                policy("RateLimit", "own-busy", one),
+                ("overloaded", "RateLimit shop/of-own-busy"),
+            )
+        },
         denied("http", "HTTP", "AccessPolicy shop/of-http"),
         denied("http2", "HTTP2", "AccessPolicy shop/of-http2"),
         denied("grpc", "GRPC", "AccessPolicy shop/of-grpc"),
@@ -162,7 +182,8 @@ fn application() -> Application {
         path => match path.strip_prefix("/own/") {
             Some(status) => Answer::Bytes(
                 format!(
-                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"
+                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\nconnection: leno-rejected\r\n\
+                     content-length: 0\r\n\r\n"
                 )
                 .into_bytes(),
             ),
@@ -188,7 +209,10 @@ impl Shop {
         for case in cases {
             manifests += &match case.service {
                 "empty" => service(case.service),
-                name => server_of(name, (application.port(), case.protocol), &[]),
+                name => {
+                    let declared = if case.protocol == ALONE { "HTTP" } else { case.protocol };
+                    server_of(name, (application.port(), declared), &[])
+                }
             };
             manifests += &case.manifests;
         }
@@ -235,6 +259,7 @@ fn send(door: u16, protocol: &str, path: &str) {
             curl.args(["--http2-prior-knowledge", "-X", "POST", "--data-binary", ""]);
             curl.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
         }
+        ALONE => drop(curl.args(["-H", "authorization: NTLM bWU="])),
         _ => {}
     }
     let url = format!("http://{}:{door}{path}", Ipv4Addr::LOCALHOST);
@@ -375,9 +400,11 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
     let shop = Shop::open("permissive", &[own]);
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
-        (0..REQUESTS).for_each(|_| send(shop.doors[0], "HTTP", &format!("/own/{status}")));
+        for protocol in ["HTTP", ALONE] {
+            (0..REQUESTS).for_each(|_| send(shop.doors[0], protocol, &format!("/own/{status}")));
+        }
     }
-    for (code, count) in [("4xx", 30.0), ("5xx", 10.0)] {
+    for (code, count) in [("4xx", 60.0), ("5xx", 20.0)] {
         for (workload, direction) in [("shop/web-1", "outbound"), ("shop/own-1", "inbound")] {
             let labels = [
                 format!("direction=\"{direction}\""),
@@ -391,7 +418,7 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
     eventually("the control plane knows of all", PATIENCE, || {
         let traffic = shop.traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
-        (rates["requests"] == 40 && rates["failed"] == 10).then_some(())
+        (rates["requests"] == 80 && rates["failed"] == 20).then_some(())
     });
     assert_eq!(shop.traffic()["rejections"].as_array().map(Vec::len), Some(0));
 }
@@ -426,5 +453,7 @@ fn tcp_connections_that_stay_open_have_a_rate() {
     }
 }
 
+/// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
+const ALONE: &str = "HTTP, alone";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@ use leno_traffic::FieldEdits;
 use super::body::{send, send_http2};
 use super::date;
 use super::respond::Responder;
+use crate::link::REJECTED;
 
 /// An answer of our own: a head, and a text for people.
 pub(crate) struct Answer<'a> {
@@ -18,6 +19,8 @@ pub(crate) struct Answer<'a> {
     pub(crate) edits: Option<&'a FieldEdits>,
     /// True where the sidecar rejects the request.
     pub(crate) rejects: bool,
+    /// True where the client is a sidecar that reads the mark of rejections over HTTP/1.1.
+    pub(crate) to_sidecar: bool,
 }
 
 impl Answer<'_> {
@@ -28,6 +31,10 @@ impl Answer<'_> {
             Responder::Http1 { writer, keep_alive, .. } => {
                 let head = self.head();
                 writer.room().extend_from_slice(head.as_bytes());
+                if self.rejects && self.to_sidecar {
+                    let mark = format!("connection: {REJECTED}\r\n");
+                    writer.room().extend_from_slice(mark.as_bytes());
+                }
                 let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
                 writer.room().extend_from_slice(close);
                 writer.room().extend_from_slice(body.as_bytes());

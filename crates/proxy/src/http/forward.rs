@@ -34,10 +34,11 @@ use crate::http2::client::Http2Lease;
 use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Asked, Outgoing, Received};
-use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead};
+use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead, rejection_over_http1};
 use crate::record::FinalHead;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
+use crate::upstream::pool::Sharing;
 use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
@@ -175,6 +176,7 @@ async fn over_http1(
         BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
         BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
     };
+    let sharing = connection.sharing(exchange.progress.pins);
     let Http1Upstream { reader, writer, .. } = connection;
     {
         let context = exchange.span().map(Written::of);
@@ -188,7 +190,7 @@ async fn over_http1(
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
     let sending = Sending::of(exchange);
-    let upstream = Upstreamed::Http1(reader, exchange.progress.pins);
+    let upstream = Upstreamed::Http1(reader, sharing);
     converse(exchange, (sink, sending), upstream).await
 }
 
@@ -223,8 +225,7 @@ pub(crate) fn edits<'a>(
 /// Where a response comes from.
 enum Upstreamed<'a> {
     Link(&'a LinkStream),
-    /// True: the connection serves this client alone, also when it is authenticated.
-    Http1(&'a mut Reader, bool),
+    Http1(&'a mut Reader, Sharing),
     Http2(Box<Awaited>),
 }
 
@@ -389,7 +390,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             return finished.map(|()| true);
         },
         Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
-        Upstreamed::Http1(reader, pins) => loop {
+        Upstreamed::Http1(reader, sharing) => loop {
             let mut head = reply.worker.response_heads.lend();
             let bytes =
                 reader.response(&mut head, reply.answers).await.map_err(|e| upstream_reason(&e))?;
@@ -402,9 +403,18 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 // Nobody was asked to change the protocol.
                 return Err(Reason::UpstreamMalformed);
             }
-            let reusable = head.keep_alive
-                && head.body != BodyLength::UntilClose
-                && (pins || !head.authenticates_connection(&bytes));
+            let may_serve_again = match sharing {
+                Sharing::Pooled => !head.authenticates_connection(&bytes),
+                Sharing::Pinned => true,
+                Sharing::PinnedAtSidecar => {
+                    if let Some(reason) = rejection_over_http1(&bytes, &head) {
+                        reply.rejected(reason);
+                    }
+                    true
+                }
+            };
+            let reusable =
+                head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
             let source = Source::http1(reader, length);
             reply.finish(&bytes, &head, source).await?;

@@ -26,6 +26,7 @@ pub(crate) async fn answer(
         return false;
     }
     let is_stranger = session.edge.is_some();
+    let to_sidecar = session.is_private;
     let label = failure.reason.label();
     let why = if is_stranger {
         Cow::Borrowed(label)
@@ -62,8 +63,8 @@ pub(crate) async fn answer(
             ];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let rejects = true;
-            let answer = Answer { status: 200, fields: &fields, text: "", edits, rejects };
+            let (status, rejects) = (200, true);
+            let answer = Answer { status, fields: &fields, text: "", edits, rejects, to_sidecar };
             answer.send(responder, true).await
         }
         responder => {
@@ -71,7 +72,8 @@ pub(crate) async fn answer(
             let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let answer = Answer { status, fields: &fields, text: &text, edits, rejects: true };
+            let (fields, text, rejects) = (&*fields, &*text, true);
+            let answer = Answer { status, fields, text, edits, rejects, to_sidecar };
             answer.send(responder, bodiless).await
         }
     }

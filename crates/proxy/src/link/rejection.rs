@@ -1,4 +1,4 @@
-//! Rejections by the sidecar at the other end of a link: the only reader of `leno-reason` in responses.
+//! Rejections by the sidecar at the other end of a link or of `leno-http/1`: the only reader of `leno-reason` in responses.
 
 use bytes::Bytes;
 use leno_model::{REASON_FIELD, Reason};
@@ -21,6 +21,13 @@ impl ReceivedHead {
     }
 }
 
+/// The same for a response over `leno-http/1`, which has the option [`REJECTED`] where the peer's sidecar wrote it.
+#[cold]
+#[inline(never)]
+pub(crate) fn rejection_over_http1(bytes: &[u8], head: &ResponseHead) -> Option<Reason> {
+    head.has_connection_option(bytes, REJECTED).then(|| reported(bytes, head))
+}
+
 /// The reason for which the sidecar of the endpoint rejected the request. It is for counts only.
 #[cold]
 fn reported(bytes: &[u8], head: &ResponseHead) -> Reason {
@@ -30,3 +37,7 @@ fn reported(bytes: &[u8], head: &ResponseHead) -> Reason {
     // A later release may have reasons that this one does not know.
     label.and_then(Reason::from_label).unwrap_or(Reason::UpstreamRefused)
 }
+
+/// The option of `Connection` in responses over `leno-http/1` that the sidecar itself wrote to reject a request. A response of
+/// the application has it never: sidecars write `Connection` anew.
+pub(crate) const REJECTED: &str = "leno-rejected";

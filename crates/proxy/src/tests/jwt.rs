@@ -17,10 +17,10 @@ use super::fixture::{Application, Client, Mesh, OK, run};
 use super::http2;
 
 /// Who signs with one key.
-struct Issuer(EcdsaKeyPair);
+pub(super) struct Issuer(EcdsaKeyPair);
 
 impl Issuer {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
     }
 
@@ -41,7 +41,7 @@ impl Issuer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 
-    fn guard(&self, required: Required) -> PortGuard {
+    pub(super) fn guard(&self, required: Required) -> PortGuard {
         let claim = |claim: &str, header: &str| ClaimHeader {
             claim: claim.to_owned(),
             header: header.to_owned(),

@@ -27,7 +27,7 @@ fn name(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "bookinfo", "guard").unwrap()
 }
 
-fn limit(limits: RateLimits) -> PortLimits {
+pub(super) fn limit(limits: RateLimits) -> PortLimits {
     PortLimits { policy: name(ServicePolicyKind::RateLimit), limits }
 }
 
@@ -36,7 +36,7 @@ fn rate(size: u32) -> Rate {
     Rate { count: 1, time: Duration::from_secs(3600), size }
 }
 
-fn rule(size: u32) -> RateRule {
+pub(super) fn rule(size: u32) -> RateRule {
     RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),

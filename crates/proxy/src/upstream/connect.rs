@@ -23,7 +23,7 @@ use crate::dial::dial;
 use crate::http2::client::greet;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
+use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
 use crate::worker::Worker;
 use crate::world::World;
 
@@ -139,10 +139,14 @@ pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Resul
     let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
     note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = shaken?;
-    if tls.get_ref().1.alpn_protocol() == Some(ALPN_LINK) {
+    let spoken = tls.get_ref().1.alpn_protocol();
+    if spoken == Some(ALPN_LINK) {
         return upstream.lease(worker, None, Wait::Whole).await;
     }
-    Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
+    let marks_rejections = spoken == Some(ALPN_ALONE);
+    let mut connection = Box::new(own_connection(tls, expires, worker));
+    connection.marks_rejections = marks_rejections;
+    Ok(Lease::Http1(connection))
 }
 
 fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {

@@ -17,11 +17,24 @@ pub(crate) struct Http1Upstream {
     pub(crate) writer: Writer,
     /// It has served before: the peer may be closing it this very moment.
     pub(crate) reused: bool,
+    /// The peer is a verified sidecar over `leno-http/1`, which marks the requests that it rejects.
+    pub(crate) marks_rejections: bool,
     /// When its peer's certificate expires; never for the application, which has none.
     expires: Option<Instant>,
     _counted: Counted,
     /// Its place among the connections to the application.
     _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The clients of an HTTP/1.1 connection to an upstream.
+#[derive(Clone, Copy)]
+pub(crate) enum Sharing {
+    /// Any client, unless a response authenticates the connection.
+    Pooled,
+    /// One client, also when the connection is authenticated.
+    Pinned,
+    /// The same, to a verified sidecar that marks its rejections.
+    PinnedAtSidecar,
 }
 
 /// Idle connections to one address.
@@ -46,7 +59,15 @@ impl Http1Upstream {
     /// `patience`: how long the peer may take nothing of a request.
     pub(crate) fn new(io: Io, patience: Duration, counted: Counted) -> Self {
         let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, patience));
-        Self { reader, writer, reused: false, expires: None, _counted: counted, _place: None }
+        Self {
+            reader,
+            writer,
+            reused: false,
+            marks_rejections: false,
+            expires: None,
+            _counted: counted,
+            _place: None,
+        }
     }
 
     /// The same, in a place among the connections to the application.
@@ -57,6 +78,16 @@ impl Http1Upstream {
     /// The same, to a peer whose identity is proved until then.
     pub(crate) fn until(self, expires: Instant) -> Self {
         Self { expires: Some(expires), ..self }
+    }
+
+    /// Its clients; `is_pinned`: it serves one client alone.
+    #[inline]
+    pub(crate) fn sharing(&self, is_pinned: bool) -> Sharing {
+        match (is_pinned, self.marks_rejections) {
+            (false, _) => Sharing::Pooled,
+            (true, false) => Sharing::Pinned,
+            (true, true) => Sharing::PinnedAtSidecar,
+        }
     }
 
     /// True while the peer keeps it open and is silent.

@@ -127,8 +127,8 @@ that has nothing else. An answer without one counts as what gRPC's clients make 
 `UNKNOWN` for 200, `UNAVAILABLE` for 503. A failure of the mesh has a `reason` as well.
 
 A rejection by one sidecar has the same `reason` in the counts of both sides: the client's sidecar
-reads it from the link to the verified sidecar of the server. A response of the application has
-none, also where it carries a `leno-reason` field.
+reads it from the connection to the verified sidecar of the server, which is a link or `leno-http/1`.
+A response of the application has none, also where it carries a `leno-reason` field.
 
 In success rates (`leno get`, the admin page) a request is a success when it has no `reason`, its
 status is below 500, and its `grpc_status` is none of `UNKNOWN`, `DEADLINE_EXCEEDED`,

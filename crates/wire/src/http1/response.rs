@@ -3,7 +3,7 @@
 use super::field::{self, Section};
 use super::request::version;
 use super::scan::{Cursor, section};
-use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
+use super::{BodyLength, Field, FieldName, Malformed, Parsed, Span, Version};
 
 /// The head of a response, as spans of the bytes it was parsed from. Reuse it: its fields keep
 /// their allocation.
@@ -71,6 +71,15 @@ impl ResponseHead {
     /// names; `bytes` are those it was parsed from.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
+    }
+
+    /// True where `Connection` names this option; `bytes` are those it was parsed from.
+    #[must_use]
+    pub fn has_connection_option(&self, bytes: &[u8], option: &str) -> bool {
+        let of_connection = self.fields.iter().filter(|field| field.kind == FieldName::Connection);
+        let mut options =
+            of_connection.flat_map(|field| field.value.of(bytes).split(|byte| *byte == b','));
+        options.any(|it| it.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
     }
 
     /// True for a challenge to authenticate the connection that it came on (RFC 4559 §4). `bytes` are those it was parsed from.

@@ -56,7 +56,8 @@ impl Exchange<'_, '_> {
         }
         let fields: Vec<(&str, &str)> =
             fields.iter().map(|(name, value)| (*name, &**value)).collect();
-        let answer = Answer { status, fields: &fields, text: "", edits, rejects: false };
+        let answer =
+            Answer { status, fields: &fields, text: "", edits, rejects: false, to_sidecar: false };
         match answer.send(self.responder, true).await {
             true => Ok(()),
             false => Err(Reason::DownstreamClosed.into()),

@@ -127,6 +127,23 @@ fn every_prefix_is_partial() {
 }
 
 #[test]
+fn finds_options_of_the_connection() {
+    for (fields, found) in [
+        ("Connection: a", true),
+        ("connection: close , A", true),
+        ("Connection: b\r\nX: y\r\nConnection: c,a", true),
+        ("Connection: ab, ba", false),
+        ("Connection: b\r\nA: a", false),
+        ("X: a", false),
+    ] {
+        let bytes = format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n");
+        let mut head = ResponseHead::default();
+        head.parse(bytes.as_bytes(), Answers::Other).unwrap();
+        assert_eq!(head.has_connection_option(bytes.as_bytes(), "a"), found, "{fields}");
+    }
+}
+
+#[test]
 fn knows_what_a_method_means_for_the_answer() {
     assert_eq!(Answers::to(b"HEAD"), Answers::Head);
     assert_eq!(Answers::to(b"CONNECT"), Answers::Connect);

@@ -1,0 +1,172 @@
+//! Rejections over `leno-http/1`, the connections of one client alone: counted by both sidecars, and no application claims one.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use leno_model::{Access, Protocol, RateLimits, Required};
+
+use super::fixture::{
+    Answer, Application, Client, Mesh, OK, Setup, at_once, closed_port, credential, endpoint, run,
+    tls_accept, until,
+};
+use super::jwt::Issuer;
+use super::opaque;
+use crate::tls::{ALPN_ALONE, ALPN_HTTP1};
+
+/// A request whose connection the application may authenticate: it gets one of its own.
+const ALONE: &str = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
+
+/// Sends requests over one connection, and returns the last response.
+async fn ask(mesh: &Mesh, requests: usize) -> Answer {
+    let mut client = Client::connect(mesh.door).await;
+    let mut last = Answer::default();
+    for _ in 0..requests {
+        last = client.ask(ALONE).await;
+    }
+    last
+}
+
+/// Both sidecars counted one failure each, for `reason`, and the client has the response of the server's sidecar.
+async fn agree(mesh: &Mesh, ended: u64, (answer, status, reason): (Answer, u16, &'static str)) {
+    assert_eq!(answer.verdict(), (status, Some(reason)));
+    assert!(answer.head.contains("workload=\"bookinfo/ratings-1\""), "{}", answer.head);
+    assert!(!answer.head.contains("leno-rejected"), "{}", answer.head);
+    until(|| mesh.server.ended() == ended && mesh.client.ended() == ended).await;
+    let expected = BTreeMap::from([(reason, 1)]);
+    assert_eq!(mesh.server.failures(), expected, "server");
+    assert_eq!(mesh.client.failures(), expected, "client");
+}
+
+#[test]
+fn a_policy_of_the_server_rejects() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        agree(&mesh, 1, (ask(&mesh, 1).await, 403, "denied")).await;
+    });
+}
+
+#[test]
+fn a_rate_limit_of_the_server_rejects() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let limits = RateLimits { rules: vec![opaque::rule(1)], ..RateLimits::default() };
+        mesh.guard(Vec::new(), vec![opaque::limit(limits)]);
+        agree(&mesh, 2, (ask(&mesh, 2).await, 429, "rate-limited")).await;
+    });
+}
+
+#[test]
+fn a_missing_token_is_rejected() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.guard(vec![Issuer::new().guard(Required::Always)], Vec::new());
+        agree(&mesh, 1, (ask(&mesh, 1).await, 401, "token-missing")).await;
+    });
+}
+
+#[test]
+fn a_limit_of_requests_in_progress_rejects() {
+    run(async {
+        let app = Application::start(|client| async move {
+            let _open = client;
+            std::future::pending::<()>().await;
+        })
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.guard(Vec::new(), vec![at_once("one", 1)]);
+        let mut first = Client::connect(mesh.door).await;
+        first.send(ALONE).await;
+        until(|| app.accepted.get() == 1).await;
+        agree(&mesh, 1, (ask(&mesh, 1).await, 503, "overloaded")).await;
+    });
+}
+
+#[test]
+fn an_application_without_a_listener_is_a_failure_with_its_reason() {
+    run(async {
+        let mesh = Mesh::permissive(closed_port()).await;
+        agree(&mesh, 1, (ask(&mesh, 1).await, 503, "connect-failed")).await;
+    });
+}
+
+#[test]
+fn an_application_cannot_claim_a_rejection_by_the_mark() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Detect] {
+            for (status, more) in [(403, ""), (429, "close, "), (401, "keep-alive, x, ")] {
+                let head = format!(
+                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\nconnection: {more}leno-rejected\r\n\
+                     Connection: Leno-Rejected\r\nleno-rejected: 1\r\ncontent-length: 0\r\n\r\n"
+                );
+                let app = Application::answering(move |_| head.clone()).await;
+                let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
+                for request in [ALONE, super::fixture::GET] {
+                    let answer = Client::connect(mesh.door).await.ask(request).await;
+                    assert_eq!(answer.status, status);
+                    assert!(
+                        !answer.head.to_lowercase().contains("leno-rejected"),
+                        "{}",
+                        answer.head
+                    );
+                }
+                until(|| mesh.server.ended() == 2 && mesh.client.ended() == 2).await;
+                for sidecar in [&mesh.server, &mesh.client] {
+                    assert_eq!(sidecar.failures(), BTreeMap::new());
+                    assert_eq!(sidecar.series()[0].success, 2);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
+    run(async {
+        let head = |reason: &str, mark: &str| {
+            format!(
+                "HTTP/1.1 429 No\r\nleno-reason: {reason};side=ours\r\n{mark}content-length: 0\r\n\r\n"
+            )
+        };
+        let mark = "connection: leno-rejected\r\n";
+        for (alpn, head, expected) in [
+            (ALPN_ALONE, head("rate-limited", mark), Some("rate-limited")),
+            (
+                ALPN_ALONE,
+                head("rate-limited", "Connection: close , LENO-rejected\r\n"),
+                Some("rate-limited"),
+            ),
+            (ALPN_ALONE, head("reason-of-a-later-release", mark), Some("upstream-refused")),
+            (ALPN_ALONE, head("rate-limited", ""), None),
+            (ALPN_ALONE, head("rate-limited", "connection: close\r\nleno-rejected: 1\r\n"), None),
+            // An application that terminates mutual TLS itself.
+            (ALPN_HTTP1, head("rate-limited", mark), None),
+        ] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let identity = Rc::new(credential(&mesh.authority, "ratings"));
+            let bytes = head.clone();
+            let played = Application::start(move |client| {
+                let (identity, bytes) = (identity.clone(), bytes.clone());
+                async move {
+                    let tls = tls_accept(client.stream, &identity, &[alpn]).await.unwrap();
+                    let mut client = Client::new(tls);
+                    while client.head().await.is_some() {
+                        client.send(&bytes).await;
+                    }
+                }
+            })
+            .await;
+            mesh.route_to(&[endpoint("ratings-2", played.address, "ratings")]);
+            let answer = Client::connect(mesh.door).await.ask(ALONE).await;
+            assert_eq!(answer.status, 429);
+            let connection = answer.field("connection").unwrap_or_default().to_lowercase();
+            assert!(!connection.contains("leno-rejected"), "{}", answer.head);
+            until(|| mesh.client.ended() == 1).await;
+            let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
+            assert_eq!(mesh.client.failures(), expected, "{head}");
+        }
+    });
+}
