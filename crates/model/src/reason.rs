@@ -279,6 +279,10 @@ reasons! {
     RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Ours Never
         "Look at the service that `global` of the RateLimit names, and at the sidecar's log; \
          `onFailure: allow` lets requests in meanwhile.";
+    /// The port carries TCP now, and the connection was read as HTTP before that was known.
+    ProtocolChanged "E3023" "protocol-changed" 0 Ours Never
+        "Connect again: the next connection is carried as TCP. If this goes on, compare the protocol that the Service declares with \
+         what its clients speak.";
 }
 
 #[cfg(test)]
@@ -359,6 +363,7 @@ mod tests {
         ("E3021", "authorization-unavailable"),
         ("E3022", "rate-limit-unavailable"),
         ("E1017", "attempt-abandoned"),
+        ("E3023", "protocol-changed"),
     ];
 
     #[test]

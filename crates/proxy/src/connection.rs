@@ -438,7 +438,7 @@ async fn to_service(
     mut early: BytesMut,
     peer: SocketAddr,
 ) {
-    let (service, port, declared) = match &entrance {
+    let (service, port, mut declared) = match &entrance {
         Entrance::Door { service, port } | Entrance::Service { service, port } => {
             (service.clone(), *port, protocol(worker, service, *port).await)
         }
@@ -451,8 +451,15 @@ async fn to_service(
         | Entrance::Gateway { .. } => return,
     };
     let patience = worker.config.limits.idle_connection;
-    let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
-        return;
+    let spoken = loop {
+        let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
+            return;
+        };
+        // The plan that is there with the first bytes decides. It may have arrived while the client was silent.
+        match protocol_now(worker, &entrance) {
+            Some(now) if now != declared => declared = now,
+            Some(_) | None => break spoken,
+        }
     };
     let mut session = Session::new(worker.clone(), entrance, None, peer);
     session.found_http2 = found_http2(declared, spoken);
@@ -554,6 +561,20 @@ async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
             ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
         }
         Ok(Occupant::Service(_) | Occupant::Outside) | Err(_) => Protocol::Detect,
+    }
+}
+
+/// The protocol that the current plan gives to the target of a connection.
+fn protocol_now(worker: &Worker, entrance: &Entrance) -> Option<Protocol> {
+    match entrance {
+        Entrance::Door { service, port } | Entrance::Service { service, port } => {
+            worker.world.protocol(service, *port)
+        }
+        Entrance::Pinned { at, .. } => worker.world.protocol_at(*at),
+        Entrance::Inbound { .. }
+        | Entrance::HttpProxy
+        | Entrance::Address(_)
+        | Entrance::Gateway { .. } => None,
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) struct Session {
     pub(crate) is_exclusive: Cell<bool>,
     /// Another sidecar opened the connection for the requests of one client.
     pub(crate) is_private: bool,
+    /// The connection was read as HTTP, and its port carries TCP now: it takes no further request.
+    pub(crate) is_outdated: Cell<bool>,
     /// Connections that serve this client alone, since their servers authenticate them.
     pub(crate) pinned: Pins,
     /// What its exchanges were counted under, so that they are not looked up each time.
@@ -111,6 +113,7 @@ impl Session {
             edge,
             is_exclusive: Cell::new(false),
             is_private: false,
+            is_outdated: Cell::new(false),
             pinned: Pins::default(),
             series,
             permit,

@@ -37,6 +37,7 @@ mod instructions;
 mod interim;
 mod joining;
 mod jwt;
+mod late_plans;
 mod latency;
 mod limits;
 mod liveness;

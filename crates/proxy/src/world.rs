@@ -350,6 +350,20 @@ impl World {
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
+    /// The protocol of a port of a service, if the current version has it.
+    pub(crate) fn protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
+        let scene = self.scene()?;
+        scene.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
+    }
+
+    /// The protocol at an address of a workload, if the current version has it.
+    pub(crate) fn protocol_at(&self, at: SocketAddr) -> Option<Protocol> {
+        match &*self.look_at(at.ip())? {
+            Occupant::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
+            Occupant::Service(_) | Occupant::Outside => None,
+        }
+    }
+
     /// The port of a workload's application that is at `at`, if that workload is still there.
     pub(crate) async fn pinned(
         &self,

@@ -134,6 +134,9 @@ async fn pinned(
     let patience = worker.config.limits.discovery_timeout;
     let (scene, endpoint) = worker.world.pinned(at, id, patience).await?;
     worker.sweep(&scene);
+    if worker.world.protocol_at(at) == Some(Protocol::Tcp) {
+        return Err(outdated(session));
+    }
     Ok(Bound::to(scene, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
 }
 
@@ -208,6 +211,9 @@ async fn to_service(
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
+    if port_plan.protocol == Protocol::Tcp && session.entrance != Entrance::HttpProxy {
+        return Err(outdated(session));
+    }
     let view = request.view(aim);
     let mut choice = port_plan.routes.choose(&view, worker.draw());
     let may_keep = may_keep(worker, (&scene, Some(port_plan)), &view);
@@ -251,6 +257,14 @@ async fn to_service(
     let ward = worker.ward(policies.0, (behind, scene.version));
     let unusual = unusual(policies.0);
     Ok(Bound { destination, timeout, actions, ward, hashed, unusual, stay, scene })
+}
+
+/// A request on a connection that was read as HTTP before its port was known to carry TCP. The policies of TCP decide about
+/// the next connection.
+#[cold]
+fn outdated(session: &Session) -> Failure {
+    session.is_outdated.set(true);
+    Reason::ProtocolChanged.into()
 }
 
 /// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.

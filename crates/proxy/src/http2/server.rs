@@ -92,6 +92,11 @@ async fn carry(
                 drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return;
             }
+            Ok(Some(Ok(_))) if session.is_outdated.get() => {
+                connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
+                drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
+                return;
+            }
             Ok(Some(Ok((request, respond)))) => {
                 let (session, open) = (session.clone(), Open::new(&streams));
                 let resets = resets.clone();

@@ -18,7 +18,7 @@ use crate::session::Entrance;
 
 /// An address of a service, and one of a workload whose application has port 80.
 const SERVICE: [u8; 4] = [10, 96, 0, 7];
-const WORKLOAD: [u8; 4] = [10, 1, 0, 7];
+pub(super) const WORKLOAD: [u8; 4] = [10, 1, 0, 7];
 
 impl Mesh {
     /// The client learns what is at an address; the plan of its sidecar may say something more.
@@ -50,7 +50,7 @@ impl Mesh {
 }
 
 /// One workload: its port 80 is the port of the service.
-fn pinned(endpoint: Option<Endpoint>, workload: &str, protocol: Protocol) -> Occupant {
+pub(super) fn pinned(endpoint: Option<Endpoint>, workload: &str, protocol: Protocol) -> Occupant {
     let endpoint = endpoint.map(Arc::new);
     let port = OccupantPort { service: service(), port: PORT, protocol, endpoint };
     let workload = super::fixture::workload(workload);
