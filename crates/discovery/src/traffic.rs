@@ -52,7 +52,8 @@ pub struct TrafficSeries {
     pub route: Option<RouteName>,
     /// The account of the verified peer.
     pub peer: Option<ServiceAccount>,
-    /// The number of TCP connections that were opened or rejected; none for requests.
+    /// The number of TCP connections that were opened or rejected, or of requests where some have streams, which count when
+    /// they begin. None where each counts when it ends.
     pub opened: Option<u64>,
     /// The number that ended, by class of status: without one, 1xx to 5xx.
     pub classes: [u64; CLASSES],
@@ -69,7 +70,7 @@ pub struct TrafficSeries {
 }
 
 impl TrafficSeries {
-    /// The number of requests that ended, or of TCP connections that were opened or rejected. A connection that was opened
+    /// The number of requests that ended or began a stream, or of TCP connections that were opened or rejected. One that began
     /// earlier and has failed since counts as one more, so that no more fail than there are.
     #[must_use]
     pub fn requests(&self) -> u64 {

@@ -66,7 +66,11 @@ fn series(change: &SeriesChange) -> TrafficSeries {
         port: labels.port,
         route: labels.route.parse().ok(),
         peer: labels.peer.split_once('/').and_then(account),
-        opened: matches!(labels.protocol, "tcp" | "outside").then_some(change.opened),
+        opened: match (labels.protocol, change.streams_opened | change.streams_ended) {
+            ("tcp" | "outside", _) => Some(change.opened),
+            (_, 0) => None,
+            (_, _) => Some(change.counted_once()),
+        },
         classes: change.classes,
         failed: change.failed,
         reasons: reasons.map(|(reason, count)| (Reason::from_label(reason), *count)).collect(),

@@ -32,6 +32,8 @@ pub(crate) struct Record<'a> {
     pub(crate) hedge: Option<Hedge>,
     /// Why policies would have denied it, had they been enforced.
     audited: Option<Reason>,
+    /// Its stream is counted already.
+    has_stream: Cell<bool>,
     /// What operators see of it beside counts; none when nobody looks.
     pub(crate) sighting: Option<Sighting<'a>>,
 }
@@ -39,9 +41,9 @@ pub(crate) struct Record<'a> {
 /// The head of the response that the client got.
 #[derive(Debug, Default)]
 pub(crate) struct FinalHead {
-    pub(crate) status: u16,
+    pub(crate) status: Cell<u16>,
     /// The reason for which another sidecar rejected the request, where that sidecar wrote the head.
-    pub(crate) rejection: Option<Reason>,
+    pub(crate) rejection: Cell<Option<Reason>>,
 }
 
 /// What an exchange was about, beside what its session tells: never what a client may invent.
@@ -97,6 +99,7 @@ impl<'a> Record<'a> {
             retries: 0,
             hedge: None,
             audited: None,
+            has_stream: Cell::new(false),
             sighting: worker.view().map(Sighting::new),
         }
     }
@@ -106,7 +109,7 @@ impl<'a> Record<'a> {
     pub(crate) fn unread(session: &'a Session, reason: Reason) -> Self {
         let mut record = Self::open(session, "http");
         record.reason = Some(reason);
-        record.head.status = reason.status();
+        record.head.status.set(reason.status());
         if let Some(sighting) = &mut record.sighting {
             sighting.unread(&session.worker);
         }
@@ -123,10 +126,10 @@ impl<'a> Record<'a> {
 
     /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
-        self.reason = self.head.rejection;
+        self.reason = self.head.rejection.get();
         // A rejected call has the status 200 on the wire. Both sidecars count it by the status of the reason.
         if let Some(reason) = self.reason.filter(|_| self.grpc.get().is_some()) {
-            self.head.status = reason.status();
+            self.head.status.set(reason.status());
         }
     }
 
@@ -160,6 +163,16 @@ impl<'a> Record<'a> {
         self.session.worker.shard.count_opened(series.id);
     }
 
+    /// Counts a stream that begins: requests with long ones are reported before they end.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn count_stream(&self) {
+        if !self.has_stream.replace(true) {
+            let series = self.session.series(&self.subject);
+            self.session.worker.shard.count_stream_opened(series.id);
+        }
+    }
+
     /// Notes who let it in, and whether only because policies are not enforced.
     pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
         if let Some(ruling) = access.ruling(permit)
@@ -187,7 +200,7 @@ impl Drop for Record<'_> {
         let worker = &self.session.worker;
         let series = self.session.series(&self.subject);
         let outcome = Outcome {
-            status: self.head.status,
+            status: self.head.status.get(),
             reason: self.reason.map(Reason::label),
             grpc: self.grpc.get(),
             duration: self.duration(),
@@ -195,6 +208,9 @@ impl Drop for Record<'_> {
             bytes_out: self.bytes_out.get(),
         };
         worker.shard.record(series.id, &outcome);
+        if self.has_stream.get() {
+            worker.shard.count_stream_ended(series.id);
+        }
         if let Some(reason) = self.audited {
             worker.shard.audit(series.id, reason.label());
         }

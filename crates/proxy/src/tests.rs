@@ -57,6 +57,7 @@ mod retry;
 pub(crate) mod routes;
 mod stalls;
 mod stays;
+mod streams;
 mod strictness;
 mod tap;
 mod tcp;

@@ -46,6 +46,10 @@ pub struct SeriesChange {
     pub labels: RequestLabels,
     /// The number of TCP connections that were opened or rejected.
     pub opened: u64,
+    /// The number of streams that began. Their requests are recorded when they end.
+    pub streams_opened: u64,
+    /// The number of requests with streams that ended, which are among all that ended.
+    pub streams_ended: u64,
     /// How many requests ended, by class of status: without one, 1xx to 5xx.
     pub classes: [u64; CLASSES],
     /// How many of them failed.
@@ -107,7 +111,9 @@ fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     if series.len() <= series_max {
         return 0;
     }
-    series.sort_by_key(|change| std::cmp::Reverse(change.requests().max(change.opened)));
+    series.sort_by_key(|change| {
+        std::cmp::Reverse(change.requests().max(change.opened).max(change.streams_opened))
+    });
     let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
     let folded = rest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
@@ -125,6 +131,12 @@ fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
 }
 
 impl SeriesChange {
+    /// The number of requests, each of which counts once: with its stream, or when it ends.
+    #[must_use]
+    pub fn counted_once(&self) -> u64 {
+        self.requests().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
+    }
+
     /// How many requests ended.
     #[must_use]
     pub fn requests(&self) -> u64 {
@@ -140,6 +152,8 @@ impl SeriesChange {
             *sum = sum.saturating_add(*more);
         }
         self.opened = self.opened.saturating_add(other.opened);
+        self.streams_opened = self.streams_opened.saturating_add(other.streams_opened);
+        self.streams_ended = self.streams_ended.saturating_add(other.streams_ended);
         self.failed = self.failed.saturating_add(other.failed);
         self.bytes_in = self.bytes_in.saturating_add(other.bytes_in);
         self.bytes_out = self.bytes_out.saturating_add(other.bytes_out);
@@ -151,6 +165,8 @@ impl SeriesChange {
 #[derive(Debug, Default)]
 struct Seen {
     opened: u64,
+    streams_opened: u64,
+    streams_ended: u64,
     requests: Vec<(Ending, u64)>,
     bytes_in: u64,
     bytes_out: u64,
@@ -161,6 +177,8 @@ impl Seen {
     fn of(totals: &SeriesTotals) -> Self {
         Self {
             opened: totals.opened,
+            streams_opened: totals.streams_opened,
+            streams_ended: totals.streams_ended,
             requests: totals.requests.iter().map(|(ending, count)| (*ending, *count)).collect(),
             bytes_in: totals.bytes_in,
             bytes_out: totals.bytes_out,
@@ -168,7 +186,7 @@ impl Seen {
         }
     }
 
-    /// The changes since `before`; `None` when no request ended and no TCP connection was opened. A thread that counts
+    /// The changes since `before`; `None` when no request ended, and no TCP connection or stream was opened. A thread that counts
     /// meanwhile is seen with some of its numbers now and with the rest at the next look.
     fn since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
         let nothing = Self::default();
@@ -176,6 +194,8 @@ impl Seen {
         let mut change = SeriesChange {
             labels: labels.clone(),
             opened: self.opened.saturating_sub(before.opened),
+            streams_opened: self.streams_opened.saturating_sub(before.streams_opened),
+            streams_ended: self.streams_ended.saturating_sub(before.streams_ended),
             classes: [0; CLASSES],
             failed: 0,
             reasons: BTreeMap::new(),
@@ -194,7 +214,8 @@ impl Seen {
                 *change.reasons.entry(ending.reason).or_default() += count;
             }
         }
-        (change.requests() > 0 || change.opened > 0).then_some(change)
+        let is_new = change.requests() > 0 || change.opened > 0 || change.streams_opened > 0;
+        is_new.then_some(change)
     }
 }
 
@@ -283,6 +304,23 @@ mod tests {
         count(&shard, &cache, 0, None);
         let second = changes.take(9, 9).series;
         assert_eq!((second[0].opened, second[0].requests(), second[0].failed), (0, 1, 0));
+    }
+
+    #[test]
+    fn a_request_with_a_stream_counts_once() {
+        let telemetry = Telemetry::new();
+        let shard = telemetry.shard();
+        let mut changes = Changes::of(telemetry);
+        let events = labels("outbound", "a/events");
+        let series = shard.series(&events);
+        (0..3).for_each(|_| shard.count_stream_opened(series));
+        count(&shard, &events, 200, None);
+        let first = changes.take(9, 9).series;
+        assert_eq!((first[0].counted_once(), first[0].requests()), (4, 1));
+        shard.count_stream_ended(series);
+        count(&shard, &events, 200, None);
+        let second = changes.take(9, 9).series;
+        assert_eq!((second[0].counted_once(), second[0].requests()), (0, 1));
     }
 
     #[test]

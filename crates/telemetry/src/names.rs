@@ -48,13 +48,21 @@ impl Kind {
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
 pub fn metrics() -> impl Iterator<Item = &'static Metric> {
-    [&REQUESTS, &REQUEST_DURATION, &REQUEST_BYTES, &RESPONSE_BYTES, &TCP_OPENED]
-        .into_iter()
-        .chain([&AUDITED, &RULE_HITS, &CONNECTIONS_REFUSED])
-        .chain(Count::METRICS)
-        .chain(Gauge::METRICS)
-        .chain(Level::METRICS)
-        .chain([&BUILD, &LOG_LINES_DROPPED, &PROCESS_CPU, &PROCESS_MEMORY])
+    [
+        &REQUESTS,
+        &REQUEST_DURATION,
+        &REQUEST_BYTES,
+        &RESPONSE_BYTES,
+        &TCP_OPENED,
+        &STREAMS_OPENED,
+        &STREAMS,
+    ]
+    .into_iter()
+    .chain([&AUDITED, &RULE_HITS, &CONNECTIONS_REFUSED])
+    .chain(Count::METRICS)
+    .chain(Gauge::METRICS)
+    .chain(Level::METRICS)
+    .chain([&BUILD, &LOG_LINES_DROPPED, &PROCESS_CPU, &PROCESS_MEMORY])
 }
 
 macro_rules! closed_list {
@@ -444,6 +452,20 @@ pub(crate) const RESPONSE_BYTES: Metric = Metric {
     kind: Kind::Counter,
     labels: request_labels!(),
     help: "Bytes of bodies sent to clients.",
+};
+
+pub(crate) const STREAMS_OPENED: Metric = Metric {
+    name: "leno_streams_opened_total",
+    kind: Kind::Counter,
+    labels: request_labels!(),
+    help: "Requests with a stream, counted when it begins: WebSockets and other upgrades, and bodies of unknown length in which the client of a gRPC call or the server pauses. leno_requests_total counts them when they end.",
+};
+
+pub(crate) const STREAMS: Metric = Metric {
+    name: "leno_streams",
+    kind: Kind::Gauge,
+    labels: request_labels!(),
+    help: "The streams of leno_streams_opened_total that are open.",
 };
 
 pub(crate) const TCP_OPENED: Metric = Metric {

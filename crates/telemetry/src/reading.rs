@@ -9,7 +9,7 @@ use crate::line_queue::lines_dropped;
 use crate::names::{
     AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, LOG_LINES_DROPPED, Level, Metric,
     PROCESS_CPU, PROCESS_MEMORY, REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
-    RULE_HITS, TCP_OPENED,
+    RULE_HITS, STREAMS, STREAMS_OPENED, TCP_OPENED,
 };
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
@@ -169,6 +169,16 @@ impl Telemetry {
         for series in totals.iter().filter(|series| series.opened > 0) {
             let opened = Number::Whole(series.opened);
             with_labels(&series.labels, &[], |labels| reader.number(labels, opened));
+        }
+        for (metric, number) in [
+            (&STREAMS_OPENED, (|s| s.streams_opened) as fn(&SeriesTotals) -> u64),
+            (&STREAMS, |s| s.streams_opened.saturating_sub(s.streams_ended)),
+        ] {
+            reader.metric(metric);
+            for series in totals.iter().filter(|series| series.streams_opened > 0) {
+                let number = Number::Whole(number(series));
+                with_labels(&series.labels, &[], |labels| reader.number(labels, number));
+            }
         }
         reader.metric(&AUDITED);
         for series in &totals {

@@ -142,6 +142,10 @@ pub(crate) struct SeriesCells {
     bytes_out: Cell,
     /// TCP connections that began.
     opened: Cell,
+    /// Streams of requests that began.
+    streams_opened: Cell,
+    /// Those of them that ended.
+    streams_ended: Cell,
     failed: Tally,
     durations: HistogramCells,
     /// What was let in although policies deny it, by reason; absent until the first of it.
@@ -158,6 +162,8 @@ impl SeriesCells {
             bytes_in: Cell::default(),
             bytes_out: Cell::default(),
             opened: Cell::default(),
+            streams_opened: Cell::default(),
+            streams_ended: Cell::default(),
             failed: Tally::new(),
             durations: HistogramCells::new(),
             audited: OnceLock::new(),
@@ -177,6 +183,14 @@ impl SeriesCells {
 
     pub(crate) fn count_opened(&self) {
         self.opened.add(1);
+    }
+
+    pub(crate) fn count_stream_opened(&self) {
+        self.streams_opened.add(1);
+    }
+
+    pub(crate) fn count_stream_ended(&self) {
+        self.streams_ended.add(1);
     }
 
     pub(crate) fn record(&self, outcome: &Outcome) {
@@ -204,6 +218,10 @@ pub(crate) struct SeriesTotals {
     pub(crate) bytes_out: u64,
     /// TCP connections that began.
     pub(crate) opened: u64,
+    /// Streams of requests that began.
+    pub(crate) streams_opened: u64,
+    /// Those of them that ended.
+    pub(crate) streams_ended: u64,
     pub(crate) durations: Histogram,
     pub(crate) audited: BTreeMap<&'static str, u64>,
     /// The newest of each bucket.
@@ -218,6 +236,8 @@ impl SeriesTotals {
             bytes_in: 0,
             bytes_out: 0,
             opened: 0,
+            streams_opened: 0,
+            streams_ended: 0,
             durations: Histogram::new(),
             audited: BTreeMap::new(),
             exemplars: [None; BUCKETS],
@@ -240,6 +260,8 @@ impl SeriesTotals {
         self.bytes_in = self.bytes_in.saturating_add(cells.bytes_in.read());
         self.bytes_out = self.bytes_out.saturating_add(cells.bytes_out.read());
         self.opened = self.opened.saturating_add(cells.opened.read());
+        self.streams_opened = self.streams_opened.saturating_add(cells.streams_opened.read());
+        self.streams_ended = self.streams_ended.saturating_add(cells.streams_ended.read());
         cells.durations.add_to(&mut self.durations);
         for (ending, count) in cells.audited.get().into_iter().flat_map(|tally| tally.read()) {
             *self.audited.entry(ending.reason).or_default() += count;

@@ -70,6 +70,24 @@ impl Shard {
         }
     }
 
+    /// Counts a stream that began; its request is recorded when it ends. The series as in [`record`](Self::record).
+    pub fn count_stream_opened(&self, series: SeriesId) {
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.count_stream_opened();
+        }
+    }
+
+    /// Counts the end of a stream, together with the record of its request.
+    pub fn count_stream_ended(&self, series: SeriesId) {
+        let mine = self.series.borrow();
+        let cells = mine.cells.get(series.index as usize);
+        if let Some(cells) = cells.filter(|_| series.shard == self.number) {
+            cells.count_stream_ended();
+        }
+    }
+
     /// Counts a request that was let in although policies deny it; the series as in
     /// [`record`](Self::record).
     pub fn audit(&self, series: SeriesId, reason: &'static str) {

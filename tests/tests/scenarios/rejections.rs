@@ -1,6 +1,7 @@
 //! A request that the mesh rejects is a failure with a reason in every view: whichever sidecar rejects it, in every protocol.
 
 use std::cell::RefCell;
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -179,6 +180,10 @@ fn application() -> Application {
     Application::start(|request| {
         match request.what().1 {
         "/hold" => Answer::Silence,
+        "/events" => {
+            let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n";
+            Answer::Bytes(head.as_bytes().to_vec())
+        }
         path => match path.strip_prefix("/own/") {
             Some(status) => Answer::Bytes(
                 format!(
@@ -425,10 +430,24 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
 
 #[test]
 fn tcp_connections_that_stay_open_have_a_rate() {
-    let opaque = Case { protocol: "TCP", ..case("opaque", String::new(), ("", "")) };
-    let shop = Shop::open("permissive", &[opaque]);
+    have_a_rate("TCP", "");
+}
+
+#[test]
+fn streams_that_stay_open_have_a_rate() {
+    have_a_rate("HTTP", "GET /events HTTP/1.1\r\nhost: a\r\n\r\n");
+}
+
+/// Connections that begin with this, and stay, have a rate.
+fn have_a_rate(protocol: &'static str, request: &str) {
+    let long = Case { protocol, ..case("long", String::new(), ("", "")) };
+    let shop = Shop::open("permissive", &[long]);
     let door = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.doors[0]));
-    let connect = |_| TcpStream::connect(door).expect("the sidecar listens");
+    let connect = |_| {
+        let mut open = TcpStream::connect(door).expect("the sidecar listens");
+        open.write_all(request.as_bytes()).expect("the sidecar reads");
+        open
+    };
     let open: Vec<_> = (0..REQUESTS).map(connect).collect();
     eventually("the control plane knows of all", PATIENCE, || {
         let traffic = shop.traffic();
@@ -445,7 +464,7 @@ fn tcp_connections_that_stay_open_have_a_rate() {
         eventually(&format!("{view} shows a rate"), PATIENCE, || {
             further.borrow_mut().push(connect(0));
             let (code, text) = shop.text(arguments);
-            let line = text.lines().find(|line| line.starts_with("shop/opaque"))?;
+            let line = text.lines().find(|line| line.starts_with("shop/long"))?;
             let is_rate = |word: &str| word.ends_with("/s") && word != "0/s";
             let has_rate = line.split_whitespace().any(is_rate);
             (code == Some(0) && has_rate && line.contains("100 %")).then_some(())

@@ -19,6 +19,7 @@ use super::replay::{Hold, Kept};
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
 use crate::patience::within;
+use crate::record::Record;
 
 /// Where a body comes from.
 pub(crate) enum Source<'a> {
@@ -51,6 +52,8 @@ pub(crate) enum Sink<'a> {
 pub(crate) enum Silence<'a> {
     /// For ever: its owner is known to live, or somebody else has an eye on it.
     Allowed,
+    /// For ever: it is a stream of this request, which is counted with the first pause.
+    OfStream(&'a Record<'a>),
     /// No longer than this, unless it was answered meanwhile: who has an answer may take turns.
     Bounded { limit: Duration, answered: &'a Cell<bool> },
     /// No longer than this: the length of the body is known, and it is not a stream of events.
@@ -433,6 +436,9 @@ pub(crate) async fn pump(
             Poll::Ready(next) => next,
             Poll::Pending => {
                 sink.flush().await?;
+                if let Silence::OfStream(record) = silence {
+                    record.count_stream();
+                }
                 silence.next(source).await
             }
         };

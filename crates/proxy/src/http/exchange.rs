@@ -145,7 +145,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return Err(self.progress.reset.get().unwrap_or(ResetCode::Failed));
         }
         failure.reset = self.progress.reset.get();
-        self.record.head.status = failure.status();
+        self.record.head.status.set(failure.status());
         // Over HTTP/1.1 there is no gRPC.
         let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
         if is_call {
@@ -389,7 +389,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 hits::retry(&self.session.worker.shard, (policy, slot));
             }
             self.progress = Progress::default();
-            self.record.head.rejection = None;
+            self.record.head.rejection.set(None);
             self.session.worker.shard.add(Count::Retries, 1);
         }
     }
@@ -507,7 +507,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             grpc: grpc.map(GrpcStatus::code),
         };
         let ending = match (outcome, self.progress.kept_back.get()) {
-            (Ok(()), _) => answered(self.record.head.status, self.record.grpc.get()),
+            (Ok(()), _) => answered(self.record.head.status.get(), self.record.grpc.get()),
             // It did answer, whatever the client hears.
             (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
             (Err(reason), None) => Ending::Broken(reason),

@@ -35,7 +35,7 @@ use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Asked, Outgoing, Received};
 use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead, rejection_over_http1};
-use crate::record::FinalHead;
+use crate::record::Record;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
 use crate::upstream::pool::Sharing;
@@ -231,9 +231,13 @@ enum Upstreamed<'a> {
 
 /// How long the request may say nothing in the middle of its body. A call of gRPC may do so before
 /// its server has anything to say.
-fn silence<'a>(session: &Session, is_call: bool, answered: &'a Cell<bool>) -> Silence<'a> {
+fn silence<'a>(
+    session: &Session,
+    record: &'a Record<'a>,
+    (is_call, answered): (bool, &'a Cell<bool>),
+) -> Silence<'a> {
     match is_call {
-        true => Silence::Allowed,
+        true => Silence::OfStream(record),
         false => {
             Silence::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
         }
@@ -265,11 +269,11 @@ async fn converse(
     let retrying = (trial.map(Trial::ward), &exchange.retrying);
     let Progress { body_taken, kept_back, reset, .. } = progress;
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
-    let at = (&*session.worker, &**request);
+    let (record, at) = (&*record, (&*session.worker, &**request));
     let keep_back =
         KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
-    let silence = silence(session, is_call, started);
+    let silence = silence(session, record, (is_call, started));
     let (upgrade, sending, client) = (request.upgrade, Cell::new(sending), responder.connection());
     let mut send = pin!(async {
         *body_taken = has_body;
@@ -292,7 +296,7 @@ async fn converse(
         sending: &sending,
         responder,
         given: Noted::response(&record.bytes_out, is_call.then_some(Call(&record.grpc))),
-        final_head: &mut record.head,
+        record,
         started,
         reset,
     };
@@ -350,7 +354,7 @@ struct Reply<'a, 'io> {
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
-    final_head: &'a mut FinalHead,
+    record: &'a Record<'a>,
     started: &'a Cell<bool>,
     /// The code of HTTP/2 by which the upstream resets its stream.
     reset: &'a Cell<Option<ResetCode>>,
@@ -532,8 +536,9 @@ impl Reply<'_, '_> {
         }
         if head.tunnel {
             self.sending.set(Sending::UnderWay);
+            self.record.count_stream();
         }
-        self.final_head.status = head.status;
+        self.record.head.status.set(head.status);
         self.started.set(true);
         let bodiless = source.is_empty();
         let mut sink = self
@@ -549,7 +554,9 @@ impl Reply<'_, '_> {
         let silence = match head.body {
             BodyLength::Known(_) => Silence::Limited(self.worker.config.limits.body_stall_timeout),
             // It may be a stream of events, in which a pause of any length is regular.
-            BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => Silence::Allowed,
+            BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
+                Silence::OfStream(self.record)
+            }
         };
         let pumped = pump(&mut source, &mut sink, silence, &self.given).await;
         if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
@@ -576,7 +583,7 @@ impl Reply<'_, '_> {
     /// The peer's sidecar rejected the request: the response to come is not the application's.
     #[cold]
     fn rejected(&mut self, reason: Reason) {
-        self.final_head.rejection = Some(reason);
+        self.record.head.rejection.set(Some(reason));
         if let Some(trial) = self.trial {
             trial.rejected(reason);
         }

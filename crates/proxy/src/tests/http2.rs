@@ -59,7 +59,7 @@ pub(crate) fn call(path: &str) -> Request<()> {
         .unwrap()
 }
 
-async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+pub(super) async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
     connect(door).await.send_request(call(path), false).unwrap()
 }
 

@@ -49,7 +49,7 @@ impl Exchange<'_, '_> {
         fields: &[(&str, String)],
         edits: Option<&FieldEdits>,
     ) -> Result<(), Failure> {
-        self.record.head.status = status;
+        self.record.head.status.set(status);
         self.started.set(true);
         if !self.body.is_complete() || self.session.worker.is_draining() {
             self.responder.close_after();

@@ -129,7 +129,7 @@ impl Exchange<'_, '_> {
         session.worker.shard.add(Count::HedgesWon, 1);
         self.progress =
             Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
-        self.record.head.rejection = None;
+        self.record.head.rejection.set(None);
         // Those of the first attempt end without an end.
         (self.timed, self.trial) = (Some(timed), trial);
         *tried = Some(upstream.endpoint.id.clone());

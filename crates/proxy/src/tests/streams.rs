@@ -1,0 +1,156 @@
+//! Requests with streams count when these begin, at both sidecars, and not once more when they end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use leno_model::Protocol;
+use leno_telemetry::Form;
+
+use super::fixture::{Application, Client, GET, Mesh, OK, Sidecar, run, until};
+use super::http2;
+use crate::counted::Counted;
+
+/// The sum of a metric over all series of a sidecar.
+fn sum(sidecar: &Sidecar, metric: &str) -> u64 {
+    let mut text = String::new();
+    sidecar.telemetry.expose(Form::Prometheus, &mut text);
+    let lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+/// Streams that were opened, and those that are open.
+fn streams(sidecar: &Sidecar) -> (u64, u64) {
+    (sum(sidecar, "leno_streams_opened_total"), sum(sidecar, "leno_streams"))
+}
+
+/// Both sidecars, and what each reports of its requests to the control plane.
+struct Reports<'a> {
+    mesh: &'a Mesh,
+    counted: [Counted; 2],
+}
+
+impl<'a> Reports<'a> {
+    fn of(mesh: &'a Mesh) -> Self {
+        let counted = [&mesh.client, &mesh.server].map(|sidecar| {
+            let mut counted = Counted::of(Arc::clone(&sidecar.telemetry));
+            counted.connected(Instant::now());
+            counted
+        });
+        Self { mesh, counted }
+    }
+
+    /// The requests since the last report, as rates have them, and those that ended.
+    fn take(&mut self) -> [(u64, u64); 2] {
+        self.counted.each_mut().map(|counted| {
+            let series = counted.take(Instant::now()).map(|it| it.series).unwrap_or_default();
+            (series.iter().map(|it| it.requests()).sum(), series.iter().map(|it| it.ended()).sum())
+        })
+    }
+
+    /// A stream has begun, and is counted.
+    async fn began(&mut self) {
+        until(|| self.both(|sidecar| streams(sidecar) == (1, 1))).await;
+        assert_eq!(self.take(), [(1, 0); 2], "it counts when it begins");
+        assert!(self.both(|sidecar| sidecar.ended() == 0));
+    }
+
+    /// The stream has ended.
+    async fn ended(&mut self, requests: u64) {
+        until(|| self.both(|sidecar| sidecar.ended() == 1)).await;
+        assert!(self.both(|sidecar| streams(sidecar) == (1, 0)));
+        assert_eq!(self.take(), [(requests, 1); 2], "it counts once");
+    }
+
+    fn both(&self, is_so: impl Fn(&Sidecar) -> bool) -> bool {
+        is_so(&self.mesh.client) && is_so(&self.mesh.server)
+    }
+}
+
+/// Sends a head and a first piece, and ends the connection with its client.
+async fn beginning(head: &'static str) -> Application {
+    Application::start(move |mut client| async move {
+        drop(client.head().await);
+        client.send(head).await;
+        drop(client.last().await);
+    })
+    .await
+}
+
+#[test]
+fn a_connection_that_changes_its_protocol_counts_at_once() {
+    run(async {
+        let app = beginning(
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
+        )
+        .await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut reports = Reports::of(&mesh);
+        let mut client = Client::connect(mesh.door).await;
+        client
+            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .await;
+        assert_eq!(client.head().await.unwrap().status, 101);
+        reports.began().await;
+        drop(client);
+        reports.ended(0).await;
+    });
+}
+
+#[test]
+fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
+    run(async {
+        let app =
+            beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n").await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut reports = Reports::of(&mesh);
+        let mut client = Client::connect(mesh.door).await;
+        client.send(GET).await;
+        assert_eq!(client.head().await.unwrap().status, 200);
+        reports.began().await;
+        client.abandon();
+        // A client that goes away is a failure by its reason.
+        reports.ended(1).await;
+        assert_eq!(mesh.client.failures(), BTreeMap::from([("downstream-closed", 1)]));
+    });
+}
+
+#[test]
+fn a_call_whose_client_goes_on_counts_before_the_first_response() {
+    run(async {
+        let app = http2::application(|request, mut respond| async move {
+            let (body, _) = http2::whole(request.into_body()).await;
+            assert_eq!(body, b"onetwo");
+            let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
+            let mut trailers = http::HeaderMap::new();
+            trailers.insert("grpc-status", "0".parse().unwrap());
+            stream.send_trailers(trailers).unwrap();
+        })
+        .await;
+        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
+        let mut reports = Reports::of(&mesh);
+        let (response, mut stream) = http2::open(mesh.door, "/a.B/C").await;
+        http2::send(&mut stream, Bytes::from_static(b"one"), false).await;
+        reports.began().await;
+        http2::send(&mut stream, Bytes::from_static(b"two"), true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+        reports.ended(0).await;
+    });
+}
+
+#[test]
+fn plain_requests_count_when_they_end() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let mut reports = Reports::of(&mesh);
+        let mut client = Client::connect(mesh.door).await;
+        for _ in 0..3 {
+            assert_eq!(client.ask(GET).await.status, 200);
+        }
+        until(|| mesh.client.ended() == 3 && mesh.server.ended() == 3).await;
+        assert_eq!(reports.take(), [(3, 3); 2]);
+        assert_eq!((streams(&mesh.client), streams(&mesh.server)), ((0, 0), (0, 0)));
+    });
+}
