@@ -286,7 +286,7 @@ async fn open_among(
             None => None,
             Some(ward) => Some(ward.begin(&upstream, None)?),
         };
-        let wait = wait_for(record.retries, priorities.len());
+        let wait = Wait::under(ward.as_deref(), || wait_for(record.retries, priorities.len()));
         let opened = open_at(&upstream, worker, (begins, wait)).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));

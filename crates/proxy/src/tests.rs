@@ -7,6 +7,7 @@ mod checks;
 mod circuit;
 mod concurrency;
 mod connect;
+mod connect_timeouts;
 mod connection_auth;
 mod cost;
 #[path = "../../listen/src/tests/crowd.rs"]

@@ -41,7 +41,7 @@ pub(crate) struct Upstream {
     avoided_until: Cell<Option<Instant>>,
     /// It did not answer a connection or a ping in time: requests stay away until a probe connects. Only while it is avoided.
     is_unresponsive: Cell<bool>,
-    /// How long connecting may take by a policy; as long as for all when absent.
+    /// The longest time that policies gave connecting to it. An attempt takes as long, where that is longer than for all.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
     /// Its place in the ward that watches over it.
     pub(crate) slot: Cell<usize>,
@@ -270,16 +270,26 @@ impl Upstream {
         self.http2.clear();
     }
 
-    /// How long connecting to it may take.
+    /// The time for a connection attempt that requests share; each of them waits for its own.
     fn patience(&self, worker: &Worker) -> Duration {
-        self.connect_timeout.get().unwrap_or(worker.config.limits.connect_timeout)
+        let of_all = worker.config.limits.connect_timeout;
+        self.connect_timeout.get().map_or(of_all, |longest| longest.max(of_all))
     }
 
-    /// The time for which a request waits for a connection to it. The timeout of a policy applies as a whole.
+    /// Lets connection attempts take as long as a request waits.
+    fn allow(&self, wait: Wait) {
+        if let Wait::Limited(limit) = wait {
+            self.connect_timeout.set(self.connect_timeout.get().max(Some(limit)));
+        }
+    }
+
+    /// The time for which a request waits for a connection to it.
     fn connect_timeout_for(&self, worker: &Worker, wait: Wait) -> Duration {
-        match (wait, self.connect_timeout.get()) {
-            (Wait::Short, None) => worker.config.limits.connect_timeout.min(SHORT_WAIT),
-            (Wait::Short | Wait::Whole, _) => self.patience(worker),
+        let of_all = worker.config.limits.connect_timeout;
+        match wait {
+            Wait::Whole => of_all,
+            Wait::Short => of_all.min(SHORT_WAIT),
+            Wait::Limited(limit) => limit,
         }
     }
 
@@ -554,12 +564,12 @@ impl Destined {
     pub(crate) async fn lease_http1(
         &self,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
+        (timed, wait): (Option<&Timed>, Wait),
     ) -> Result<Lease, Reason> {
         let leased = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) => connect::foreign_http1(upstream, worker).await,
+            Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
         };
         if let Some(timed) = timed {
             timed.connected();
@@ -571,11 +581,11 @@ impl Destined {
     pub(crate) async fn lease_alone(
         &self,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
+        (timed, wait): (Option<&Timed>, Wait),
     ) -> Result<Lease, Reason> {
         let leased = match self {
             Self::Application(application) => application.lease_alone(worker).await,
-            Self::Upstream(upstream) => connect::alone(upstream, worker).await,
+            Self::Upstream(upstream) => connect::alone(upstream, worker, wait).await,
         };
         if let Some(timed) = timed {
             timed.connected();

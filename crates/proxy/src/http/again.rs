@@ -28,12 +28,17 @@ pub(crate) struct Prospect<'a> {
 
 impl From<Prospect<'_>> for Wait {
     fn from(Prospect { bound, retries }: Prospect<'_>) -> Self {
-        let rule = bound.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        match rule.is_some_and(|rule| rule.attempts == 0) {
-            // There is no attempt after it.
-            true => Self::Whole,
-            false => wait_for(retries, bound.destination.endpoints()),
-        }
+        Self::under(bound.ward.as_deref(), || unlimited(bound, retries))
+    }
+}
+
+/// The wait of an attempt that no policy limits.
+fn unlimited(bound: &Bound, retries: u32) -> Wait {
+    let rule = bound.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+    match rule.is_some_and(|rule| rule.attempts == 0) {
+        // There is no attempt after it.
+        true => Wait::Whole,
+        false => wait_for(retries, bound.destination.endpoints()),
     }
 }
 

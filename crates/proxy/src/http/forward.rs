@@ -70,7 +70,8 @@ pub(crate) async fn forward(
     let lease = match lease {
         Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
             drop(lease);
-            destined.lease_http1(&exchange.session.worker, exchange.timed.as_ref()).await?
+            let (worker, timed) = (&exchange.session.worker, exchange.timed.as_ref());
+            destined.lease_http1(worker, (timed, exchange.wait_alone())).await?
         }
         lease => lease,
     };

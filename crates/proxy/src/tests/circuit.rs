@@ -31,7 +31,7 @@ pub(super) fn trip() -> Trip {
     }
 }
 
-fn treatment(rule: CircuitBreaker) -> Treatment {
+pub(super) fn treatment(rule: CircuitBreaker) -> Treatment {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "ratings").unwrap();
     Treatment { breaker: Some(Breaker { policy, rule }), ..Treatment::default() }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use leno_model::{
     Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint,
     FailureClasses, FaultRule, Faults, FixedAnswer, HashKey, HealthCheck, HealthProbe, HedgeRule,
-    Hedging, LoadBalancing, OutlierRemoval, Protocol, Removal, RemovalAlgorithm, RemovalBackOff,
-    RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, TcpRule, Treatment,
-    Trip,
+    Hedging, LoadBalancing, OutlierRemoval, PortView, Protocol, Removal, RemovalAlgorithm,
+    RemovalBackOff, RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView,
+    TcpRule, TlsRule, Treatment, Trip,
 };
 use leno_telemetry::Count;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::circuit::trip;
 use super::fixture::{
@@ -39,18 +40,38 @@ impl Canary {
         Self { mesh, _server: server, endpoints }
     }
 
+    /// The client's sidecar applies these policies to the called service, whose sessions for a name a `TLSRoute` takes.
+    fn treat_sessions(&self, hostname: &str, called: Treatment) {
+        self.treat_with(none(), |port| {
+            let tls = TlsRule {
+                route: "bookinfo/sessions".parse().unwrap(),
+                hostnames: vec![hostname.parse().unwrap()],
+                backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
+                ungranted_weight: 0,
+            };
+            (port.treatment, port.tls_rules) = (called, vec![tls]);
+            port.rules.clear();
+        });
+    }
+
     /// The client's sidecar applies these policies: to the called service, and to each backend.
     fn treat(&self, called: Treatment, backends: [Treatment; 2]) {
+        self.treat_with(backends, |port| {
+            let tcp = TcpRule {
+                route: "bookinfo/share".parse().unwrap(),
+                kind: RouteKind::Tcp,
+                backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
+                ungranted_weight: 0,
+            };
+            (port.treatment, port.tcp_rule) = (called, Some(tcp));
+        });
+    }
+
+    /// The client's sidecar applies these policies to each backend, and what `change` makes of the called port.
+    fn treat_with(&self, backends: [Treatment; 2], change: impl FnOnce(&mut PortView)) {
         let rules = vec![rule("/", &[(V2, 1), (V3, 1)])];
         let mut views = routed(&self.mesh, rules);
-        let tcp = TcpRule {
-            route: "bookinfo/share".parse().unwrap(),
-            kind: RouteKind::Tcp,
-            backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
-            ungranted_weight: 0,
-        };
-        let port = views[0].ports.get_mut(&PORT).unwrap();
-        (port.treatment, port.tcp_rule) = (called, Some(tcp));
+        change(views[0].ports.get_mut(&PORT).unwrap());
         views.truncate(1);
         for ((name, endpoint), treatment) in [V2, V3].iter().zip(&self.endpoints).zip(backends) {
             let name = ServiceName::new("bookinfo", name).unwrap();
@@ -206,6 +227,53 @@ fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
             assert_ne!(Client::connect(canary.mesh.door).await.end().await, End::Clean);
         }
         assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
+    });
+}
+
+/// The first bytes of a session for this name.
+fn client_hello(name: &'static str) -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider);
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let name = name.try_into().unwrap();
+    let mut bytes = Vec::new();
+    ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut bytes).unwrap();
+    bytes
+}
+
+/// Decision 9.
+#[test]
+fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
+    run(async {
+        for protocol in [Protocol::Tcp, Protocol::Detect] {
+            let (one, two) = (hanging().await, hanging().await);
+            let canary = Canary::new([&one, &two], protocol).await;
+            let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
+            let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
+            canary.treat_sessions("a.com", breaker("called", rule));
+            let mut open = Vec::new();
+            for count in 1..=2 {
+                let mut client = Client::connect(canary.mesh.door).await;
+                client.send(client_hello("a.com")).await;
+                open.push(client);
+                until(|| one.accepted.get() + two.accepted.get() == count).await;
+            }
+            for _ in 0..4 {
+                let mut client = Client::connect(canary.mesh.door).await;
+                client.send(client_hello("a.com")).await;
+                assert_ne!(client.end().await, End::Clean, "{protocol:?}");
+            }
+            assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
+        }
+        // Faults need requests, which no sidecar sees in a session.
+        let app = hanging().await;
+        let canary = Canary::new([&app, &app], Protocol::Detect).await;
+        canary.treat_sessions("a.com", aborting("called", 418));
+        let mut client = Client::connect(canary.mesh.door).await;
+        client.send(client_hello("a.com")).await;
+        assert_ne!(client.end().await, End::Clean);
+        assert_eq!(canary.mesh.client.failures().get("denied-by-policy"), Some(&1));
     });
 }
 

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::ward::Ward;
 use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
@@ -34,6 +35,15 @@ pub(crate) enum Wait {
     Whole,
     /// Shorter: there are other endpoints to try. The connection attempt goes on.
     Short,
+    /// The `connectTimeout` of the policies on the way. The connection attempt goes on for other requests.
+    Limited(Duration),
+}
+
+impl Wait {
+    /// The wait under the policies on a way, which may limit it.
+    pub(crate) fn under(ward: Option<&Ward>, otherwise: impl FnOnce() -> Self) -> Self {
+        ward.and_then(Ward::connect_timeout).map_or_else(otherwise, Self::Limited)
+    }
 }
 
 /// The wait of an attempt for a connection, after so many retries and with so many endpoints.
@@ -61,9 +71,10 @@ pub(crate) async fn endpoint(
     worker: &Rc<Worker>,
     wait: Wait,
 ) -> Result<Lease, Reason> {
+    upstream.allow(wait);
     let mut leased = pin!(patiently(upstream, worker));
-    if wait == Wait::Short {
-        let patience = upstream.connect_timeout_for(worker, wait);
+    let patience = upstream.connect_timeout_for(worker, wait);
+    if wait != Wait::Whole {
         if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
             return leased;
         }
@@ -73,7 +84,7 @@ pub(crate) async fn endpoint(
             return Err(Reason::ConnectTimeout);
         }
     }
-    let patience = upstream.patience(worker).saturating_mul(2);
+    let patience = patience.saturating_mul(2);
     // Connecting has a limit of its own: who waited that long found an endpoint that was busy.
     tokio::time::timeout(patience, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
@@ -106,42 +117,52 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
 }
 
 /// A connection of one's own to a peer that speaks HTTP/2, and is asked to speak HTTP/1.1 for once.
-pub(crate) async fn foreign_http1(upstream: &Upstream, worker: &Worker) -> Result<Lease, Reason> {
+pub(crate) async fn foreign_http1(
+    upstream: &Upstream,
+    worker: &Worker,
+    wait: Wait,
+) -> Result<Lease, Reason> {
     if let Some(connection) = upstream.foreign.take() {
         worker.shard.add(Count::LeaseReused, 1);
         return Ok(Lease::Http1(connection));
     }
     worker.shard.add(Count::LeaseOpened, 1);
     let shaken = handshake(upstream, worker, Offer::Http1);
-    let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
+    let patience = upstream.connect_timeout_for(worker, wait);
+    let shaken = tokio::time::timeout(patience, shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
     Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
 }
 
 /// A connection of HTTP/1.1 for the requests of one client. A peer without such gives an ordinary lease.
-pub(crate) async fn alone(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+pub(crate) async fn alone(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+    wait: Wait,
+) -> Result<Lease, Reason> {
     if upstream.is_plain() {
         return match speaks(upstream, worker) {
             Speaks::Http1 => {
-                let connected = plain_bytes(upstream, worker, Wait::Whole).await;
+                let connected = plain_bytes(upstream, worker, wait).await;
                 connected.map(|mut connection| {
                     // No other proxy cleans its responses.
                     connection.reader.is_tolerant = true;
                     Lease::Http1(Box::new(connection))
                 })
             }
-            Speaks::Http2 => plainly(upstream, worker, (Speaks::Http2, Wait::Whole)).await,
+            Speaks::Http2 => plainly(upstream, worker, (Speaks::Http2, wait)).await,
         };
     }
     worker.shard.add(Count::LeaseOpened, 1);
     let shaken = handshake(upstream, worker, Offer::Alone);
-    let shaken = tokio::time::timeout(upstream.patience(worker), shaken).await;
+    let patience = upstream.connect_timeout_for(worker, wait);
+    let shaken = tokio::time::timeout(patience, shaken).await;
     let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
     note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = shaken?;
     let spoken = tls.get_ref().1.alpn_protocol();
     if spoken == Some(ALPN_LINK) {
-        return upstream.lease(worker, None, Wait::Whole).await;
+        return upstream.lease(worker, None, wait).await;
     }
     let marks_rejections = spoken == Some(ALPN_ALONE);
     let mut connection = Box::new(own_connection(tls, expires, worker));
@@ -266,10 +287,9 @@ async fn reach(
     worker: &Rc<Worker>,
     attempt: &Attempt,
 ) -> Result<(), Reason> {
+    let (tls, expires) =
+        in_time(upstream, worker, handshake(upstream, worker, Offer::All)).await??;
     let patience = upstream.patience(worker);
-    let (tls, expires) = tokio::time::timeout(patience, handshake(upstream, worker, Offer::All))
-        .await
-        .map_err(|_| Reason::ConnectTimeout)??;
     let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(Stream::Client(Box::new(tls)));
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
@@ -329,6 +349,24 @@ async fn reach(
         Err(_) => link.abandon(),
     }
     greeted
+}
+
+/// Waits for a step of a connection attempt that requests share, as long as the most patient of them.
+async fn in_time<T>(
+    upstream: &Upstream,
+    worker: &Worker,
+    step: impl Future<Output = T>,
+) -> Result<T, Reason> {
+    let (mut step, began) = (pin!(step), tokio::time::Instant::now());
+    loop {
+        let patience = upstream.patience(worker);
+        match tokio::time::timeout_at(began + patience, step.as_mut()).await {
+            Ok(done) => return Ok(done),
+            // A request with more time has joined meanwhile.
+            Err(_) if upstream.patience(worker) > patience => {}
+            Err(_) => return Err(Reason::ConnectTimeout),
+        }
+    }
 }
 
 /// What it takes to begin a session with an endpoint.

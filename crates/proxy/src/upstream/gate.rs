@@ -14,7 +14,6 @@ use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
 use leno_traffic::removal::{Ending, Failed, failed};
 use leno_traffic::treatment::{Bounded, Entry, PortBreaker, PortTreatment, ServicePort, UnderWay};
 
-use super::Upstream;
 use super::ward::Ward;
 use crate::conditions::OpenCircuit;
 use crate::hits;
@@ -38,7 +37,7 @@ pub(crate) struct Gate {
 pub(crate) struct Gates {
     called: Option<Rc<Gate>>,
     own: Option<Rc<Gate>>,
-    connect_timeout: Option<Duration>,
+    pub(super) connect_timeout: Option<Duration>,
 }
 
 /// A request that was let through.
@@ -176,12 +175,7 @@ impl Gates {
     }
 
     /// Lets an attempt through, or returns the reason against it.
-    pub(crate) fn admit(
-        &self,
-        upstream: &Upstream,
-        which: Option<Which>,
-        now: Duration,
-    ) -> Result<Passage, Reason> {
+    pub(crate) fn admit(&self, which: Option<Which>, now: Duration) -> Result<Passage, Reason> {
         let held = which.map_or(Ok(None), |which| self.hold(which))?;
         let mut tickets = [None, None];
         for (gate, ticket) in self.all().zip(&mut tickets) {
@@ -192,9 +186,6 @@ impl Gates {
                     return Err(reason);
                 }
             }
-        }
-        if self.connect_timeout.is_some() {
-            upstream.connect_timeout.set(self.connect_timeout);
         }
         Ok(Passage { tickets, began: now, _held: held })
     }

@@ -132,7 +132,7 @@ impl Ward {
     ) -> Result<Trial, Reason> {
         let passage = match &self.gates {
             None => None,
-            Some(gates) => Some(gates.admit(upstream, which, self.now())?),
+            Some(gates) => Some(gates.admit(which, self.now())?),
         };
         let probe = self.watch.as_ref().is_some_and(|watch| watch.begin(upstream));
         let (ward, upstream) = (self.clone(), upstream.clone());
@@ -154,6 +154,11 @@ impl Ward {
     /// Room for one more of a kind, or there is none.
     pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
         self.gates.as_ref().map_or(Ok(None), |gates| gates.hold(which))
+    }
+
+    /// The time for connecting to an endpoint, where a policy bounds it.
+    pub(crate) fn connect_timeout(&self) -> Option<Duration> {
+        self.gates.as_ref()?.connect_timeout
     }
 
     /// A failure, with the answer that a policy has for it.

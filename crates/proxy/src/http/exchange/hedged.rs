@@ -288,7 +288,8 @@ impl Second<'_> {
         (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let lease = upstream.lease(self.worker, Some(timed), Wait::Short);
+        let wait = Wait::under(self.bound.ward.as_deref(), || Wait::Short);
+        let lease = upstream.lease(self.worker, Some(timed), wait);
         let lease = match &self.bound.ward {
             None => lease.await,
             Some(ward) => ward.wait(lease).await,

@@ -8,7 +8,8 @@ use leno_telemetry::Count;
 use super::Exchange;
 use crate::http::route::{Bound, Destination};
 use crate::upstream::pick::kept;
-use crate::upstream::{Destined, Http1Upstream, Lease};
+use crate::upstream::ward::Trial;
+use crate::upstream::{Destined, Http1Upstream, Lease, Wait};
 
 /// The connections of one client, each to a server of its own; the newest is the last.
 #[derive(Default)]
@@ -117,8 +118,16 @@ impl Exchange<'_, '_> {
                 worker.shard.add(Count::LeaseReused, 1);
                 Ok(Lease::Http1(connection))
             }
-            None => destined.lease_alone(worker, self.timed.as_ref()).await,
+            None => {
+                let wait = self.wait_alone();
+                destined.lease_alone(worker, (self.timed.as_ref(), wait)).await
+            }
         }
+    }
+
+    /// The wait for a connection that no other request waits for.
+    pub(crate) fn wait_alone(&self) -> Wait {
+        Wait::under(self.trial.as_ref().map(Trial::ward), || Wait::Whole)
     }
 
     /// Keeps a connection for the next request of its client.

@@ -1,0 +1,126 @@
+//! `connectTimeout` of a policy, where requests under several policies wait for one connection.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use leno_model::{Access, CircuitBreaker, Endpoint, Protocol};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use super::addresses::{WORKLOAD, pinned};
+use super::circuit::treatment;
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, Setup, endpoint, plan, run, until, view,
+};
+use crate::session::Entrance;
+
+/// A mesh whose endpoint takes connections, and begins to speak when it is released.
+struct Slow {
+    mesh: Mesh,
+    slow: Application,
+    endpoint: Endpoint,
+    release: watch::Sender<bool>,
+    /// An address of the endpoint's workload: no policy of the service applies there.
+    pinned: std::net::SocketAddr,
+}
+
+impl Slow {
+    async fn new(connect_timeout: Duration) -> Self {
+        let app = Application::canned(OK).await;
+        let mut setup = Setup::default();
+        setup.limits.connect_timeout = connect_timeout;
+        let mesh = Mesh::new(app.address, setup).await;
+        let (release, released) = watch::channel(false);
+        let (inbound, released) = (mesh.inbound, Rc::new(released));
+        let slow = Application::start(move |mut client| {
+            let mut released = (*released).clone();
+            async move {
+                let _sidecar = released.wait_for(|released| *released).await;
+                let mut server = TcpStream::connect(inbound).await.unwrap();
+                drop(tokio::io::copy_bidirectional(&mut client.stream, &mut server).await);
+            }
+        })
+        .await;
+        let endpoint = endpoint("ratings-2", slow.address, "ratings");
+        let occupant = pinned(Some(endpoint.clone()), "ratings-2", Protocol::Http);
+        mesh.client.addresses.borrow_mut().insert(WORKLOAD.into(), occupant.into());
+        let at = Entrance::Address((WORKLOAD, 80).into());
+        let pinned = mesh.client.listen(at).await;
+        Self { mesh, slow, endpoint, release, pinned }
+    }
+
+    /// The policy of the service gives connecting this time.
+    fn limit(&self, connect_timeout: Duration) {
+        let mut view = view(Protocol::Http, std::slice::from_ref(&self.endpoint));
+        let connect_timeout = Some(connect_timeout);
+        let rule = CircuitBreaker { connect_timeout, ..CircuitBreaker::default() };
+        view.ports.get_mut(&PORT).unwrap().treatment = treatment(rule);
+        self.mesh.client.know(plan("productpage", Access::Permissive), vec![view]);
+    }
+}
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_millis(50);
+
+#[test]
+fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun() {
+    run(async {
+        let slow = Slow::new(LONG).await;
+        slow.limit(SHORT);
+        let mut unlimited = Client::connect(slow.pinned).await;
+        unlimited.send(GET).await;
+        until(|| slow.slow.accepted.get() == 1).await;
+        let answer = Client::connect(slow.mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+        assert_eq!(slow.slow.accepted.get(), 1, "both wait for one connection");
+        slow.release.send_replace(true);
+        assert_eq!(unlimited.answer().await.status, 200);
+        assert_eq!(slow.mesh.client.failures(), [("connect-timeout", 1)].into());
+    });
+}
+
+#[test]
+fn the_policy_limits_no_other_requests() {
+    run(async {
+        let slow = Slow::new(LONG).await;
+        slow.limit(SHORT);
+        let answer = Client::connect(slow.mesh.door).await.ask(GET).await;
+        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+        let mut unlimited = Client::connect(slow.pinned).await;
+        unlimited.send(GET).await;
+        // Longer than the policy gives.
+        tokio::time::timeout(SHORT * 4, unlimited.answer()).await.unwrap_err();
+        slow.release.send_replace(true);
+        assert_eq!(unlimited.answer().await.status, 200);
+        assert_eq!(slow.slow.accepted.get(), 1, "the attempt has gone on");
+    });
+}
+
+#[test]
+fn a_request_with_more_time_lets_an_attempt_go_on() {
+    run(async {
+        let slow = Slow::new(Duration::from_millis(300)).await;
+        slow.limit(LONG);
+        let mut unlimited = Client::connect(slow.pinned).await;
+        unlimited.send(GET).await;
+        until(|| slow.slow.accepted.get() == 1).await;
+        let mut patient = Client::connect(slow.mesh.door).await;
+        patient.send(GET).await;
+        assert!(unlimited.answer().await.status >= 503);
+        slow.release.send_replace(true);
+        assert_eq!(patient.answer().await.status, 200);
+        assert_eq!(slow.slow.accepted.get(), 1, "the attempt has gone on");
+    });
+}
+
+#[test]
+fn the_policy_limits_a_connection_of_one_client() {
+    run(async {
+        let slow = Slow::new(LONG).await;
+        slow.limit(SHORT);
+        let alone = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
+        let answer = Client::connect(slow.mesh.door).await.ask(alone).await;
+        assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
+    });
+}
