@@ -216,6 +216,7 @@ impl Session {
     }
 
     /// The series that `subject` is counted under, made or looked up when it is new.
+    #[inline]
     pub(crate) fn series(&self, subject: &Subject) -> Rc<Series> {
         let mut known = self.series.borrow_mut();
         if let Some(series) = known.iter().find(|series| series.subject == *subject) {

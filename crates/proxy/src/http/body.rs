@@ -417,6 +417,22 @@ impl<'a> Noted<'a> {
     pub(crate) const fn response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
         Self { bytes, call, permitted: None }
     }
+
+    /// Notes a trailer section, and removes the fields that are not permitted. False when none is left.
+    #[cold]
+    fn lets_pass(&self, section: &mut Bytes) -> bool {
+        if let Some(call) = self.call {
+            call.trailers(section);
+        }
+        let Some(permitted) = self.permitted else { return true };
+        match permitted(std::mem::take(section)) {
+            Some(rest) => {
+                *section = rest;
+                true
+            }
+            None => false,
+        }
+    }
 }
 
 /// Moves a body from source to sink, whole. What is there is gathered and
@@ -427,9 +443,6 @@ pub(crate) async fn pump(
     silence: Silence<'_>,
     noted: &Noted<'_>,
 ) -> Result<(), Broken> {
-    if source.is_empty() {
-        return sink.finish(false).await;
-    }
     loop {
         let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
         let next = match at_once {
@@ -442,29 +455,24 @@ pub(crate) async fn pump(
                 silence.next(source).await
             }
         };
-        let next = match (next.map_err(Broken::Source)?, noted.permitted) {
-            (Some(Piece::Trailers(section)), Some(permitted)) => {
-                permitted(section).map(Piece::Trailers)
-            }
-            (next, _) => next,
+        let Some(mut piece) = next.map_err(Broken::Source)? else {
+            return sink.finish(false).await;
         };
-        match next {
-            Some(piece) => {
-                match &piece {
-                    Piece::Data(data) => noted.bytes.set(noted.bytes.get() + data.len() as u64),
-                    Piece::Trailers(section) => {
-                        if let Some(call) = noted.call {
-                            call.trailers(section);
-                        }
-                    }
-                }
-                let last = matches!(piece, Piece::Trailers(_)) || source.is_exhausted();
-                sink.push(piece, last).await?;
-                if last {
-                    return sink.finish(true).await;
-                }
+        let last = match &mut piece {
+            Piece::Data(data) => {
+                noted.bytes.set(noted.bytes.get() + data.len() as u64);
+                source.is_exhausted()
             }
-            None => return sink.finish(false).await,
+            Piece::Trailers(section) => {
+                if !noted.lets_pass(section) {
+                    return sink.finish(false).await;
+                }
+                true
+            }
+        };
+        sink.push(piece, last).await?;
+        if last {
+            return sink.finish(true).await;
         }
     }
 }

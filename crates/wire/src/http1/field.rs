@@ -43,21 +43,20 @@ impl FieldName {
     #[inline]
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
-        let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
         match name.len() {
-            2 if is(b"te") => Self::Te,
-            4 if is(b"host") => Self::Host,
-            6 if is(b"expect") => Self::Expect,
-            7 if is(b"upgrade") => Self::Upgrade,
-            7 if is(b"trailer") => Self::Trailer,
-            10 if is(b"connection") => Self::Connection,
-            10 if is(b"keep-alive") => Self::KeepAlive,
-            13 if is(b"authorization") => Self::Authorization,
-            14 if is(b"content-length") => Self::ContentLength,
-            16 if is(b"proxy-connection") => Self::ProxyConnection,
-            17 if is(b"transfer-encoding") => Self::TransferEncoding,
-            18 if is(b"proxy-authenticate") => Self::ProxyAuthenticate,
-            19 if is(b"proxy-authorization") => Self::ProxyAuthorization,
+            2 if is_name(name, b"te") => Self::Te,
+            4 if is_name(name, b"host") => Self::Host,
+            6 if is_name(name, b"expect") => Self::Expect,
+            7 if is_name(name, b"upgrade") => Self::Upgrade,
+            7 if is_name(name, b"trailer") => Self::Trailer,
+            10 if is_name(name, b"connection") => Self::Connection,
+            10 if is_name(name, b"keep-alive") => Self::KeepAlive,
+            13 if is_name(name, b"authorization") => Self::Authorization,
+            14 if is_name(name, b"content-length") => Self::ContentLength,
+            16 if is_name(name, b"proxy-connection") => Self::ProxyConnection,
+            17 if is_name(name, b"transfer-encoding") => Self::TransferEncoding,
+            18 if is_name(name, b"proxy-authenticate") => Self::ProxyAuthenticate,
+            19 if is_name(name, b"proxy-authorization") => Self::ProxyAuthorization,
             _ => Self::Other,
         }
     }
@@ -83,6 +82,17 @@ impl FieldName {
             | Self::Other => false,
         }
     }
+}
+
+/// True for `known`, in any case of its letters. Whole words are compared, without a branch for each byte.
+#[inline]
+fn is_name<const N: usize>(name: &[u8], known: &[u8; N]) -> bool {
+    let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
+    let differs = |bits: u8, (byte, known): (&u8, &u8)| {
+        let case = if known.is_ascii_lowercase() { b' ' } else { 0 };
+        bits | ((byte | case) ^ known)
+    };
+    name.iter().zip(known).fold(0, differs) == 0
 }
 
 /// What the fields of one head say about its connection and its body.

@@ -136,8 +136,11 @@ fn is_version_6(address: &str) -> bool {
 
 fn port_number(digits: &[u8]) -> Option<u16> {
     digits.iter().try_fold(0_u16, |port, byte| {
-        let digit = char::from(*byte).to_digit(10)?;
-        port.checked_mul(10)?.checked_add(u16::try_from(digit).ok()?)
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        port.checked_mul(10)?.checked_add(u16::from(digit))
     })
 }
 
