@@ -1,17 +1,35 @@
 //! Documents: YAML text becomes trees of nodes that know their line and column, within bounds.
 
 mod json;
+mod list;
+mod merge;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+pub(crate) use self::list::LIST_FIELDS;
+
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 
-/// Reads the documents of a text; empty ones are left out.
+/// Reads the documents of a text, with the items of a `List` in its place; empty documents are left out.
 ///
 /// # Errors
 /// [`Unreadable`] when the text is not YAML or exceeds a bound: then nothing of it is known.
 pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
+    let documents: Vec<Node> =
+        documents_as_written(text)?.into_iter().flat_map(list::documents).collect();
+    match documents.get(DOCUMENTS_MAX) {
+        Some(beyond) => Err(too_many_documents(beyond.mark)),
+        None => Ok(documents),
+    }
+}
+
+/// Reads the documents of a text; empty ones are left out.
+///
+/// # Errors
+/// As [`documents`].
+pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> {
+    let text = &*without_byte_order_marks(text);
     // The parser looks ahead to the end of a list or map in brackets, which may be a key.
     let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if brackets > BRACKETS_MAX {
@@ -41,6 +59,35 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
             _ => return Err(later(not_json, Unreadable::syntax(&error))),
         }
     }
+}
+
+fn too_many_documents(mark: Mark) -> Unreadable {
+    let problem = format!("has more than {DOCUMENTS_MAX} documents");
+    Unreadable::bound(mark, problem, "split the file")
+}
+
+/// The text without the byte order marks at the starts of documents (YAML 1.2, 5.2): at its beginning, before a line
+/// `---`, and behind one. Files that were joined have them.
+fn without_byte_order_marks(text: &str) -> Cow<'_, str> {
+    if !text.contains(BYTE_ORDER_MARK) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut is_at_start = true;
+    for line in text.split_inclusive('\n') {
+        let rest = line.strip_prefix(BYTE_ORDER_MARK);
+        let is_removed = rest.is_some_and(|rest| is_at_start || begins_document(rest));
+        let line = rest.filter(|_| is_removed).unwrap_or(line);
+        let is_blank = line.trim().is_empty() || line.starts_with('#');
+        is_at_start = matches!(line.trim_end(), "---" | "...") || is_at_start && is_blank;
+        out.push_str(line);
+    }
+    out.into()
+}
+
+fn begins_document(line: &str) -> bool {
+    let rest = line.strip_prefix("---");
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
 }
 
 /// Reads a text that begins with a bracket as JSON: its texts have escapes that YAML lacks. YAML in brackets begins in
@@ -241,7 +288,11 @@ impl Builder {
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let value = scalar(&text, style, tag.as_deref());
+                let value = match self.expects_key() && merge::is_key(&text, style, tag.as_deref())
+                {
+                    true => Value::Tagged(merge::TAG.to_owned()),
+                    false => scalar(&text, style, tag.as_deref()),
+                };
                 self.place(Node { mark, value }, anchor)
             }
             Event::SequenceStart(anchor, tag) => {
@@ -257,6 +308,10 @@ impl Builder {
         }
     }
 
+    fn expects_key(&self) -> bool {
+        matches!(self.open.last(), Some(Open { filling: Filling::Map(_, None), .. }))
+    }
+
     fn begin(
         &mut self,
         mark: Mark,
@@ -270,7 +325,7 @@ impl Builder {
         }
         let tag = tag
             .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
-            .map(ToString::to_string);
+            .map(tag_name);
         self.open.push(Open { mark, anchor, tag, filling });
         Ok(())
     }
@@ -282,7 +337,7 @@ impl Builder {
         let value = match (open.tag, open.filling) {
             (Some(tag), _) => Value::Tagged(tag),
             (None, Filling::List(list)) => Value::List(list),
-            (None, Filling::Map(map, _)) => Value::Map(map),
+            (None, Filling::Map(map, _)) => Value::Map(merge::merged(map)?),
         };
         let node = Node { mark: open.mark, value };
         self.place(node, open.anchor)
@@ -329,8 +384,7 @@ impl Builder {
             return Ok(());
         }
         if self.documents.len() >= DOCUMENTS_MAX {
-            let problem = format!("has more than {DOCUMENTS_MAX} documents");
-            return Err(Unreadable::bound(node.mark, problem, "split the file"));
+            return Err(too_many_documents(node.mark));
         }
         self.documents.push(node);
         Ok(())
@@ -354,12 +408,8 @@ fn weight(node: &Node) -> usize {
 
 /// The core schema of YAML 1.2: what a plain scalar means.
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
-    match tag {
-        Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => {
-            return Value::Text(text.to_owned());
-        }
-        Some(tag) => return Value::Tagged(tag.to_string()),
-        None => {}
+    if let Some(tag) = tag {
+        return tagged_scalar(text, tag).unwrap_or_else(|| Value::Tagged(tag_name(tag)));
     }
     if style != ScalarStyle::Plain {
         return Value::Text(text.to_owned());
@@ -370,6 +420,31 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
         "false" | "False" | "FALSE" => Value::Boolean(false),
         _ if is_number(text) => Value::Number(text.to_owned()),
         _ => Value::Text(text.to_owned()),
+    }
+}
+
+/// The value of a scalar with a tag of the core schema, if it has one.
+fn tagged_scalar(text: &str, tag: &Tag) -> Option<Value> {
+    if !tag.is_yaml_core_schema() {
+        return None;
+    }
+    let plain = || scalar(text, ScalarStyle::Plain, None);
+    let is_whole = |text: &str| !text.contains(['.', 'e', 'E']) || text.starts_with("0x");
+    match (&*tag.suffix, plain()) {
+        ("str", _) => Some(Value::Text(text.to_owned())),
+        ("int", value @ Value::Number(_)) if is_whole(text) => Some(value),
+        ("float", value @ Value::Number(_))
+        | ("bool", value @ Value::Boolean(_))
+        | ("null", value @ Value::Null) => Some(value),
+        _ => None,
+    }
+}
+
+/// A tag as it is usually written.
+fn tag_name(tag: &Tag) -> String {
+    match tag.is_yaml_core_schema() {
+        true => format!("!!{}", tag.suffix),
+        false => tag.to_string(),
     }
 }
 
@@ -403,6 +478,7 @@ const COPIED_BYTES_MAX: usize = 1 << 20;
 const TAB_AFTER_COLON: &str = "':' must be followed by a valid YAML whitespace";
 /// The most bytes of one file that are read again because of tabs.
 const REREAD_BYTES_MAX: usize = 64 << 20;
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The length of `\uXXXX`.
 const UNIT_BYTES: usize = 6;
 /// The remedy of an error of syntax.
@@ -454,6 +530,16 @@ mod tests {
             ("\"9080\"", "Text(\"9080\")"),
             ("!!str 9080", "Text(\"9080\")"),
             ("!secret x", "Tagged(\"!secret\")"),
+            ("!!int \"5\"", "Number(\"5\")"),
+            ("!!int 0x1E", "Number(\"0x1E\")"),
+            ("!!int 5.5", "Tagged(\"!!int\")"),
+            ("!!int x", "Tagged(\"!!int\")"),
+            ("!!float '5.5'", "Number(\"5.5\")"),
+            ("!!bool 'true'", "Boolean(true)"),
+            ("!!null ''", "Null"),
+            ("!!binary eA==", "Tagged(\"!!binary\")"),
+            ("'<<'", "Text(\"<<\")"),
+            ("<<", "Text(\"<<\")"),
             ("yes", "Text(\"yes\")"),
             ("true", "Boolean(true)"),
             ("~", "Null"),
@@ -470,8 +556,21 @@ mod tests {
             ("---\n---\n", 0),
             ("---\na: 1\n---\n# x\n---\nb: 2\n...\n", 2),
             ("\u{feff}a: 1\n", 1),
+            ("\u{feff}a: 1\n---\n\u{feff}b: 1\n", 2),
+            ("a: 1\n---\n\n# two\n\u{feff}b: 1\n", 2),
+            ("a: 1\n\u{feff}---\nb: 1\n", 2),
+            ("a: |\n  x\n\u{feff}--- # two\r\nb: 1\n...\r\n\u{feff}c: 1\n", 3),
+            ("\u{feff}{\"a\": \"\\ud83d\\ude00\"}\n---\n\u{feff}{\"b\": 1}\n", 2),
         ] {
             assert_eq!(documents(text).unwrap().len(), count, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_within_a_document_is_rejected() {
+        for text in ["a: 1\n\u{feff}b: 1\n", "a: |\n  x\n\u{feff}b: 1\n", "a: 1\n  \u{feff}---\n"] {
+            let error = documents(text).expect_err(text);
+            assert!(error.problem.contains("byte order mark"), "{text:?}: {}", error.problem);
         }
     }
 

@@ -211,7 +211,8 @@ impl<'a> Field<'a> {
             },
             Value::Text(text) if whole(text).is_some() => {
                 let problem = format!("{shown} is text, not a number");
-                self.propose(problem, "remove the quotes", Replacement::Unquoted);
+                let remedy = format!("write {text}, without quotes or a tag");
+                self.propose(problem, remedy, Replacement::Unquoted);
             }
             _ => self.refuse(format!("{shown} is not a number"), bounds),
         }

@@ -433,13 +433,14 @@ fn duplicate(file: &str, held: &Held, first: &str) -> Rejected {
     at.file = Some(file.to_owned());
     at.line = Some(held.mark.line);
     at.column = Some(held.mark.column);
-    let problem = match held.key {
+    let (problem, remedy) = match held.key {
         ObjectKey::MeshConfig => {
-            format!("a mesh has one MeshConfig, and {first} is in force")
+            let problem = format!("a mesh has one MeshConfig, and {first} is in force");
+            (problem, "remove one of the two: its name makes no difference")
         }
-        _ => format!("is already defined at {first}"),
+        _ => (format!("is already defined at {first}"), "remove one of the two, or rename it"),
     };
-    Rejected { at, problem, remedy: "remove one of the two, or rename it".to_owned() }
+    Rejected { at, problem, remedy: remedy.to_owned() }
 }
 
 fn differences(

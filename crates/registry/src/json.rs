@@ -92,7 +92,7 @@ mod tests {
             lines,
             [
                 "HTTPRoute bookinfo/reviews: spec.rules[0].backendRefs[0].weight: \"3\" is text, not \
-              a number; remove the quotes"
+              a number; write 3, without quotes or a tag"
             ]
         );
         for odd in [json!(null), json!([]), json!({"kind": "HTTPRoute"})] {

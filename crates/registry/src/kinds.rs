@@ -20,6 +20,7 @@ pub(crate) mod ingress;
 mod issuer_keys;
 mod jwt_validation;
 mod lane;
+mod literal_path;
 mod load_balancing;
 mod mesh_config;
 mod mirror;
@@ -49,7 +50,7 @@ use std::collections::BTreeMap;
 use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 
 use self::gateway_route::GatewayRoute;
-use crate::document::{Mark, Node, Value};
+use crate::document::{LIST_FIELDS, Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
 use crate::foreign::replacement;
 use crate::hint;
@@ -164,7 +165,8 @@ impl Identity {
         let place = Place::of(key, "");
         let actual = place.kind.as_deref().unwrap_or_default();
         let kind_fits = match self.kind.as_deref() {
-            None => true,
+            // It may hold the object.
+            None | Some(LIST) => return true,
             Some(written) => Kind::meant(written).is_some_and(|kind| kind.word() == actual),
         };
         let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
@@ -227,9 +229,9 @@ pub fn served_kinds() -> Vec<ServedKind> {
     read.flat_map(groups).collect()
 }
 
-/// Whether a kind, as written, is that of a `MeshConfig` or a slip away from it.
+/// Whether a kind, as written, is that of a `MeshConfig` or a slip away from it, or of a list that may hold one.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
-    Kind::meant(word) == Some(Kind::MeshConfig)
+    word == LIST || Kind::meant(word) == Some(Kind::MeshConfig)
 }
 
 /// A kind of document that is read.
@@ -406,6 +408,10 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         return None;
     };
     let fields = root.any_fields()?;
+    if is_list(&fields) {
+        refuse_list(&fields);
+        return None;
+    }
     let kind = read_kind(&fields)?;
     fields.refuse_unknown(&["apiVersion", "kind", "metadata", "spec", "status"]);
     let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata));
@@ -442,6 +448,23 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
     };
     debug_assert!(object.is_some() || notes.refused(), "who refuses says why");
     object
+}
+
+fn is_list(fields: &Fields<'_>) -> bool {
+    let kind = fields.find("kind").map(Field::value);
+    matches!(kind, Some(Value::Text(kind)) if kind == LIST)
+}
+
+/// A list whose items are no documents: those of others are read in its place.
+fn refuse_list(fields: &Fields<'_>) {
+    fields.refuse_unknown(LIST_FIELDS);
+    if let Some(version) = fields.require("apiVersion") {
+        version.word(&[("v1", ())]);
+    }
+    let items = fields.require("items").and_then(|items| items.list(usize::MAX));
+    for item in items.into_iter().flatten() {
+        item.any_fields();
+    }
 }
 
 /// Kind and version; a foreign document gets one remark about them and no others.
@@ -524,6 +547,8 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
     (!matches!(value.value, Value::Null)).then_some(value)
 }
 
+/// The kind of a list of any objects.
+const LIST: &str = "List";
 /// The namespace of objects that do not say.
 const NAMESPACE_DEFAULT: &str = "default";
 /// Kinds of the same families that look like misspelt ones of ours, and are not.

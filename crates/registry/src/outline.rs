@@ -1,12 +1,12 @@
 //! The outline of a document of any kind: its single values, each with its path, and where a path is.
 
-use crate::document::{Mark, Node, Value, documents};
+use crate::document::{Mark, Node, Value, documents_as_written};
 
 /// The single values of the first document of a text, each with its path such as `spec.a[0].b`;
 /// `None` when it is no YAML, or holds nothing.
 #[must_use]
 pub fn outline(text: &str) -> Option<Vec<(String, String)>> {
-    let documents = documents(text).ok()?;
+    let documents = documents_as_written(text).ok()?;
     let mut values = Vec::new();
     collect(documents.first()?, String::new(), &mut values);
     (!values.is_empty()).then_some(values)

@@ -118,7 +118,7 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
 }
 
 fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
-    let kinds = [" in quotes", "remove the quotes", "did you mean"];
+    let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
     let Some(kind) = kinds.iter().position(|words| note.remedy.contains(words)) else {
         assert_eq!(note.replacement, None, "{}", note.remedy);
         return;

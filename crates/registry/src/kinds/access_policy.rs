@@ -6,10 +6,10 @@ use leno_model::{
 };
 
 use super::Head;
-use super::http_route::{read_headers, read_path};
+use super::http_route::{read_headers, read_path, read_path_with};
 use super::jwt_validation::text;
+use super::literal_path::decoded_path;
 use super::smi::read_methods;
-use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
@@ -28,7 +28,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
     let mut rules = Vec::new();
     for action in [PolicyAction::Deny, PolicyAction::Allow] {
         let Some(field) = fields.find(action.as_str()) else { continue };
-        for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+        let elements = not_empty_of(field, RULES_MAX, "or leave it out for no such rule")?;
+        for (index, element) in elements.iter().enumerate() {
             let Some(rule) = read_rule(element, &name, (action, index)) else { continue };
             if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
                 element.refuse("its name is taken by another rule", "use another name");
@@ -103,7 +104,11 @@ pub(super) fn elements<'a, T>(
 
 /// An empty list reads as nothing and as everything.
 fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
-    let elements = field.list(LIST_MAX)?;
+    not_empty_of(field, LIST_MAX, otherwise)
+}
+
+fn not_empty_of<'a>(field: &Field<'a>, most: usize, otherwise: &str) -> Option<Vec<Field<'a>>> {
+    let elements = field.list(most)?;
     if elements.is_empty() {
         field.refuse(
             "is empty, which reads as nothing and as everything",
@@ -143,37 +148,28 @@ pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
     let fields = element.fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {
-        Some(field) => read_path(field).filter(|path| is_plain(field, path, action)),
+        // A rule that denies holds for every spelling of a path, and is written in the plain one.
+        Some(field) if action == PolicyAction::Deny => read_path_with(field, decoded_path),
+        Some(field) => read_path(field),
         None => Some(PathMatch::Any),
     };
+    for (key, otherwise) in
+        [("methods", "or leave it out for all methods"), ("headers", "or leave it out for any")]
+    {
+        if let Some(field) = fields.find(key) {
+            not_empty(field, otherwise)?;
+        }
+    }
     let methods = read_methods(&fields);
     let request =
         RequestMatch { path: path?, methods, headers: read_headers(&fields), query: Vec::new() };
-    let says_something = ["methods", "path", "headers"].iter().any(|key| match fields.find(key) {
-        Some(field) => !matches!(field.value(), Value::List(list) if list.is_empty()),
-        None => false,
-    });
+    let says_something =
+        ["methods", "path", "headers"].iter().any(|key| fields.find(key).is_some());
     if !says_something {
         element.refuse("says nothing about a request", "add `methods`, `path` or `headers`");
         return None;
     }
     Some(request)
-}
-
-/// A rule that denies holds for every spelling of a path, and is written in the plain one.
-fn is_plain(field: &Field<'_>, path: &PathMatch, action: PolicyAction) -> bool {
-    let written = match path {
-        PathMatch::Exact(text) | PathMatch::Prefix(text) => text.as_str(),
-        PathMatch::Any | PathMatch::Regex(_) => "",
-    };
-    let is_odd = action == PolicyAction::Deny && written.contains(['%', ';']);
-    if is_odd {
-        field.refuse(
-            format!("{written:?} has a `%` or `;`, and a rule that denies is about plain paths"),
-            "write the path decoded and without parameters: the rule holds for every spelling",
-        );
-    }
-    !is_odd
 }
 
 /// The most rules of one kind in a policy.

@@ -7,7 +7,7 @@ use leno_model::{
     RuleActions, Scheme, UrlRewrite,
 };
 
-use super::http_route::literal_path;
+use super::literal_path::literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, Fields};
 

@@ -11,6 +11,7 @@ use leno_model::{
 };
 
 use super::filter::{self, Family};
+use super::literal_path::literal_path;
 use super::{Head, persistence, refuse_other_kinds};
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -198,6 +199,14 @@ pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
 }
 
 pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
+    read_path_with(path, literal_path)
+}
+
+/// The same, with a reader of paths that are no regular expressions.
+pub(super) fn read_path_with(
+    path: &Field<'_>,
+    literal: impl Fn(&Field<'_>) -> Option<String>,
+) -> Option<PathMatch> {
     let fields = path.fields(&["type", "value"])?;
     let kind = match fields.find("type") {
         Some(field) => field.word(&[
@@ -218,8 +227,8 @@ pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
         };
     };
     match kind {
-        PathKind::Exact => literal_path(value).map(PathMatch::Exact),
-        PathKind::Prefix => literal_path(value).map(prefix),
+        PathKind::Exact => literal(value).map(PathMatch::Exact),
+        PathKind::Prefix => literal(value).map(prefix),
         PathKind::Regex => value.regex().map(PathMatch::Regex),
     }
 }
@@ -240,46 +249,6 @@ pub(super) fn prefix(mut path: String) -> PathMatch {
         true => PathMatch::Any,
         false => PathMatch::Prefix(path),
     }
-}
-
-/// A normal path of characters that a request may have.
-pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
-    let path = value.text()?;
-    let shown = value.shown();
-    let lower = path.to_ascii_lowercase();
-    let problem = if !path.starts_with('/') {
-        Some("does not start with `/`")
-    } else if path.len() > PATH_BYTES_MAX {
-        Some("is longer than 1024 bytes")
-    } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
-        Some("is not a normal path: it has an empty, `.` or `..` element")
-    } else if lower.contains("%2f") || !has_path_characters(path) {
-        Some("has characters that a path cannot have")
-    } else {
-        None
-    };
-    match problem {
-        Some(problem) => {
-            value.refuse(format!("{shown} {problem}"), "use a path such as \"/ratings\"");
-            None
-        }
-        None => Some(path.to_owned()),
-    }
-}
-
-/// RFC 3986 `pchar` and `/`; percent signs are followed by two hexadecimal digits.
-fn has_path_characters(path: &str) -> bool {
-    let mut bytes = path.bytes();
-    while let Some(byte) = bytes.next() {
-        let fine = match byte {
-            b'%' => (0..2).all(|_| bytes.next().is_some_and(|b| b.is_ascii_hexdigit())),
-            _ => byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte),
-        };
-        if !fine {
-            return false;
-        }
-    }
-    true
 }
 
 /// A header or a query parameter.
@@ -473,7 +442,6 @@ pub(super) const MATCHES_MAX: usize = 64;
 pub(super) const BACKENDS_MAX: usize = 16;
 const FIELDS_MAX: usize = 16;
 const FIELD_NAME_BYTES_MAX: usize = 256;
-const PATH_BYTES_MAX: usize = 1024;
 pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 /// Every status that may be named, once.
 const RETRY_CODES_MAX: usize = 200;

@@ -7,7 +7,7 @@ use leno_model::{
     RemovalBackOff,
 };
 
-use super::http_route::literal_path;
+use super::literal_path::literal_path;
 use super::service_policy::{number_or, percent_or, targets, time_or};
 use crate::document::Value;
 use crate::field::{Field, Fields};

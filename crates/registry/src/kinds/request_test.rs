@@ -2,7 +2,8 @@
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
-use super::http_route::{header_name, literal_path, prefix};
+use super::http_route::{header_name, prefix};
+use super::literal_path::literal_path;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 

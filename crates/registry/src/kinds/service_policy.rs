@@ -114,19 +114,26 @@ fn target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 
 /// A time of at least `least` and at most `most`.
 pub(super) fn time(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
-    let time = field.parsed(
-        duration,
-        "a duration",
-        "use a number with a unit, such as \"5s\" or \"500ms\"",
-    )?;
+    let example = TIME_EXAMPLE.clamp(least, most);
+    let (first, last, example) = (written(least), written(most), written(example));
+    let bounds = format!("use a time with a unit, from {first} to {last}, such as \"{example}\"");
+    let time = field.parsed(duration, "a duration", &bounds)?;
     if !(least..=most).contains(&time) {
-        field.refuse(
-            format!("{} is out of range", field.shown()),
-            format!("use a time from {least:?} to {most:?}"),
-        );
+        field.refuse(format!("{} is out of range", field.shown()), bounds);
         return None;
     }
     Some(time)
+}
+
+/// A time as it is written in documents.
+fn written(time: Duration) -> String {
+    let milliseconds = time.as_millis();
+    let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let unit = units
+        .into_iter()
+        .find(|(length, _)| milliseconds >= *length && milliseconds.is_multiple_of(*length));
+    let (length, unit) = unit.unwrap_or((1, "ms"));
+    format!("{}{unit}", milliseconds / length)
 }
 
 /// A time if there is one; otherwise the default.
@@ -197,10 +204,26 @@ fn millionths(text: &str) -> Option<u32> {
 }
 
 const TARGETS_MAX: usize = 16;
+/// The time in messages where its bounds allow it.
+const TIME_EXAMPLE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_a_message_is_read_and_within_the_bounds() {
+        let time = Duration::from_millis;
+        for (least, most) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
+            let example = written(TIME_EXAMPLE.clamp(time(least), time(most)));
+            let read = duration(&example).unwrap();
+            assert!((time(least)..=time(most)).contains(&read), "{example}");
+            for bound in [least, most] {
+                assert_eq!(duration(&written(time(bound))), Some(time(bound)));
+            }
+        }
+        assert_eq!(written(time(604_800_000)), "168h");
+    }
 
     #[test]
     fn reads_shares_exactly() {

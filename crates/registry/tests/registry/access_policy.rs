@@ -51,6 +51,11 @@ fn refuses_what_could_be_read_two_ways() {
         "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: x}",
         &[
             "{}",
+            "{deny: []}",
+            "{allow: []}",
+            "{deny: [{}], allow: []}",
+            "{deny: [{requests: [{path: {value: /a}, methods: []}]}]}",
+            "{deny: [{requests: [{path: {value: /a}, headers: []}]}]}",
             "{serviceAccounts: [], deny: [{}]}",
             "{deny: [{from: []}]}",
             "{deny: [{from: [{}]}]}",
@@ -68,6 +73,11 @@ fn refuses_what_could_be_read_two_ways() {
         ],
         &expect![[r#"
             spec: has no rules; add `deny` or `allow`
+            spec.deny: is empty, which reads as nothing and as everything; add an element, or leave it out for no such rule
+            spec.allow: is empty, which reads as nothing and as everything; add an element, or leave it out for no such rule
+            spec.allow: is empty, which reads as nothing and as everything; add an element, or leave it out for no such rule
+            spec.deny[0].requests[0].methods: is empty, which reads as nothing and as everything; add an element, or leave it out for all methods
+            spec.deny[0].requests[0].headers: is empty, which reads as nothing and as everything; add an element, or leave it out for any
             spec.serviceAccounts: is empty, which reads as nothing and as everything; add an element, or leave it out for all workloads of the namespace
             spec.deny[0].from: is empty, which reads as nothing and as everything; add an element, or leave it out for everybody
             spec.deny[0].from[0]: names nobody; add `namespace` or `serviceAccount`
@@ -76,11 +86,11 @@ fn refuses_what_could_be_read_two_ways() {
             spec.deny[0].from[0]: names nobody; add `namespace` or `serviceAccount`
             spec.deny[0].requests: is empty, which reads as nothing and as everything; add an element, or leave it out for everything
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
-            spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
+            spec.deny[0].requests[0].methods: is empty, which reads as nothing and as everything; add an element, or leave it out for all methods
             spec.deny[0].requests[0].method: is not a field that is known here; did you mean `methods`?
             spec.deny[0].requests[0].methods: is "GET", not a list; write a list, each element after `- `
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
-            spec.deny[0].requests[0].path: "/%61" has a `%` or `;`, and a rule that denies is about plain paths; write the path decoded and without parameters: the rule holds for every spelling
+            spec.deny[0].requests[0].path.value: "/%61" has escapes or parameters, and a rule that denies is about decoded paths; did you mean `/a`?
             spec.deny[0].requests[0].path.value: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.deny[0].ports: is empty, which reads as nothing and as everything; add an element, or leave it out for all ports
             spec.deny[0].ports[0]: 0 is out of range; use a number from 1 to 65535

@@ -134,21 +134,21 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
         "CircuitBreaker",
         &specs,
         &expect![[r#"
-        spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
-        spec.targetRefs: is missing; add `targetRefs`
-        spec.limits.requests: 0 is out of range; use a number from 1 to 4294967295
-        spec.limits.pending: 0 is out of range; use a number from 1 to 4294967295
-        spec.limits.streams: is not a field that is known here; remove it, or use `connections`, `requests`, `pending` or `retries`
-        spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
-        spec.connectTimeout: "0s" is out of range; use a time from 1ms to 3600s
-        spec.trip.openFor: "0s" is out of range; use a time from 10ms to 86400s
-        spec.trip.percent: 0 is out of range; use a number from 1 to 100
-        spec.trip.slow.from: is missing; add `from`
-        spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
-        spec.trip: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
-        spec.answer.status: 200 is out of range; use a number from 400 to 599
-        spec.answer: is never given: nothing trips; add `trip`, or remove `answer`
-    "#]],
+            spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+            spec.targetRefs: is missing; add `targetRefs`
+            spec.limits.requests: 0 is out of range; use a number from 1 to 4294967295
+            spec.limits.pending: 0 is out of range; use a number from 1 to 4294967295
+            spec.limits.streams: is not a field that is known here; remove it, or use `connections`, `requests`, `pending` or `retries`
+            spec: limits nothing and never trips; add `limits`, `connectTimeout` or `trip`
+            spec.connectTimeout: "0s" is out of range; use a time with a unit, from 1ms to 1h, such as "5s"
+            spec.trip.openFor: "0s" is out of range; use a time with a unit, from 10ms to 24h, such as "5s"
+            spec.trip.percent: 0 is out of range; use a number from 1 to 100
+            spec.trip.slow.from: is missing; add `from`
+            spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
+            spec.trip: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
+            spec.answer.status: 200 is out of range; use a number from 400 to 599
+            spec.answer: is never given: nothing trips; add `trip`, or remove `answer`
+        "#]],
     );
 }
 
@@ -186,7 +186,7 @@ fn refuses_what_of_an_upstream_traffic_setting_is_not_done() {
             spec.host: "a" is not the host name of a service; use NAME.NAMESPACE.svc.cluster.local
             spec.host: is of the namespace other, not of default; put the policy into the namespace of the service
             spec.connectionSettings: limits nothing; add a limit, or remove it
-            spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a number with a unit, such as "5s" or "500ms"
+            spec.connectionSettings.tcp.connectTimeout: 2 is not a duration; use a time with a unit, from 1ms to 1h, such as "5s"
             spec.connectionSettings.http.maxRequestsPerConnection: cannot be honoured: requests to an endpoint share one link; remove it; `maxRequests` bounds how many are under way
             spec.connectionSettings.http.maxPendingRequests: 0 is out of range; use a number from 1 to 4294967295
             spec.connectionSettings.http.circuitBreaking.statTimeWindow: is missing; add `statTimeWindow`

@@ -112,7 +112,7 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].jwks: has `inline` and `url` at once; keep one of them
             spec.issuers[0].jwks.url: "b" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.url: "https://a#b" is no server of keys: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-            spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time from 1s to 86400s
+            spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.issuers[0].jwks.refresh: is for servers that are asked; remove it; files are watched
             spec.issuers[0].jwks.file: "" is no path of a file; name one
             spec.issuers[0].jwks.file: ".." is no path of a file; name one
@@ -122,8 +122,8 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].from[0]: says nothing; give one of `header`, `query`
             spec.issuers[0].from[0]: has `header` and `query` at once; keep one of them
             spec.issuers[0].from[0].prefix: is for headers; remove it
-            spec.issuers[0].leeway: "2h" is out of range; use a time from 0ns to 3600s
-            spec.issuers[0].maxAge: "0s" is out of range; use a time from 1s to 31622400s
+            spec.issuers[0].leeway: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
+            spec.issuers[0].maxAge: "0s" is out of range; use a time with a unit, from 1s to 8784h, such as "5s"
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
             spec.issuers[0].forwardClaims[0].header: "content-length" says how a message travels; use another header, such as `x-user`
             spec.issuers[0].forwardClaims: has two claims in one header; use another header for one of them

@@ -124,8 +124,8 @@ fn refuses_a_rate_limit_that_means_nothing() {
             spec.rules[0].in: is missing; add `in`
             spec.rules[0].requests: is missing; add `requests`
             spec.rules[0].requests: 1000001 is out of range; use a number from 1 to 1000000
-            spec.rules[0].in: "500ms" is out of range; use a time from 1s to 86400s
-            spec.rules[0].in: "25h" is out of range; use a time from 1s to 86400s
+            spec.rules[0].in: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
+            spec.rules[0].in: "25h" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
             spec.rules[0].buckets: is for several buckets, and there is one; add `each`, or remove it
             spec.rules[0].each: "peer" is not known here; use `client`

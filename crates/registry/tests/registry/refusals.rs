@@ -169,7 +169,7 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.ports: is a map, not a list; write a list, each element after `- `
             spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
             spec.ports[0].port: 65536 is out of range; use a number from 1 to 65535
-            spec.ports[0].port: "80" is text, not a number; remove the quotes
+            spec.ports[0].port: "80" is text, not a number; write 80, without quotes or a tag
             spec.ports[0].port: 80.5 is not a whole number; use a number from 1 to 65535
             spec.ports[0].port: "http" is not a number; use a number from 1 to 65535
             spec.ports[1]: port 80 is listed twice; remove one of the two
@@ -364,9 +364,9 @@ fn refuses_what_operators_cannot_see_by() {
             4:35: MeshConfig x: spec.metrics.export.zipkin: is not a field that is known here; remove it, or use `otlp`
             4:26: MeshConfig x: spec.metrics.export.otlp: is missing; add `otlp`
             4:33: MeshConfig x: spec.metrics.export.otlp.endpoint: is missing; add `endpoint`
-            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time from 1s to 3600s
-            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "2h" is out of range; use a time from 1s to 3600s
-            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is not a duration; use a number with a unit, such as "5s" or "500ms"
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "500ms" is out of range; use a time with a unit, from 1s to 1h, such as "5s"
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: "2h" is out of range; use a time with a unit, from 1s to 1h, such as "5s"
+            4:69: MeshConfig x: spec.metrics.export.otlp.interval: 60 is not a duration; use a time with a unit, from 1s to 1h, such as "5s"
         "#]],
     );
 }
@@ -401,7 +401,7 @@ fn refuses_services_that_ask_for_more() {
             spec.ports[0].protocol: "UDP" is not supported; use TCP; what is spoken over it goes into `appProtocol`
             spec.ports[0].appProtocol: "dubbo" is not known here; use `http`, `http2`, `grpc`, `tcp`, `https`, `tls`, `tcp-server-first`, `mysql`, `mongo`, `redis`, `smtp`, `h2c`, `kubernetes.io/h2c`, `kubernetes.io/ws` or `kubernetes.io/wss`
             spec.ports[0].targetPort: 0 is out of range; use a number from 1 to 65535
-            spec.ports[0].targetPort: "8080" is text, not a number; remove the quotes
+            spec.ports[0].targetPort: "8080" is text, not a number; write 8080, without quotes or a tag
             spec.ports[0].nodePort: is not supported; remove it
             spec.type: "LoadBalancer" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
             spec.type: "NodePort" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
@@ -486,7 +486,7 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].matches[0].path.value: "a" does not start with `/`; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/a//b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/a/../b" is not a normal path: it has an empty, `.` or `..` element; use a path such as "/ratings"
-            spec.rules[0].matches[0].path.value: "/a b" has characters that a path cannot have; use a path such as "/ratings"
+            spec.rules[0].matches[0].path.value: "/a b" has characters that a path cannot have; did you mean `/a%20b`?
             spec.rules[0].matches[0].path.value: "/a%2Fb" has characters that a path cannot have; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.rules[0].matches[0].path.value: is missing; add `value`

@@ -158,8 +158,8 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.failures[0]: "4xx" is not known here; did you mean `5xx`?
             spec: counts nothing as a failure; list classes in `failures` or `grpcStatuses`, or remove both for the default
             spec.grpcStatuses[0]: "OK" is not known here; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
-            spec.window: 10 is not a duration; use a number with a unit, such as "5s" or "500ms"
-            spec.window: "1ms" is out of range; use a time from 100ms to 86400s
+            spec.window: 10 is not a duration; use a time with a unit, from 100ms to 24h, such as "5s"
+            spec.window: "1ms" is out of range; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.steps: 0 is out of range; use a number from 1 to 60
             spec.rate.percent: 101 is out of range; use a number from 1 to 100
             spec.rate.percent: is missing; add `percent`
@@ -173,7 +173,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.healthCheck.httpGet.path: is missing; add `path`
             spec.healthCheck.httpGet.path: "a" does not start with `/`; use a path such as "/ratings"
             spec.healthCheck.grpc.service: "a b" is not the name of a gRPC service; write it as its `.proto` file does, such as "shop.v1.Ratings"
-            spec.healthCheck.interval: "1ms" is out of range; use a time from 100ms to 3600s
+            spec.healthCheck.interval: "1ms" is out of range; use a time with a unit, from 100ms to 1h, such as "5s"
             spec.healthCheck: has a `timeout` above its `interval`; lower `timeout`, or raise `interval`
             spec.healthCheck.failureThreshold: 0 is out of range; use a number from 1 to 1000
             spec.healthCheck.successThreshold: 0 is out of range; use a number from 1 to 1000

@@ -552,3 +552,24 @@ fn a_bracket_that_nothing_closes_is_an_underscore() {
         assert_eq!(may_be_named(name, folded), expected, "{name} {folded}");
     }
 }
+
+#[test]
+fn a_decoded_path_of_a_rule_fits_its_escaped_form() {
+    for (rule, paths) in [
+        ("/admin x", ["/admin%20x", "/Admin%2520x/y"]),
+        ("/stra\u{df}e", ["/stra%C3%9Fe", "/stra%c3%9fe/1"]),
+        ("/100%", ["/100%25", "/100%2525/x"]),
+        ("/a\"b", ["/a%22b", "/a%22b/c"]),
+    ] {
+        for path in paths {
+            assert!(denies_path(rule, path), "{rule}: {path}");
+        }
+        assert!(!denies_path(rule, "/other"), "{rule}");
+    }
+}
+
+fn denies_path(rule: &str, path: &str) -> bool {
+    let path_match = PathMatch::Prefix(rule.to_owned());
+    let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
+    denies(&rule, &Sent::get(path))
+}

@@ -1,0 +1,152 @@
+//! Merge keys, as YAML 1.1 has them: the entries of other maps under the key `<<` become entries of a map.
+
+use std::collections::HashSet;
+
+use saphyr_parser::{ScalarStyle, Tag};
+
+use super::{Node, Unreadable, Value};
+
+/// The tag of a merge key, which no map keeps.
+pub(super) const TAG: &str = "!!merge";
+
+/// Whether a key is a merge key; a `<<` in quotes is a text.
+pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
+    let is_tagged = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "merge");
+    text == "<<" && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
+}
+
+/// The entries of a map with those of its merge keys. Entries of the map itself win, and of several maps in a list the
+/// earlier one. The values of aliases are copies already, and bounded as such.
+///
+/// # Errors
+/// When a merge key has no map, or an entry before it that it has, too: of the latter kubectl takes the one, and other
+/// readers the other.
+pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
+    if !map.iter().any(|(key, _)| is_merge(key)) {
+        return Ok(map);
+    }
+    let own: HashSet<String> = map.iter().filter_map(|(key, _)| name(key)).collect();
+    let mut known: HashSet<String> = HashSet::new();
+    let mut before: HashSet<String> = HashSet::new();
+    let mut entries: Vec<(Node, Node)> = Vec::with_capacity(map.len());
+    for (key, value) in map {
+        if !is_merge(&key) {
+            before.extend(name(&key));
+            entries.push((key, value));
+            continue;
+        }
+        let mark = key.mark;
+        for (key, value) in maps(value)?.into_iter().flatten() {
+            let Some(name) = name(&key) else {
+                entries.push((key, value));
+                continue;
+            };
+            if before.contains(&name) {
+                let problem = format!("`{}` stands before `<<`, which has it, too", cut(&name));
+                return Err(Unreadable::bound(mark, problem, "move `<<` to the start of the map"));
+            }
+            if !own.contains(&name) && known.insert(name) {
+                entries.push((key, value));
+            }
+        }
+    }
+    Ok(entries)
+}
+
+/// The entries of the maps that a merge key has.
+fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
+    let mark = value.mark;
+    let nodes = match value.value {
+        Value::List(list) => list,
+        _ => vec![value],
+    };
+    let entries = |node: Node| match node.value {
+        Value::Map(map) => Ok(map),
+        _ => {
+            let problem = "`<<` has something else than a map".to_owned();
+            Err(Unreadable::bound(mark, problem, "give it the alias of a map, or a list of such"))
+        }
+    };
+    nodes.into_iter().map(entries).collect()
+}
+
+fn is_merge(key: &Node) -> bool {
+    matches!(&key.value, Value::Tagged(tag) if tag == TAG)
+}
+
+/// The text of a key; other keys are rejected later.
+fn name(key: &Node) -> Option<String> {
+    match &key.value {
+        Value::Text(text) | Value::Number(text) => Some(text.clone()),
+        Value::Boolean(value) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug).collect()
+}
+
+const SHOWN_CHARACTERS_MAX: usize = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::super::documents;
+    use super::*;
+
+    fn shown(node: &Node) -> String {
+        match &node.value {
+            Value::Map(map) => {
+                let entries = map.iter().map(|(key, value)| {
+                    format!("{}: {}", name(key).unwrap_or_default(), shown(value))
+                });
+                format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+            }
+            Value::Number(text) | Value::Text(text) => text.clone(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn entries_of_the_map_win_and_earlier_maps_of_a_list() {
+        const BASE: &str = "base: &b {x: 1, y: 1}\nother: &o {y: 2, z: 2}\nmap: ";
+        for (map, expected) in [
+            ("{<<: *b}", "{x: 1, y: 1}"),
+            ("{<<: *b, y: 3}", "{x: 1, y: 3}"),
+            ("{<<: [*b, *o]}", "{x: 1, y: 1, z: 2}"),
+            ("{<<: [*o, *b], w: 3}", "{y: 2, z: 2, x: 1, w: 3}"),
+            ("{<<: {v: 1}, u: 2}", "{v: 1, u: 2}"),
+            ("{<<: &m {<<: *b, t: 1}, s: 1}", "{x: 1, y: 1, t: 1, s: 1}"),
+            ("{\"<<\": 1}", "{<<: 1}"),
+            ("{!!merge <<: *b}", "{x: 1, y: 1}"),
+            ("{w: <<}", "{w: <<}"),
+        ] {
+            let document = documents(&format!("{BASE}{map}\n")).unwrap().remove(0);
+            let Value::Map(entries) = &document.value else { panic!() };
+            assert_eq!(shown(&entries[2].1), expected, "{map}");
+        }
+    }
+
+    #[test]
+    fn a_merge_that_is_read_in_two_ways_is_rejected() {
+        for (text, why) in [
+            ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` stands before"),
+            ("b: {<<: 1}\n", "something else than a map"),
+            ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "something else than a map"),
+        ] {
+            let error = documents(text).expect_err(text);
+            assert!(error.problem.contains(why), "{text}: {}", error.problem);
+            assert_eq!(error.mark.line, text.lines().count() as u32, "{text}");
+        }
+    }
+
+    #[test]
+    fn merges_are_bounded() {
+        let bomb = (1..40).fold("a0: &a0 {x0: 1}\n".to_owned(), |text, level| {
+            let below = level - 1;
+            format!("{text}a{level}: &a{level} {{<<: *a{below}, x{level}: {{<<: *a{below}}}}}\n")
+        });
+        let error = documents(&bomb).expect_err("it doubles with each line");
+        assert!(error.problem.contains("aliases copy more"), "{}", error.problem);
+    }
+}

@@ -1,0 +1,206 @@
+//! Reads paths that are no regular expressions: as requests have them, or decoded.
+
+use std::fmt::Write as _;
+
+use crate::field::Field;
+
+/// A normal path of characters that a request may have.
+pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
+    let path = value.text()?;
+    if let Some(problem) = abnormality(path) {
+        value.refuse(format!("{} {problem}", value.shown()), EXAMPLE);
+        return None;
+    }
+    if path.to_ascii_lowercase().contains("%2f") || !has_path_characters(path) {
+        let problem = format!("{} has characters that a path cannot have", value.shown());
+        let encoded = encoded(path);
+        match encoded != path && encoded.len() <= PATH_BYTES_MAX {
+            true => value.propose_word(problem, &encoded),
+            false => value.refuse(problem, EXAMPLE),
+        }
+        return None;
+    }
+    Some(path.to_owned())
+}
+
+/// A normal path as an application reads it: without escapes and parameters. Blanks and letters of all languages stand
+/// for themselves.
+pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
+    let path = value.text()?;
+    if let Some(problem) = abnormality(path) {
+        value.refuse(format!("{} {problem}", value.shown()), EXAMPLE);
+        return None;
+    }
+    if path.contains(';') || has_escapes(path) {
+        let problem = format!(
+            "{} has escapes or parameters, and a rule that denies is about decoded paths",
+            value.shown()
+        );
+        match decoded(path).filter(|decoded| may_be_decoded(decoded)) {
+            Some(decoded) => value.propose_word(problem, &decoded),
+            None => value.refuse(problem, EXPRESSION),
+        }
+        return None;
+    }
+    if !may_be_decoded(path) {
+        let problem = format!("{} has characters that such a path cannot have", value.shown());
+        value.refuse(problem, EXPRESSION);
+        return None;
+    }
+    Some(path.to_owned())
+}
+
+/// The reason that a path is not normal.
+fn abnormality(path: &str) -> Option<&'static str> {
+    if !path.starts_with('/') {
+        Some("does not start with `/`")
+    } else if path.len() > PATH_BYTES_MAX {
+        Some("is longer than 1024 bytes")
+    } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
+        Some("is not a normal path: it has an empty, `.` or `..` element")
+    } else {
+        None
+    }
+}
+
+/// RFC 3986 `pchar` and `/`; percent signs are followed by two hexadecimal digits.
+fn has_path_characters(path: &str) -> bool {
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        let fine = match byte {
+            b'%' => (0..2).all(|_| bytes.next().is_some_and(|b| b.is_ascii_hexdigit())),
+            _ => is_path_byte(byte),
+        };
+        if !fine {
+            return false;
+        }
+    }
+    true
+}
+
+fn is_path_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
+}
+
+/// The path with escapes in place of the bytes that a path cannot have. A `?` and a `#` end a path.
+fn encoded(path: &str) -> String {
+    let mut encoded = String::with_capacity(path.len());
+    for (at, byte) in path.bytes().enumerate() {
+        let is_escape = byte == b'%' && path.get(at..at + 3).is_some_and(has_path_characters);
+        if is_path_byte(byte) || is_escape || matches!(byte, b'?' | b'#') {
+            encoded.push(char::from(byte));
+        } else {
+            write!(encoded, "%{byte:02X}").expect("a String takes what is written");
+        }
+    }
+    encoded
+}
+
+/// Whether an application reads something in place of a part of the path.
+fn has_escapes(path: &str) -> bool {
+    path.match_indices('%').any(|(at, _)| {
+        let rest = path.get(at + 1..).unwrap_or_default();
+        let digits = |text: &str, count: usize| {
+            text.get(..count).is_some_and(|it| it.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        };
+        digits(rest, 2) || rest.strip_prefix(['u', 'U']).is_some_and(|rest| digits(rest, 4))
+    })
+}
+
+/// The path without escapes and parameters, if that is a text.
+fn decoded(path: &str) -> Option<String> {
+    let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let escaped = after.get(..2).and_then(|digits| {
+            let digits = std::str::from_utf8(digits).ok()?;
+            (*byte == b'%').then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+        });
+        bytes.push(escaped.unwrap_or(*byte));
+        rest = if escaped.is_some() { after.get(2..).unwrap_or_default() } else { after };
+    }
+    let text = String::from_utf8(bytes).ok()?;
+    let elements = text.split('/').map(|it| it.split(';').next().unwrap_or_default());
+    let decoded = elements.collect::<Vec<_>>().join("/");
+    (abnormality(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
+}
+
+/// A `?` begins a query and a `#` a fragment; a backslash counts as a slash.
+fn may_be_decoded(path: &str) -> bool {
+    !path.contains(|c: char| c.is_control() || matches!(c, '?' | '#' | '\\' | ';'))
+}
+
+const EXAMPLE: &str = "use a path such as \"/ratings\"";
+const EXPRESSION: &str = "write a regular expression with `type: RegularExpression`";
+const PATH_BYTES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::{Mark, Node, Value};
+    use crate::field::{Note, Notes};
+
+    fn read(
+        text: &str,
+        reader: impl Fn(&Field<'_>) -> Option<String>,
+    ) -> Result<String, Vec<Note>> {
+        let node = Node { mark: Mark::default(), value: Value::Text(text.to_owned()) };
+        let notes = Notes::of(None);
+        let path = reader(&Field::root(&node, &notes));
+        path.ok_or_else(|| notes.into_parts().0)
+    }
+
+    /// Follows the replacement of the only note.
+    fn proposed(notes: &[Note]) -> Option<String> {
+        let [note] = notes else { panic!("one mistake has one note") };
+        let text = note.remedy.strip_prefix("did you mean `")?.strip_suffix("`?")?;
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn each_path_that_a_request_can_have_is_written_encoded_or_decoded() {
+        for (encoded, decoded) in [
+            ("/admin%20x", "/admin x"),
+            ("/stra%C3%9Fe", "/straße"),
+            ("/%E6%97%A5%E6%9C%AC/x", "/日本/x"),
+            ("/100%25", "/100%"),
+            ("/a%22b%7Cc", "/a\"b|c"),
+            ("/[x]", "/[x]"),
+        ] {
+            assert_eq!(read(decoded, decoded_path).ok().as_deref(), Some(decoded), "{decoded}");
+            if encoded == decoded {
+                continue;
+            }
+            assert_eq!(read(encoded, literal_path).ok().as_deref(), Some(encoded), "{encoded}");
+            let notes = read(decoded, literal_path).unwrap_err();
+            assert_eq!(proposed(&notes).as_deref(), Some(encoded), "{decoded}");
+            let notes = read(encoded, decoded_path).unwrap_err();
+            assert_eq!(proposed(&notes).as_deref(), Some(decoded), "{encoded}");
+        }
+    }
+
+    #[test]
+    fn a_denied_path_has_one_reading() {
+        for (path, proposal) in [
+            ("/%61", Some("/a")),
+            ("/a;b=c/d", Some("/a/d")),
+            ("/a%3Bb", Some("/a")),
+            ("/a%2fb", Some("/a/b")),
+            ("/%2561", None),
+            ("/%u0061", None),
+            ("/a%3Fb", None),
+            ("/a?b", None),
+            ("/a#b", None),
+            ("/a\\b", None),
+            ("/a%00", None),
+            ("/%2e%2e/a", None),
+            ("/a%2f%2fb", None),
+            ("/%ff", None),
+        ] {
+            let notes = read(path, decoded_path).unwrap_err();
+            assert_eq!(proposed(&notes).as_deref(), proposal, "{path}");
+            let is_complete = proposal.is_some() || notes[0].remedy == EXPRESSION;
+            assert!(is_complete, "{path}: {}", notes[0].remedy);
+        }
+    }
+}
