@@ -89,14 +89,14 @@ impl Findings {
 
     fn to_text(&self) -> String {
         let mut text = String::new();
-        let mut line = |kind: &str, finding: &dyn std::fmt::Display| {
+        let mut line = |kind: &str, finding: String| {
             writeln!(text, "{kind}: {finding}").expect("a String takes what is written");
         };
         for rejected in &self.rejected {
-            line("rejected", rejected);
+            line("rejected", output::line(rejected));
         }
         for warning in &self.warnings {
-            line("warning", warning);
+            line("warning", output::line(warning));
         }
         let objects = counted(self.objects, "object");
         let verdict = match (self.ok, self.objects) {
@@ -123,3 +123,24 @@ Examples:
 Exit codes: 0 everything would be accepted, or the cluster is well; 1 something is rejected or wrong, or
 there is nothing, or there are warnings and -W was given; 2 wrong usage.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_a_file_forges_no_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = "b\nrejected: all\u{1b}[2J.yaml";
+        std::fs::write(directory.path().join(name), "kind: [\n").unwrap();
+        let twice =
+            "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}\n";
+        std::fs::write(directory.path().join("c\nd.yaml"), twice).unwrap();
+        std::fs::write(directory.path().join("e\nf.yaml"), twice).unwrap();
+        let text = Findings::of(vec![directory.path().to_owned()]).to_text();
+        // Two rejections, a warning and the verdict.
+        assert_eq!(text.lines().count(), 4, "{text}");
+        assert!(text.contains("b\\nrejected: all\\u{1b}[2J.yaml:"), "{text}");
+        assert!(text.contains("c\\nd.yaml:1"), "{text}");
+    }
+}

@@ -96,7 +96,7 @@ fn tell(object: &str, told: &Told) {
         Told::Injected(warnings) => {
             eprintln!("{object}: has a sidecar now");
             for warning in warnings {
-                eprintln!("{object}: warning: {}", output::shown(&warning.to_string()));
+                eprintln!("{object}: warning: {}", output::line(&warning));
             }
         }
         Told::Skipped(skip) => eprintln!("{object}: stays as it is: {skip}"),

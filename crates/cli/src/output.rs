@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
-use leno_telemetry::{steers, with_causes};
+use leno_telemetry::{steers, visible, with_causes};
 use serde::Serialize;
 
 use crate::yaml;
@@ -94,13 +94,13 @@ impl Listing {
 
     /// The rows as a table; lines end without spaces.
     pub(crate) fn render(&self, format: Format) -> String {
-        let visible: Vec<bool> = self
+        let is_shown: Vec<bool> = self
             .columns
             .iter()
             .map(|column| column.width == Width::Always || format == Format::Wide)
             .collect();
         let cells_of = |cells: &[String]| -> Vec<String> {
-            let cells = cells.iter().zip(&visible).filter(|(_, visible)| **visible);
+            let cells = cells.iter().zip(&is_shown).filter(|(_, is_shown)| **is_shown);
             cells.map(|(cell, _)| shown(cell)).collect()
         };
         let header: Vec<String> = self.columns.iter().map(|c| c.name.to_uppercase()).collect();
@@ -149,6 +149,11 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
 /// The lines of a text, without what steers a terminal.
 fn lines(text: &str) -> String {
     text.replace(|c| c != '\n' && steers(c), "\u{fffd}")
+}
+
+/// A finding in one line, with escapes such as `\n` in place of what steers a terminal: names of files are in it.
+pub(crate) fn line(finding: &impl std::fmt::Display) -> String {
+    visible(&finding.to_string()).into_owned()
 }
 
 /// Writes a value to standard output, for programs.

@@ -229,7 +229,7 @@ pub fn served_kinds() -> Vec<ServedKind> {
     read.flat_map(groups).collect()
 }
 
-/// Whether a kind, as written, is that of a `MeshConfig` or a slip away from it, or of a list that may hold one.
+/// True for the kind `MeshConfig`, also misspelt, and for a list that may hold one.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
     word == LIST || Kind::meant(word) == Some(Kind::MeshConfig)
 }
@@ -455,7 +455,7 @@ fn is_list(fields: &Fields<'_>) -> bool {
     matches!(kind, Some(Value::Text(kind)) if kind == LIST)
 }
 
-/// A list whose items are no documents: those of others are read in its place.
+/// Notes the problems of a list that has no documents as items: the items of other lists are read in its place.
 fn refuse_list(fields: &Fields<'_>) {
     fields.refuse_unknown(LIST_FIELDS);
     if let Some(version) = fields.require("apiVersion") {

@@ -52,7 +52,7 @@ fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     let mut source = FileSource::new(files.to_vec());
     let update = source.reload();
     for rejected in &update.rejected {
-        eprintln!("rejected: {}", output::shown(&rejected.to_string()));
+        eprintln!("rejected: {}", output::line(rejected));
     }
     if update.objects == 0 {
         bail!("there is no valid document: see `leno check`");

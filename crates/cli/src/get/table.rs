@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::rules;
 use crate::duration::short;
 use crate::figures::{counted, latency, rate, share};
-use crate::output::{Column, Listing, shown};
+use crate::output::{Column, Listing, line};
 
 /// The mesh as a whole.
 pub(super) fn status(status: &Status) -> String {
@@ -336,12 +336,13 @@ pub(super) fn rejected(answer: &Value) -> String {
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
         let findings = answer.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
-            writeln!(text, "{kind}: {}", shown(&told(finding)))
+            writeln!(text, "{kind}: {}", line(&told(finding)))
                 .expect("a String takes what is written");
         }
     }
     if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {
-        writeln!(text, "rejected: MeshConfig: {problem}").expect("a String takes what is written");
+        writeln!(text, "rejected: MeshConfig: {}", line(&problem))
+            .expect("a String takes what is written");
     }
     if text.is_empty() {
         text.push_str("nothing is rejected\n");

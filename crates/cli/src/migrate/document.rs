@@ -10,6 +10,7 @@ use leno_registry::{FileSource, outline, read_str};
 
 use super::published::Item;
 use super::{mesh_config, published};
+use crate::output;
 
 /// One document.
 pub(super) struct Document {
@@ -143,7 +144,7 @@ impl Reading {
     /// Reads one file; its documents go to `target`.
     fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
         for (line, text) in split(text) {
-            let place = format!("{}:{line}", file.display());
+            let place = format!("{}:{line}", output::line(&file.display()));
             let items = published::items(text);
             if !items.is_empty() {
                 let place = (place, target.to_owned());
@@ -205,7 +206,15 @@ fn read_one(
     text: &str,
     whence: Whence,
 ) -> Result<Option<(String, Found)>, String> {
-    let name = file.display().to_string();
+    let name = output::line(&file.display());
+    let values = outline(text);
+    let value = |path: &str| {
+        let found = values.iter().flatten().find(|(known, _)| known == path);
+        found.map(|(_, value)| value.as_str())
+    };
+    if value("kind") == Some("List") {
+        return Err(format!("{name}:{line}: is a List; write each item as a document of its own"));
+    }
     let (mut objects, rejected) = read_str(&name, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
         let title = object.key().to_string();
@@ -215,11 +224,6 @@ fn read_one(
         let has_comment = text.lines().any(|line| line.trim_start().starts_with('#'));
         return Ok(has_comment.then(|| ("comments".to_owned(), Found::Comments)));
     }
-    let values = outline(text);
-    let value = |path: &str| {
-        let found = values.iter().flatten().find(|(known, _)| known == path);
-        found.map(|(_, value)| value.as_str())
-    };
     let kind = value("kind").unwrap_or("document");
     let title = match (value("metadata.namespace"), value("metadata.name")) {
         (Some(namespace), Some(name)) => format!("{kind} {namespace}/{name}"),
