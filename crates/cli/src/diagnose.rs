@@ -1,5 +1,6 @@
 //! `leno diagnose NAMESPACE/WORKLOAD`: which step of the way to or from a workload fails.
 
+mod calls;
 mod conditions;
 mod reach;
 mod steps;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_control::status::{HistoryStatus, ProxyStatus, ServiceStatus, TrafficStatus};
+use leno_control::status::{HistoryStatus, TrafficStatus};
 use leno_model::{ServiceName, WorkloadName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -79,6 +80,7 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
+        edges: traffic.edges,
         ready: None,
         removed: Vec::new(),
         reached: Vec::new(),
@@ -93,14 +95,14 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         facts.histories.extend(history.map(|history| (service.to_owned(), history)));
     }
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
-    if let Some(proxy) = proxy {
+    if proxy.is_some() {
         facts.ready = mesh.sidecar_is_ready(workload).await;
         let removed = mesh.sidecar(workload, "/removed").await.ok();
         let removed = removed.and_then(|page| serde_json::from_str::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
-        let (called, unknown) = called(proxy, &facts.services, to);
+        let (called, unknown) = called(&facts, workload, to);
         for service in called.into_iter().take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::asked(mesh, (workload, service)).await);
+            facts.reached.extend(Reached::asked(mesh, (workload, &service)).await);
         }
         facts.unknown = unknown;
     }
@@ -112,15 +114,12 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
 
 /// The services that a workload calls, or the one that the question is about, and the names that it called
 /// and that no service has: a mistyped name is no failure of the mesh.
-fn called<'a>(
-    proxy: &'a ProxyStatus,
-    services: &[ServiceStatus],
-    to: Option<&'a str>,
-) -> (Vec<&'a str>, Vec<String>) {
-    let exists = |name: &str| services.iter().any(|service| service.name == name);
-    let names = proxy.subscriptions.iter().map(String::as_str).filter(|_| to.is_none()).chain(to);
-    let (known, unknown): (Vec<_>, Vec<_>) = names.partition(|name| exists(name));
-    (known, unknown.into_iter().filter(|name| Some(*name) != to).map(str::to_owned).collect())
+fn called(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<String>) {
+    let exists = |name: &String| facts.services.iter().any(|service| service.name == *name);
+    match to {
+        Some(to) => (Some(to.to_owned()).filter(exists).into_iter().collect(), Vec::new()),
+        None => calls::services(facts, workload).into_iter().map(str::to_owned).partition(exists),
+    }
 }
 
 async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {

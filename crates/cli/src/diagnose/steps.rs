@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use leno_control::findings::rejection_text::{self, Objects};
 use leno_control::status::{
-    CertificateStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
+    CertificateStatus, EdgeStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
     RejectionStatus, RouteStatus, ServiceStatus, Status, WorkloadStatus,
 };
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
-use super::conditions;
 use super::reach::Reached;
+use super::{calls, conditions};
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, counted, share};
 use crate::get::scope;
@@ -33,6 +33,8 @@ pub(super) struct Facts {
     pub(super) histories: BTreeMap<String, HistoryStatus>,
     /// The requests that the mesh rejected lately.
     pub(super) rejections: Vec<RejectionStatus>,
+    /// The counted requests from workloads and services to services.
+    pub(super) edges: Vec<EdgeStatus>,
     /// The readiness of the sidecar, as it reports it; absent when it is not connected here.
     pub(super) ready: Option<Result<(), String>>,
     /// The endpoints that it leaves out.
@@ -145,7 +147,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     steps.extend(policies(facts, workload));
     steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
     match to {
-        Some(to) => steps.extend(way_to(facts, proxy, to)),
+        Some(to) => steps.extend(way_to(facts, name, to)),
         None => {
             steps.extend(facts.reached.iter().flat_map(Reached::steps));
             steps.extend(unknown_names(&facts.unknown));
@@ -323,7 +325,7 @@ fn rejected(facts: &Facts, service: &str) -> Option<Step> {
 }
 
 /// The way to a service that it calls.
-fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
+fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let Some(service) = find(facts, to) else {
         let remedy = "leno get services lists them; check the spelling and the namespace";
         return vec![Step::problem("service", format!("there is no service {to}"), remedy)];
@@ -359,7 +361,9 @@ fn way_to(facts: &Facts, proxy: Option<&ProxyStatus>, to: &str) -> Vec<Step> {
             "it is tried again by itself; leno get removed",
         )
     }));
-    if proxy.is_some_and(|proxy| !proxy.subscriptions.iter().any(|known| known == to)) {
+    if facts.proxies.iter().any(|proxy| proxy.workload == workload)
+        && !calls::may_call(facts, workload, to)
+    {
         steps.push(Step::notice(
             "subscribed",
             format!("the workload has sent no request to {to} recently"),
