@@ -14,7 +14,7 @@ pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str
     subscriptions.chain(listeners).map(String::as_str).collect()
 }
 
-/// Whether requests of a workload go to a service, or can go there without a subscription.
+/// True when requests of a workload go to a service, or can go there without a subscription.
 pub(super) fn may_call(facts: &Facts, workload: &str, to: &str) -> bool {
     let called = services(facts, workload);
     called.contains(to) || is_routed(facts, &called, to) || is_counted(facts, workload, to)

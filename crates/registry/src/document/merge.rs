@@ -9,7 +9,7 @@ use super::{Node, Unreadable, Value};
 /// The tag of a merge key, which no map keeps.
 pub(super) const TAG: &str = "!!merge";
 
-/// Whether a key is a merge key; a `<<` in quotes is a text.
+/// True for a merge key; a `<<` in quotes is a text.
 pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
     let is_tagged = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "merge");
     text == "<<" && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)

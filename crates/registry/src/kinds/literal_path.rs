@@ -96,7 +96,7 @@ fn encoded(path: &str) -> String {
     encoded
 }
 
-/// Whether an application reads something in place of a part of the path.
+/// True when an application reads something in place of a part of the path.
 fn has_escapes(path: &str) -> bool {
     path.match_indices('%').any(|(at, _)| {
         let rest = path.get(at + 1..).unwrap_or_default();
