@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use leno_identity::{ForeignPage, OwnNames, check_origin};
+use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
 use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -126,13 +126,16 @@ async fn serve_one<A: Answering>(
 
 /// The answer to a request that a page of another site has caused; none to any other.
 pub(crate) fn foreign(
-    headers: &HeaderMap,
+    (uri, headers): (&Uri, &HeaderMap),
     names: OwnNames,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
     let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
-    let found = check_origin(field, names, is_page).err()?;
+    let hosts = headers.get_all(HOST).iter().map(|it| it.to_str().unwrap_or_default());
+    let host = named_host(uri.authority().map(|it| it.as_str()), hosts);
+    let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
     let status = match found {
+        ForeignPage::SeveralHosts => StatusCode::BAD_REQUEST,
         ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
         ForeignPage::Site => StatusCode::FORBIDDEN,
     };

@@ -102,8 +102,10 @@ impl Answering for Desk {
             return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
         // Prometheus may know the pod by the name of a Service.
-        if let Some(response) = foreign(request.headers(), OwnNames::Cluster, false) {
+        let named = (request.uri(), request.headers());
+        if let Some(response) = foreign(named, OwnNames::Cluster, false) {
             match request.uri().path() {
+                _ if response.status() == StatusCode::BAD_REQUEST => return response,
                 "/metrics" => return response,
                 // A probe may name any host: it gets the status alone, without the reason (DNS rebinding).
                 "/readyz" => {

@@ -19,7 +19,7 @@ use hyper::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, HeaderMap, HeaderName,
     HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use leno_discovery::Taps;
 use leno_identity::OwnNames;
 use leno_listen::Source;
@@ -182,7 +182,7 @@ impl Answering for Desk {
     async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-        let mut response = match admit(self.key.as_ref(), &parts.headers, target) {
+        let mut response = match admit(self.key.as_ref(), (&parts.uri, &parts.headers), target) {
             Entry::Admitted => match target.strip_prefix("/api/tap?") {
                 Some(query) if parts.method == Method::GET => self.tap(&parts.headers, query),
                 _ => self.admitted(&parts.method, target).await.map(Either::Left),
@@ -289,12 +289,12 @@ enum Entry {
 }
 
 /// Whether a request comes from where it may. A browser that shows the token once gets a cookie.
-fn admit(key: Option<&Key>, headers: &HeaderMap, target: &str) -> Entry {
+fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) -> Entry {
     let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
     let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
-    if let Some(response) = foreign(headers, names, is_page) {
+    if let Some(response) = foreign((uri, headers), names, is_page) {
         return Entry::Turned(Box::new(response));
     }
     let Some(Key { token, cookie: name }) = key else {

@@ -26,23 +26,42 @@ pub enum ForeignPage {
         "this page is asked for by a name that may be somebody else's: open it by its address or as localhost"
     )]
     Host,
+    /// It has more than one `Host` field (RFC 9112 §3.2).
+    #[error("this request has more than one Host field: send one")]
+    SeveralHosts,
     /// A page of another origin sent it.
     #[error("a page of another site made this request: open the address in the browser itself")]
     Site,
 }
 
-/// Checks the fields of a request that came in at a server of ours. `field` returns the value of a field by its
+/// The host that a request names: the authority of its target, if it has one, counts before its `Host` field (RFC 9112
+/// §3.2.2). Empty when it names none.
+///
+/// # Errors
+/// When it has several `Host` fields.
+pub fn named_host<'a>(
+    target: Option<&'a str>,
+    mut fields: impl Iterator<Item = &'a str>,
+) -> Result<&'a str, ForeignPage> {
+    let field = fields.next();
+    match fields.next() {
+        Some(_) => Err(ForeignPage::SeveralHosts),
+        None => Ok(target.or(field).unwrap_or_default()),
+    }
+}
+
+/// Checks a request under the name `host` that came in at a server of ours. `field` returns the value of a field by its
 /// lower-case name: empty where it is there and is no text. A link on another site may lead to a page: it is
 /// accepted where `is_page`, which is for answers that cost nothing and change nothing.
 ///
 /// # Errors
 /// [`ForeignPage`].
 pub fn check_origin<'a>(
+    host: &str,
     field: impl Fn(&'static str) -> Option<&'a str>,
     names: OwnNames,
     is_page: bool,
 ) -> Result<(), ForeignPage> {
-    let host = field("host").unwrap_or_default();
     if !names.contain(host) {
         return Err(ForeignPage::Host);
     }
@@ -96,7 +115,23 @@ mod tests {
 
     fn check(fields: &[(&str, &str)], names: OwnNames, is_page: bool) -> Result<(), ForeignPage> {
         let field = |name: &str| fields.iter().find(|(known, _)| *known == name).map(|it| it.1);
-        check_origin(field, names, is_page)
+        let hosts = fields.iter().filter(|(known, _)| *known == "host").map(|it| it.1);
+        check_origin(named_host(None, hosts)?, field, names, is_page)
+    }
+
+    #[test]
+    fn a_request_names_one_host_and_that_of_its_target_counts() {
+        let (own, foreign) = ("127.0.0.1:80", "evil.example");
+        for (target, fields, expected) in [
+            (None, &[own][..], Ok(own)),
+            (None, &[], Ok("")),
+            (Some(foreign), &[own], Ok(foreign)),
+            (Some(own), &[], Ok(own)),
+            (None, &[own, own], Err(ForeignPage::SeveralHosts)),
+            (Some(own), &[own, foreign], Err(ForeignPage::SeveralHosts)),
+        ] {
+            assert_eq!(named_host(target, fields.iter().copied()), expected, "{target:?}");
+        }
     }
 
     #[test]

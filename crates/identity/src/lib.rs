@@ -37,7 +37,7 @@ pub use authority::{
     Authority, AuthorityError, AuthorityFiles, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX,
     Rotation, RotationStage, Subject,
 };
-pub use browser::{ForeignPage, OwnNames, check_origin};
+pub use browser::{ForeignPage, OwnNames, check_origin, named_host};
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
 pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use http_body_util::{BodyExt as _, Collected, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ProxyAnswer, Query};
-use leno_identity::{ForeignPage, OwnNames, check_origin};
+use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
 use leno_listen::{Admission, Bounds, Listener};
 use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
@@ -180,8 +180,11 @@ pub(crate) fn foreign(
 ) -> Option<Response<Full<Bytes>>> {
     let headers = request.headers();
     let field = |name: &'static str| headers.get(name).map(|it| it.to_str().unwrap_or_default());
-    let found = check_origin(field, names, is_page).err()?;
+    let hosts = headers.get_all(HOST).iter().map(|it| it.to_str().unwrap_or_default());
+    let host = named_host(request.uri().authority().map(|it| it.as_str()), hosts);
+    let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
     let status = match found {
+        ForeignPage::SeveralHosts => StatusCode::BAD_REQUEST,
         ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
         ForeignPage::Site => StatusCode::FORBIDDEN,
     };

@@ -14,7 +14,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 fn outcome(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
-    match admit(key, &headers(pairs), target) {
+    match admit(key, (&target.parse().unwrap(), &headers(pairs)), target) {
         Entry::Admitted => 200,
         Entry::Turned(response) => response.status().as_u16(),
     }
@@ -29,6 +29,9 @@ fn a_name_of_somebody_else_does_not_lead_here() {
         assert_eq!(outcome(None, &[("host", host)], "/"), 421, "{host}");
     }
     assert_eq!(outcome(None, &[], "/"), 421);
+    let host = ("host", "127.0.0.1");
+    assert_eq!(outcome(None, &[host], "http://evil.example/ready"), 421);
+    assert_eq!(outcome(None, &[host, ("host", "evil.example")], "/"), 400);
 }
 
 /// Finding F21 of issue 25.
@@ -38,7 +41,7 @@ fn a_page_of_another_site_has_nothing_done_here() {
     let host = ("host", "127.0.0.1:80");
     let bearer = ("authorization", "Bearer secret");
     let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
-    for (key, own) in [(None, host), (Some(&key), bearer)] {
+    for (key, own) in [(None, ("accept", "*/*")), (Some(&key), bearer)] {
         for target in ["/api/status", "/api/explain?url=x", "/api/tap?service=a/b", "/main.js", "/"]
         {
             for foreign in [
@@ -83,7 +86,9 @@ fn beyond_loopback_only_the_token_lets_in() {
     ] {
         assert_eq!(outcome(key, pairs, target), expected, "{pairs:?} {target}");
     }
-    let Entry::Turned(response) = admit(key, &headers(&[host]), "/?token=secret") else {
+    let Entry::Turned(response) =
+        admit(key, (&"/".parse().unwrap(), &headers(&[host])), "/?token=secret")
+    else {
         panic!("it is sent on");
     };
     let cookie = response.headers().get(SET_COOKIE).unwrap().to_str().unwrap();

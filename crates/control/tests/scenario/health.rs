@@ -57,6 +57,8 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
         let answer = under("evil.example", "/readyz").await;
         assert!(answer.contains(" 503 ") && !answer.contains("not read yet"), "{answer}");
         assert!(under("evil.example", "/livez").await.contains(" 200 "));
+        let two = under("a\r\nhost: b", "/readyz").await;
+        assert!(two.starts_with("HTTP/1.1 400 "), "{two}");
         let shop = Shop::open().await;
         health.ready(&shop.control);
         assert!(under("evil.example", "/readyz").await.contains(" 200 "));

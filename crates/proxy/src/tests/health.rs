@@ -249,6 +249,8 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
                     "browser itself\n",
                 ),
                 ("web", "/readyz", "origin: http://evil.example\r\n", 403, "browser itself\n"),
+                ("web", "/readyz", "host: web\r\n", 400, "send one\n"),
+                ("10.0.0.1", "http://evil.example/readyz", "", 503, "503 Service Unavailable\n"),
             ] {
                 let (found, answer) = ask_under(health, host, path, fields).await;
                 assert_eq!(found, status, "{host} {path}: {answer}");
