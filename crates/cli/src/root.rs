@@ -105,9 +105,10 @@ fn expect_everybody(status: &Status) -> anyhow::Result<()> {
     let away = status.workloads.saturating_sub(status.registered);
     if away > 0 {
         bail!(
-            "the sidecars of {away} of {} workloads are not there, and would be cut off: see \
-             `leno get workloads`, or take the step with --force",
-            status.workloads
+            "{} of {} without a ready sidecar, which would be cut off: see `leno get workloads`, or take the step with \
+             --force",
+            away,
+            counted(status.workloads, "workload")
         );
     }
     Ok(())

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 /// A count with its noun: `1 file`, `2 files`, `0 proxies`.
 #[must_use]
-pub fn counted(count: usize, noun: &str) -> String {
+pub fn counted(count: impl TryInto<u64>, noun: &str) -> String {
+    // No type of counts is larger.
+    let count = count.try_into().unwrap_or(u64::MAX);
     match (count, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
         (count, Some(stem)) => format!("{count} {stem}ies"),

@@ -9,6 +9,7 @@ use leno_load::{Counters, Pace, Plan, Report, Target, drive};
 use tokio::sync::{oneshot, watch};
 
 use super::bookinfo::manifests::Ports;
+use crate::figures::counted;
 
 /// Drives bookinfo for `duration`, on a thread of its own, and shows how it is going.
 ///
@@ -136,9 +137,9 @@ fn line(counters: &Counters, total: Duration) -> String {
         false => 0.0,
     };
     format!(
-        "{phase}: {seconds:.1} of {:.0} s, {} requests, {rate:.0}/s, {} failed",
+        "{phase}: {seconds:.1} of {:.0} s, {}, {rate:.0}/s, {} failed",
         total.as_secs_f64(),
-        counters.requests,
+        counted(counters.requests, "request"),
         counters.requests.saturating_sub(counters.successes),
     )
 }

@@ -9,6 +9,8 @@ use leno_model::{
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 use leno_traffic::treatment::PortTreatment;
 
+use crate::figures::counted;
+
 /// A policy and what it does.
 #[derive(Debug)]
 pub(super) struct Treated {
@@ -117,14 +119,14 @@ pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
     let told = format!(
         "{} lets in {} {whose}; the rest is answered {status}",
         rule.name,
-        rate(rule.rate, "requests")
+        rate(rule.rate, "request")
     );
     Treated { policy: policy.clone(), told }
 }
 
 /// The same for opaque connections.
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
-    let told = format!("lets in {} of all together", rate(limit, "connections"));
+    let told = format!("lets in {} of all together", rate(limit, "connection"));
     Treated { policy: policy.clone(), told }
 }
 
@@ -140,7 +142,8 @@ pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated
     });
     let fewer = fewer.unwrap_or_default();
     let told = format!(
-        "gives the application {requests} requests at once at most{fewer}; the rest is answered {status}"
+        "gives the application {} at once at most{fewer}; the rest is answered {status}",
+        counted(*requests, "request")
     );
     Treated { policy: policy.clone(), told }
 }
@@ -189,29 +192,35 @@ fn otherwise(decider: &Decider) -> String {
     format!("without an answer in {:?} it is {then}", decider.timeout)
 }
 
-fn rate(rate: Rate, what: &str) -> String {
-    format!("{} {what} in {:?}, {} at once,", rate.count, rate.time, rate.size)
+fn rate(rate: Rate, noun: &str) -> String {
+    format!("{} in {:?}, {} at once,", counted(rate.count, noun), rate.time, rate.size)
 }
 
 fn native(rule: &OutlierRemoval) -> String {
     let rate = rule.rate.map(|rate| {
         format!(
-            "{} % of at least {} requests in {:?} failed",
-            rate.percent, rate.requests_min, rule.window
+            "{} % of at least {} in {:?} failed",
+            rate.percent,
+            counted(rate.requests_min, "request"),
+            rule.window
         )
     });
     let row = rule.consecutive.map(|many| format!("{many} in a row failed"));
     let when: Vec<String> = rate.into_iter().chain(row).collect();
     let check = rule.health_check.as_deref().map(checking).unwrap_or_default();
     format!(
-        "removes an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are out, at least {} stay",
+        "removes an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are out, at least {}",
         when.join(" or "),
         classes(&rule.failures),
         rule.back_off.base,
         rule.back_off.most,
         rule.removed_percent_max,
-        rule.keep,
+        staying(rule.keep),
     )
+}
+
+fn staying(count: u32) -> String {
+    if count == 1 { "1 stays".to_owned() } else { format!("{count} stay") }
 }
 
 fn checking(check: &HealthCheck) -> String {
@@ -228,12 +237,14 @@ fn checking(check: &HealthCheck) -> String {
 
 fn breaking(rule: &CircuitBreaker) -> String {
     let limits = [
-        (rule.limits.connections, "TCP connections"),
-        (rule.limits.requests, "requests"),
-        (rule.limits.pending, "requests that wait for a connection"),
-        (rule.limits.retries, "retries"),
+        (rule.limits.connections, "TCP connection", ""),
+        (rule.limits.requests, "request", ""),
+        (rule.limits.pending, "request", " waiting for a connection"),
+        (rule.limits.retries, "retry", ""),
     ];
-    let limits = limits.into_iter().filter_map(|(most, what)| Some(format!("{} {what}", most?)));
+    let limits = limits
+        .into_iter()
+        .filter_map(|(most, noun, state)| Some(format!("{}{state}", counted(most?, noun))));
     let limits: Vec<String> = limits.collect();
     let limits = (!limits.is_empty())
         .then(|| format!("lets no more be under way than {}", limits.join(", ")));
@@ -247,14 +258,15 @@ fn tripping(trip: &Trip) -> String {
     let many = |too_many: TooMany, what: &str| {
         let share = too_many.share_ppm.map(|ppm| {
             format!(
-                "{} % of at least {} requests in {:?} {what}",
+                "{} % of at least {} in {:?} {what}",
                 f64::from(ppm) / 1e4,
-                trip.requests_min,
+                counted(trip.requests_min, "request"),
                 trip.window
             )
         });
-        let number =
-            too_many.number.map(|number| format!("{number} requests in {:?} {what}", trip.window));
+        let number = too_many
+            .number
+            .map(|number| format!("{} in {:?} {what}", counted(number, "request"), trip.window));
         share.into_iter().chain(number).collect::<Vec<_>>()
     };
     let mut when = many(trip.failed, "failed");
@@ -273,11 +285,11 @@ fn tripping(trip: &Trip) -> String {
 fn sermant(rule: &SermantRemoval) -> String {
     let share = |ppm: u32| f64::from(ppm) / 1e6;
     format!(
-        "removes an instance as Sermant does, from an error rate of {} ({}) in {} windows of {:?}, \
-         for {:?}; at most a share of {} is out, at least {} stay",
+        "removes an instance as Sermant does, from an error rate of {} ({}) in {} of {:?}, \
+         for {:?}; at most a share of {} is out, at least {}",
         share(rule.rule.error_rate_ppm),
         classes(&rule.common.failures),
-        rule.common.windows,
+        counted(rule.common.windows, "window"),
         rule.common.window,
         rule.common.recovery,
         share(rule.rule.scale_up_limit_ppm),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use leno_load::{Counters, Pace, Plan};
 
+use crate::figures::counted;
+
 /// One line on a terminal that shows how a run is going; nothing anywhere else.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -51,11 +53,11 @@ impl Live {
         let seconds = now.elapsed.saturating_sub(self.last.elapsed).as_secs_f64();
         let rate = now.requests.saturating_sub(before) as f64 / seconds.max(f64::MIN_POSITIVE);
         format!(
-            "{}{phase}, {:.1} of {:.1} s: {} requests, {rate:.0}/s, {} failed",
+            "{}{phase}, {:.1} of {:.1} s: {}, {rate:.0}/s, {} failed",
             self.step,
             now.elapsed.as_secs_f64(),
             self.total.as_secs_f64(),
-            now.requests,
+            counted(now.requests, "request"),
             now.requests.saturating_sub(now.successes),
         )
     }

@@ -365,7 +365,7 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         told.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
         backend   shop/reviews-v1 port 9080, 90 % of such requests
-                  OutlierRemoval shop/own: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stay
+                  OutlierRemoval shop/own: removes an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stays
                   CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
                   Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
         no effect OutlierRemoval shop/called: the backend shop/reviews-v1 has its own: OutlierRemoval shop/own
@@ -373,7 +373,7 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         no effect Hedging shop/second: Hedging shop/called decides at shop/reviews port 9080
                   shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
         backend   shop/reviews-v2 port 9080, 10 % of such requests
-                  OutlierRemoval shop/called: removes an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stay
+                  OutlierRemoval shop/called: removes an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are out, at least 1 stays
                   CircuitBreaker shop/called: over all backends of the called service, lets no more be under way than 2 requests
                   Hedging shop/called: sends requests with an idempotent method to a second endpoint after 50ms
         no effect FaultInjection shop/slow: no rule of it matches this request

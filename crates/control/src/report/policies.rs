@@ -10,6 +10,7 @@ use leno_model::{
 
 use super::Report;
 use crate::compile::{closed, left_out, missing, missing_groups};
+use crate::figures::counted;
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
@@ -134,7 +135,7 @@ impl Report<'_> {
             name: policy.name.to_string(),
             destination: services.join(", "),
             sources: vec![policy.source.to_string()],
-            rules: vec![format!("at most {} retries", policy.rule.attempts)],
+            rules: vec![format!("at most {}", counted(policy.rule.attempts, "retry"))],
             in_force: why.is_none(),
             why,
             problems: nobody.into_iter().chain(missing).collect(),
