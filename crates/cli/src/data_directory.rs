@@ -101,8 +101,7 @@ impl DataDirectory {
     pub(crate) fn claim(path: PathBuf) -> anyhow::Result<Self> {
         create_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
-        let mut lock = open_lock(&lock_path)
-            .with_context(|| format!("cannot open {}", lock_path.display()))?;
+        let mut lock = lock_file(&path)?;
         let locked = lock_within(&lock, LOCK_PATIENCE)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
         if !locked {
@@ -119,10 +118,32 @@ impl DataDirectory {
         Ok(Self { path, _lock: lock })
     }
 
+    /// As [`DataDirectory::claim`]; `None` when another mesh runs on the directory.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
+        create_private(&path)?;
+        let lock = lock_file(&path)?;
+        let locked = lock_within(&lock, LOCK_PATIENCE)
+            .with_context(|| format!("cannot lock {}", path.join(LOCK_FILE).display()))?;
+        Ok(locked.then_some(Self { path, _lock: lock }))
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+fn lock_file(directory: &Path) -> anyhow::Result<File> {
+    let path = directory.join(LOCK_FILE);
+    open_lock(&path).with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// True when a mesh has run on the directory.
+pub(crate) fn has_run(directory: &Path) -> bool {
+    directory.join(LOCK_FILE).exists()
 }
 
 /// Locks a file, and waits so long for a process that is ending: one that was killed keeps its locks

@@ -11,7 +11,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use rustix::process::{Gid, Pid, Signal, Uid};
 
-use crate::limits;
+use crate::up::groups;
+use crate::{limits, output};
 
 /// Arguments of the hidden `leno exec`.
 #[derive(Debug, Args)]
@@ -19,6 +20,9 @@ pub(crate) struct ExecArgs {
     /// The process that started this one, and without which it is not to live
     #[arg(long)]
     parent: i32,
+    /// The file that gets the process group
+    #[arg(long)]
+    record: Option<PathBuf>,
     /// The soft limit of open files to give back
     #[arg(long)]
     open_files: Option<u64>,
@@ -41,6 +45,13 @@ impl ExecArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(soft) = self.open_files {
             limits::restore_open_files(soft).context("the limit of open files")?;
+        }
+        // A later user may not write there. Without a record the application runs all the same.
+        if let Some(Err(error)) = self.record.as_deref().map(groups::record) {
+            crate::log::say(&format!(
+                "a killed `leno up` would leave processes of this application: {}",
+                output::failure(&error)
+            ));
         }
         let home = self.user.as_ref().map(become_user).transpose()?.flatten();
         // The kernel forgets this when the user changes.

@@ -8,12 +8,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use leno_control::status::WorkloadStatus;
 use leno_identity::RevocationFile;
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
+use leno_registry::closest;
 use serde_json::{Value, json};
 
 use crate::cluster::FoundArgs;
 use crate::data_directory::DataArgs;
+use crate::get::{Mesh, parsed};
 use crate::output::{self, Column, Format, Listing};
 
 /// Arguments of `leno revoke`.
@@ -71,6 +74,9 @@ impl RevokeArgs {
             false => self.on_this_machine(change)?,
         };
         self.print(&outcome, change)?;
+        if change == Change::Revoke && !self.kubernetes {
+            self.warn_if_unknown()?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -101,6 +107,20 @@ impl RevokeArgs {
         Ok(Outcome { all, changed })
     }
 
+    /// Warns when the control plane on this machine knows no such Workload: it may be deleted, or misspelt.
+    fn warn_if_unknown(&self) -> anyhow::Result<()> {
+        let (Some(workload), data) = (&self.workload, self.data.path()?) else { return Ok(()) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // Without a control plane here the workloads are not known.
+        let Ok(answer) = runtime.block_on(Mesh::at(&data).ask("/workloads")) else { return Ok(()) };
+        let workloads: Vec<WorkloadStatus> = parsed(answer)?;
+        let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
+        if let Some(warning) = unknown(&workload.to_string(), &known) {
+            eprintln!("warning: {warning}");
+        }
+        Ok(())
+    }
+
     fn meant(&self, uid: Option<Uid>) -> Option<RevokedWorkload> {
         let workload = self.workload.clone()?;
         Some(RevokedWorkload { workload, uid })
@@ -123,6 +143,21 @@ impl RevokeArgs {
         };
         output::print_text(&sentence(meant, change, *changed))
     }
+}
+
+/// The warning about the name of a workload that is not among the known ones.
+fn unknown(workload: &str, known: &[&str]) -> Option<String> {
+    if known.contains(&workload) {
+        return None;
+    }
+    let undo = format!("take it back with `leno revoke {workload} --undo`");
+    let (_, name) = workload.split_once('/')?;
+    let of_name = known.iter().find(|it| it.split_once('/').is_some_and(|(_, it)| it == name));
+    let advice = match closest(workload, known).or(of_name.copied()) {
+        Some(meant) => format!("did you mean {meant}? Then {undo}"),
+        None => format!("`leno get workloads` lists those there are; {undo}"),
+    };
+    Some(format!("there is no Workload {workload} now: {advice}"))
 }
 
 fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
@@ -162,3 +197,24 @@ Examples:
 
 All workloads of an account: `spec.revoked` of the MeshConfig, with `kind: ServiceAccount`.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workload_that_is_not_known_gets_a_warning_with_the_nearest_name() {
+        let known = ["shop/cart-1", "shop/stock-1"];
+        for (name, hint) in [
+            ("shop/cart-1", None),
+            ("shop/crat-1", Some("did you mean shop/cart-1?")),
+            ("other/stock-1", Some("did you mean shop/stock-1?")),
+            ("shop/nosuch", Some("`leno get workloads`")),
+        ] {
+            let warning = unknown(name, &known);
+            assert_eq!(warning.is_some(), hint.is_some(), "{name}");
+            let found = warning.unwrap_or_default();
+            assert!(found.contains(hint.unwrap_or_default()), "{found}");
+        }
+    }
+}

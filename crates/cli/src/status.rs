@@ -1,12 +1,13 @@
 //! `leno status`: is the mesh healthy, and if not, what to do.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
 use leno_control::findings::{Facts, Finding, Weight, judge};
 use serde::Serialize;
 
-use crate::data_directory::DataArgs;
+use crate::data_directory::{DataArgs, has_run};
 use crate::explain::ExplainFormat;
 use crate::figures::{counted, rate};
 use crate::get::{Mesh, scope};
@@ -49,7 +50,7 @@ impl StatusArgs {
                     (Verdict::of(findings, Some(facts.status)), text)
                 }
                 Err(error) => {
-                    let finding = unreachable(&error);
+                    let finding = unreachable(&error, &path);
                     let text = format!("the mesh cannot be judged: 1 problem\n{}", lines(&finding));
                     (Verdict::of(vec![finding], None), text)
                 }
@@ -75,11 +76,18 @@ async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
 }
 
 /// The finding when no control plane answers.
-fn unreachable(error: &anyhow::Error) -> Finding {
-    let remedy = "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
-                  or `leno control`, with the same data directory";
-    let (what, remedy) = (output::failure(error), remedy.to_owned());
-    Finding { weight: Weight::Problem, what, remedy }
+fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
+    if !has_run(data) {
+        return Finding::problem(
+            format!("no control plane has run on {}", data.display()),
+            "name the data directory of the mesh with --data, or start a mesh there: leno up -f DIR",
+        );
+    }
+    Finding::problem(
+        output::failure(error),
+        "sidecars go on with what they know meanwhile: start the control plane again, `leno up` \
+         or `leno control`, with the same data directory",
+    )
 }
 
 /// Two lines. A part of their text comes from sidecars.

@@ -4,6 +4,7 @@ mod application;
 mod child;
 mod console;
 mod fleet;
+pub(crate) mod groups;
 mod launcher;
 mod local_mesh;
 mod netns;
@@ -63,7 +64,8 @@ pub(crate) struct UpArgs {
     /// applications need no doors; needs root, iproute2 and nftables
     #[arg(long, help_heading = "Network namespaces")]
     netns: bool,
-    /// Remove the network namespaces, links and files that killed meshes have left, and end
+    /// Remove the network namespaces, links and files that killed meshes have left, end the applications of a killed
+    /// mesh on the data directory, and exit
     #[arg(long, help_heading = "Network namespaces", conflicts_with_all = ["file", "netns"])]
     clean: bool,
     #[command(flatten)]
@@ -74,13 +76,7 @@ impl UpArgs {
     /// Runs until SIGTERM or SIGINT; a second signal ends it without waiting.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         if self.clean {
-            let removed = netns::clean()?;
-            let line = |name: String| format!("removed {name}\n");
-            output::print(&match removed.is_empty() {
-                true => "there are no leftovers".to_owned(),
-                false => removed.into_iter().map(line).collect(),
-            })?;
-            return Ok(ExitCode::SUCCESS);
+            return self.remove_leftovers();
         }
         let open_files = limits::raise_open_files();
         let options = Options {
@@ -98,6 +94,26 @@ impl UpArgs {
             .context("cannot start the runtime")?;
         LocalSet::new().block_on(&runtime, self.serve(options))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    fn remove_leftovers(&self) -> anyhow::Result<ExitCode> {
+        let data = self.mesh.data.path()?;
+        let mut lines = Vec::new();
+        if data.is_dir() {
+            // A mesh that runs has no leftovers.
+            if let Some(claim) = DataDirectory::claim_unless_used(data)? {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                let ended = runtime.block_on(groups::end_leftovers(claim.path()));
+                lines.extend(ended.iter().map(|it| format!("ended {}\n", output::shown(it))));
+            }
+        }
+        let removed = netns::clean();
+        lines.extend(removed.iter().flatten().map(|name| format!("removed {name}\n")));
+        if lines.is_empty() && removed.is_ok() {
+            lines.push("there are no leftovers\n".to_owned());
+        }
+        output::print_text(&lines.concat())?;
+        removed.map(|_| ExitCode::SUCCESS)
     }
 
     async fn serve(self, options: Options) -> anyhow::Result<()> {
@@ -146,7 +162,7 @@ Examples:
   leno up -f mesh.yaml --access-log json --head-timeout 5s
   leno up -f mesh/ --data /var/lib/leno --listen 192.0.2.1:15010
   sudo leno up -f mesh/ --netns
-  sudo leno up --clean
+  sudo leno up --clean --data /var/lib/leno
 
 Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
 application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and

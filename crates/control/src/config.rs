@@ -56,6 +56,8 @@ pub struct Config {
     pub page: Option<SocketAddr>,
     /// What explains requests, on that page and to `leno explain`; nothing does when absent.
     pub playground: Option<Playground>,
+    /// A supervisor in this process runs the sidecar of each workload.
+    pub supervised: bool,
     /// How long it waits for what.
     pub times: Times,
     /// Bounds on what strangers can make it hold.
@@ -120,6 +122,7 @@ impl Config {
             report_every: Some(REPORT_EVERY),
             page: None,
             playground: None,
+            supervised: false,
             times: Times::default(),
             limits: Limits::default(),
         }

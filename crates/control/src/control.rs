@@ -37,6 +37,7 @@ use crate::playground::Explaining;
 use crate::presence::{Presence, Start};
 use crate::publish::Audience;
 use crate::push::Push;
+use crate::replaced::{Replaced, ReplacedSidecars};
 use crate::server::{Gauges, Server, Visitors, accept};
 use crate::serving::{Serving, ServingError};
 use crate::share::Share;
@@ -59,6 +60,7 @@ pub struct Control {
     reload: Arc<Notify>,
     questions: Questions,
     applications: Applications,
+    replaced: watch::Receiver<Arc<ReplacedSidecars>>,
     stop: watch::Sender<bool>,
     parts: Parts,
     tasks: JoinSet<()>,
@@ -217,6 +219,12 @@ impl Control {
         &self.applications
     }
 
+    /// Workloads without a connected sidecar, of which a replaced one is rejected: it may join with a new token.
+    #[must_use]
+    pub fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
+        self.replaced.clone()
+    }
+
     /// Waits until the sidecar of a workload is connected and has opened every port.
     ///
     /// # Errors
@@ -349,7 +357,7 @@ impl Ground {
         let (last, asked_last) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
         let owner = self.owner(first);
-        let applications = owner.applications.clone();
+        let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
             (owner.told.workloads.subscribe(), owner.told.registered.subscribe());
         let (status, sidecar_facts) =
@@ -399,6 +407,7 @@ impl Ground {
             reload: self.reload,
             questions,
             applications,
+            replaced,
             stop: self.stop,
             parts: self.parts,
             tasks,
@@ -517,6 +526,8 @@ impl Ground {
             page: self.page.as_ref().map(Page::url),
             live: self.page.as_ref().map(Page::live_url),
             applications: Applications::default(),
+            replaced: Replaced::default(),
+            supervised: self.config.supervised,
         }
         .with(first, &self.trust_domain(), edition, self.revoked.borrow().clone())
     }

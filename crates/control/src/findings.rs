@@ -121,7 +121,8 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
 }
 
 impl Finding {
-    fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+    /// A problem and its remedy.
+    pub fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
     }
 
@@ -165,8 +166,7 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
                 counted(lost.len(), "workload"),
                 some(&lost)
             ),
-            "start `leno proxy` there; a sidecar that was never here needs a token: leno token \
-             NAMESPACE/NAME",
+            absent_sidecar(&facts.status, "NAMESPACE/NAME"),
         ));
     }
     for proxy in &facts.proxies {
@@ -185,6 +185,31 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
         }
     }
     shortened(findings, "leno get proxies --stale")
+}
+
+/// The remedy for a workload without a connected sidecar.
+#[must_use]
+pub fn absent_sidecar(status: &Status, workload: &str) -> String {
+    match status.supervised {
+        true => {
+            "`leno up` runs its sidecar: look for the workload in the log of `leno up`".to_owned()
+        }
+        false => format!(
+            "start `leno proxy` there and look at its log; a sidecar that was never here needs a token: leno token \
+             {workload}"
+        ),
+    }
+}
+
+/// The remedy for a rejected sidecar of a workload of the mesh.
+#[must_use]
+pub fn rejected_sidecar(status: &Status, workload: &str, has_sidecar: bool) -> String {
+    match (status.supervised, has_sidecar) {
+        (true, true) => "a workload has one sidecar: stop the one that `leno up` does not run".to_owned(),
+        (true, false) => "`leno up` starts its sidecar with a new token within a minute; its log shows each start"
+            .to_owned(),
+        (false, _) => format!("make a new token and start the sidecar with it: leno token {workload}"),
+    }
 }
 
 fn certificates(facts: &Facts) -> Vec<Finding> {
@@ -216,14 +241,26 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
-        let files = list("rejected").into_iter().flatten();
-        let files = files.filter_map(|document| document.get("file")?.as_str());
-        let files: BTreeSet<&str> = files.collect();
-        let files: Vec<&str> = files.into_iter().collect();
-        findings.push(Finding::problem(
-            format!("{} rejected: {}", counted(facts.status.rejected, "document"), some(&files)),
-            "leno get rejected says where and what to do; the last good version is in force",
-        ));
+        let remedy =
+            "leno get rejected says where and what to do; the last good version is in force";
+        let files = |of_documents: bool| {
+            let all = list("rejected").into_iter().flatten();
+            let is_document = |it: &&Value| it.get("line").is_some() || it.get("kind").is_some();
+            let all = all.filter(|it| is_document(it) == of_documents);
+            let files: BTreeSet<&str> = all.filter_map(|it| it.get("file")?.as_str()).collect();
+            files.into_iter().collect::<Vec<&str>>()
+        };
+        let unread = files(false);
+        if !unread.is_empty() {
+            let unread = format!("{} not read: {}", counted(unread.len(), "path"), some(&unread));
+            findings.push(Finding::problem(unread, remedy));
+        }
+        let documents = facts.status.rejected.saturating_sub(unread.len());
+        if documents > 0 {
+            let rejected = counted(documents, "document");
+            let rejected = format!("{rejected} rejected: {}", some(&files(true)));
+            findings.push(Finding::problem(rejected, remedy));
+        }
     }
     if let Some(problem) = facts.rejected.get("trust_domain").and_then(Value::as_str) {
         findings.push(Finding::problem(

@@ -33,6 +33,7 @@ use crate::mesh::{Listeners, Mesh, Touched};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Audience, Cause, Contact, Edit};
+use crate::replaced::Replaced;
 use crate::server::{Gauges, Visitors};
 use crate::status::Status;
 use crate::watch::Remarks;
@@ -75,6 +76,10 @@ pub(crate) struct Owner {
     pub(crate) live: Option<String>,
     /// The applications that a supervisor on this machine runs.
     pub(crate) applications: Applications,
+    /// Sidecars that another one replaced.
+    pub(crate) replaced: Replaced,
+    /// A supervisor in this process runs the sidecar of each workload.
+    pub(crate) supervised: bool,
 }
 
 /// What waits for the owner, as of its last look.

@@ -1,4 +1,5 @@
-//! Joins that were rejected, by the workload that they named: operators see no sidecar there, and look for the cause.
+//! Joins and streams that were rejected, by the workload that they named: operators see no sidecar there, and look for
+//! the cause.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -52,6 +52,7 @@ pub(crate) struct Report<'a> {
     pub(crate) page: Option<&'a str>,
     pub(crate) live: Option<&'a str>,
     pub(crate) applications: &'a Applications,
+    pub(crate) supervised: bool,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -86,6 +87,7 @@ impl Report<'_> {
             certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
             page: self.page.map(str::to_owned),
             live: self.live.map(str::to_owned),
+            supervised: self.supervised,
             change,
             convergence: ConvergenceStatus {
                 changes: convergence.count(),

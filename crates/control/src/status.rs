@@ -58,6 +58,9 @@ pub struct Status {
     /// What to open there for live requests.
     #[serde(default)]
     pub live: Option<String>,
+    /// True under `leno up`, which runs the sidecar of each workload.
+    #[serde(default)]
+    pub supervised: bool,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
     /// How long changes took from being seen to being applied by the last proxy they concern.

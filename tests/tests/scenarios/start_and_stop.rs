@@ -223,3 +223,145 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     assert!(!addresses().contains(&before[0]));
     drop(taken);
 }
+
+/// A proxy with a token takes the name of a workload that `leno up` serves, and ends.
+#[test]
+fn a_sidecar_whose_name_another_one_took_gets_it_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifests = manifest("", free_port(), free_port(), "permissive");
+    std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
+    let mut first = up(folder.path());
+    let pid = || {
+        let proxies = ask(folder.path(), "proxies");
+        let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
+        client?["pid"].as_u64()
+    };
+    let until = |what: &str, holds: &dyn Fn(u64) -> bool| {
+        eventually(what, Duration::from_secs(90), || pid().filter(|pid| holds(*pid))).0
+    };
+    let own = until("the sidecar is connected", &|_| true);
+    let data = folder.path().join("data");
+    let (token, state) = (folder.path().join("token"), folder.path().join("state"));
+    let take = || {
+        let output = leno()
+            .args(["token", "bookinfo/client-1", "--out"])
+            .arg(&token)
+            .arg("--data")
+            .arg(&data)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut command = leno();
+        command.args(["proxy", "--workload", "bookinfo/client-1", "--token-file"]).arg(&token);
+        let other = Program::start("leno proxy", command.arg("--state").arg(&state));
+        until("the other one is connected", &|pid| pid == u64::from(other.pid()));
+        other
+    };
+    let mut other = take();
+    eventually("status names the rejected one", Duration::from_secs(60), || {
+        let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let named = text.contains("bookinfo/client-1: a sidecar that wants to join is rejected");
+        (named && text.contains("stop the one that `leno up` does not run")).then_some(())
+    });
+    other.stop(Duration::from_secs(60));
+    let again = until("the own one is back", &|pid| pid != u64::from(other.pid()));
+    assert_ne!(again, own, "it joined again");
+    // The same over a restart of `leno up`.
+    std::fs::remove_dir_all(&state).unwrap();
+    let mut other = take();
+    other.stop(Duration::from_secs(60));
+    assert!(first.stop(Duration::from_secs(60)).success());
+    let _second = up(folder.path());
+    until("the own one is back", &|_| true);
+}
+
+/// Processes that an application started survive a killed `leno up`, with its port.
+#[test]
+fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() {
+    let folder = tempfile::tempdir().unwrap();
+    let (port, door) = (free_port(), free_port());
+    let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
+    let command = serde_json::json!(["sh", "-c", script]).to_string();
+    let manifests = manifest(&command, port, door, "permissive");
+    std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
+    let answers = || {
+        eventually("the application answers", Duration::from_secs(60), || {
+            get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+        });
+    };
+    let kill = |mut mesh: Program| {
+        mesh.signal(Signal::KILL);
+        mesh.wait(Duration::from_secs(60));
+        assert!(std::net::TcpListener::bind(at(port)).is_err(), "the server goes on");
+    };
+    let first = up(folder.path());
+    answers();
+    kill(first);
+    let second = up(folder.path());
+    second.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
+    answers();
+    // A mesh that runs keeps its applications.
+    let clean = || {
+        let output = leno()
+            .args(["up", "--clean", "--data"])
+            .arg(folder.path().join("data"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(!clean().contains("ended python3"));
+    answers();
+    kill(second);
+    let text = clean();
+    assert!(text.contains("ended python3"), "{text}");
+    assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
+}
+
+/// Directories that are removed under a running mesh.
+#[test]
+fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifests = manifest("", free_port(), free_port(), "permissive");
+    std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
+    let mut first = up(folder.path());
+    let data = folder.path().join("data");
+    let root = std::fs::read(data.join("authority/ca.pem")).unwrap();
+    // The control plane looks at its authority every second.
+    let read = || std::fs::read(data.join("authority/ca.pem")).ok().filter(|it| *it == root);
+    let sidecar = || {
+        let proxies = ask(folder.path(), "proxies");
+        let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
+        u32::try_from(client?["pid"].as_u64()?).ok()
+    };
+    let before = eventually("the sidecar is connected", Duration::from_secs(60), sidecar).0;
+    // The sidecars write files meanwhile, so that one removal may leave a directory.
+    eventually("the directory is removed", Duration::from_secs(60), || {
+        std::fs::remove_dir_all(&data).ok()
+    });
+    eventually("the authority is written again", Duration::from_secs(60), read);
+    // The sidecar may have written its state again.
+    drop(std::fs::remove_dir_all(data.join("proxies/bookinfo/client-1")));
+    leno_tests::signal_pid(before, Signal::KILL);
+    eventually("the sidecar joins again", Duration::from_secs(60), || {
+        let found = data.join("control.sock").exists().then(sidecar)??;
+        (found != before).then_some(())
+    });
+    // Its token made the directory again.
+    std::fs::remove_dir_all(data.join("tokens")).unwrap();
+    let output = leno().args(["token", "bookinfo/client-1", "--data"]).arg(&data).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // One file of several is no removal: `leno root` may be at work.
+    std::fs::remove_file(data.join("authority/ca.pem")).unwrap();
+    eventually("status names the authority", Duration::from_secs(60), || {
+        let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let named = text.contains("the files of the authority cannot be used");
+        (named && output.status.code() == Some(1)).then_some(())
+    });
+    std::fs::write(data.join("authority/ca.pem"), &root).unwrap();
+    assert!(first.stop(Duration::from_secs(60)).success());
+    let _second = up(folder.path());
+    assert!(read().is_some());
+}

@@ -1,5 +1,6 @@
 //! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
 
+use leno_control::findings::rejected_sidecar;
 use leno_control::port_remedy;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 
@@ -44,8 +45,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
 fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
-    let remedy =
-        format!("make a new one and start the sidecar with it: leno token {}", join.workload);
+    let remedy = rejected_sidecar(&facts.status, &join.workload, workload.has_sidecar());
     Some(match workload.has_sidecar() {
         true => Step::notice("token", what, remedy),
         false => Step::problem("token", what, remedy),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use leno_control::findings::absent_sidecar;
 use leno_control::findings::rejection_text::{self, Objects};
 use leno_control::status::{
     CertificateStatus, EdgeStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
@@ -185,8 +186,7 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
             false => Step::problem(
                 name,
                 format!("is {}", workload.sidecar),
-                "start `leno proxy` there and look at its log; one that was never here needs a \
-                 token: leno token",
+                absent_sidecar(&facts.status, &workload.name),
             ),
         };
     };

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::child::{Child, End, Reach};
 use super::console::Speaker;
+use super::groups;
 use super::launcher::Launcher;
 use super::placement::Placement;
 use super::ports::{self, Observed, Port, Ports};
@@ -162,7 +163,10 @@ pub(super) async fn keep(
     let mut outputs = JoinSet::new();
     while let Some(launch) = on.next_launch(state).await {
         let began = Instant::now();
-        let (reason, child) = match run(launcher, (&launch, placement), &mut on, state).await {
+        let ended = run(launcher, (&launch, placement), &mut on, state).await;
+        // Nothing of its process group is left.
+        groups::forget(&launcher.record_of(&name));
+        let (reason, child) = match ended {
             Ended::Stopped => break,
             Ended::Outdated => {
                 tracing::info!(%name, "the application is started anew: its command changed");
@@ -206,8 +210,9 @@ async fn run(
     on: &mut Signals,
     state: &watch::Sender<Progress>,
 ) -> Ended {
-    let name = on.workload.borrow().name.to_string();
-    let command = launcher.application(launch, placement);
+    let workload = on.workload.borrow().name.clone();
+    let name = workload.to_string();
+    let command = launcher.application(&workload, launch, placement);
     let before = ports::listening_now();
     let speaker = Speaker::new(name.clone(), &name);
     let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {

@@ -4,16 +4,19 @@ use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use leno_control::Control;
+use leno_control::{Control, ReplacedSidecars};
 use leno_identity::{Credential, CredentialError};
-use leno_model::{RunUser, Workload};
+use leno_model::{RunUser, Workload, WorkloadName};
 use tokio::process::Command;
+use tokio::sync::watch;
 
 use super::application::Launch;
 use super::console::Console;
+use super::groups;
 use super::placement::{Placement, Placements};
 use crate::data_directory::create_private;
 use crate::proxy::SUPERVISOR_OPTION;
@@ -52,6 +55,11 @@ impl Launcher {
     /// The control plane.
     pub(super) fn control(&self) -> &Control {
         &self.control
+    }
+
+    /// Workloads without a connected sidecar, of which a replaced sidecar is rejected.
+    pub(super) fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
+        self.control.replaced()
     }
 
     /// The control plane, when nothing more is to be started.
@@ -106,9 +114,15 @@ impl Launcher {
     }
 
     /// The command of an application, tied to our life.
-    pub(super) fn application(&self, launch: &Launch, placement: &Placement) -> Command {
+    pub(super) fn application(
+        &self,
+        workload: &WorkloadName,
+        launch: &Launch,
+        placement: &Placement,
+    ) -> Command {
         let mut command = self.command(placement);
         command.arg("exec").args(["--parent", &std::process::id().to_string()]);
+        command.arg("--record").arg(self.record_of(workload));
         if let Some(soft) = self.settings.open_files {
             command.args(["--open-files", &soft.to_string()]);
         }
@@ -124,6 +138,11 @@ impl Launcher {
         }
         command.arg("--").args(&launch.command).envs(&launch.environment).stdin(Stdio::null());
         command
+    }
+
+    /// The file with the process group of an application.
+    pub(super) fn record_of(&self, workload: &WorkloadName) -> PathBuf {
+        groups::file_of(&self.settings.data, workload)
     }
 
     /// This program, behind whatever the placement puts before it.
@@ -151,7 +170,9 @@ impl Launcher {
         create_private(state)?;
         let token = state.join(TOKEN_FILE);
         let held = Credential::load(state);
+        let is_replaced = self.replaced().borrow().contains_key(&workload.name);
         let belongs = match &held {
+            _ if is_replaced => false,
             Ok(Some(held)) => self.belongs(held, workload),
             Ok(None) => true,
             Err(error) if is_damage(error) => false,
@@ -164,6 +185,7 @@ impl Launcher {
         if !belongs {
             let name = &workload.name;
             match &held {
+                _ if is_replaced => tracing::info!(%name, "it joins again with a new token"),
                 Err(error) => tracing::warn!(%name, %error, "its stored state is damaged: removed"),
                 Ok(_) => tracing::info!(%name, "its stored state is of somebody else: removed"),
             }

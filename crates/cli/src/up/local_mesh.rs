@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::console::{Console, Output};
 use super::fleet::{Fleet, Standing};
+use super::groups;
 use super::launcher::{Launcher, Settings};
 use super::netns::{Namespaces, NetnsOptions};
 use super::placement::Placements;
@@ -64,6 +65,10 @@ impl LocalMesh {
         data: DataDirectory,
         options: Options,
     ) -> anyhow::Result<Self> {
+        for ended in groups::end_leftovers(data.path()).await {
+            tracing::info!(%ended, "a process of an application that a killed `leno up` left is ended");
+        }
+        let config = Config { supervised: true, ..config };
         let (config, placements) = place(config, options.netns.clone())?;
         let settings = settings(&config, &options, placements)?;
         let control = start(config).await?;

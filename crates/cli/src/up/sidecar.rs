@@ -3,10 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as SocketPair;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use leno_model::Workload;
+use leno_control::ReplacedSidecars;
+use leno_model::{Workload, WorkloadName};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -42,6 +44,7 @@ pub(super) async fn keep(
                 return tracing::warn!(%name, "the sidecar did not drain in time and was killed");
             }
             Ok(Ended::Exited(status)) => status.to_string(),
+            Ok(Ended::Replaced) => REPLACED.to_owned(),
             Err(error) => output::failure(&error),
         };
         let delay = restarts.after(began.elapsed());
@@ -67,6 +70,8 @@ pub(super) struct Signals {
 enum Ended {
     Stopped(End),
     Exited(ExitStatus),
+    /// Another sidecar had joined in its place.
+    Replaced,
 }
 
 async fn run(
@@ -87,7 +92,8 @@ async fn run(
     let (reading, writing) = socket.into_split();
     let listening = listen(reading, reports);
     let ordering = order(writing, on.application.clone(), on.counting.clone());
-    tokio::pin!(listening, ordering);
+    let replaced = until_replaced(launcher.replaced(), &workload.name);
+    tokio::pin!(listening, ordering, replaced);
     let (mut listens, mut obeys) = (true, true);
     loop {
         tokio::select! {
@@ -99,9 +105,30 @@ async fn run(
                 let patience = launcher.drain_timeout() + DRAIN_SLACK;
                 return Ok(Ended::Stopped(child.stop(patience).await));
             }
+            () = &mut replaced => {
+                let patience = launcher.drain_timeout() + DRAIN_SLACK;
+                child.stop(patience).await;
+                return Ok(Ended::Replaced);
+            }
             () = &mut listening, if listens => listens = false,
             () = &mut ordering, if obeys => obeys = false,
         }
+    }
+}
+
+/// Resolves when the control plane rejects the running sidecar as replaced while no other one is connected.
+async fn until_replaced(
+    mut replaced: watch::Receiver<Arc<ReplacedSidecars>>,
+    workload: &WorkloadName,
+) {
+    // A rejection of the process before this one.
+    let former = replaced.borrow_and_update().get(workload).copied();
+    let is_rejected = |all: &Arc<ReplacedSidecars>| {
+        let last = all.get(workload).copied();
+        last.is_some() && last != former
+    };
+    if replaced.wait_for(is_rejected).await.is_err() {
+        std::future::pending().await
     }
 }
 
@@ -164,6 +191,8 @@ async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) 
 const QUIET_EVERY: Duration = Duration::from_millis(25);
 /// Looks in a row without a request after which there is none: reports of different sidecars are of different moments.
 const QUIET_LOOKS: u32 = 5;
+/// The reason for the new start of a sidecar that was replaced.
+const REPLACED: &str = "another sidecar of the workload joined with a token in its place, and is not connected any more";
 /// Some hundred doors.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
 /// What a sidecar needs beside the time that requests under way are given.

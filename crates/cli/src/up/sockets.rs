@@ -14,10 +14,13 @@ pub(super) struct Listening {
 
 /// A process, as far as its place among others matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Process {
-    parent: i32,
-    group: i32,
-    session: i32,
+pub(super) struct Process {
+    pub(super) parent: i32,
+    pub(super) group: i32,
+    pub(super) session: i32,
+    /// Its start in clock ticks since the boot.
+    pub(super) started: u64,
+    pub(super) is_zombie: bool,
 }
 
 /// The sockets that listen in the network namespace of a process.
@@ -29,13 +32,16 @@ pub(super) fn listening(pid: i32) -> Vec<Listening> {
 
 /// The process of `root`, its descendants, and all that stayed in their process groups or sessions.
 pub(super) fn tree(root: i32) -> BTreeSet<i32> {
-    let processes: BTreeMap<i32, Process> = pids()
-        .filter_map(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            Some((pid, parse_stat(&stat)?))
-        })
-        .collect();
+    let processes: BTreeMap<i32, Process> =
+        pids().filter_map(|pid| Some((pid, process(pid)?))).collect();
     members(root, &processes)
+}
+
+/// The process of this number.
+pub(super) fn process(pid: i32) -> Option<Process> {
+    // A command may have bytes that are no text.
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_stat(&String::from_utf8_lossy(&stat))
 }
 
 fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
@@ -43,7 +49,7 @@ fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
     loop {
         let before = found.len();
         for (pid, process) in processes {
-            let Process { parent, group, session } = process;
+            let Process { parent, group, session, .. } = process;
             if found.contains(parent) || *group == root || *session == root {
                 found.insert(*pid);
             }
@@ -124,9 +130,16 @@ fn parse_ip(text: &str) -> Option<IpAddr> {
 /// The command in parentheses may hold anything.
 fn parse_stat(stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(')')?;
-    let mut numbers = rest.split_whitespace().skip(1).map(|word| word.parse().ok());
-    Some(Process { parent: numbers.next()??, group: numbers.next()??, session: numbers.next()?? })
+    let mut words = rest.split_whitespace();
+    let is_zombie = words.next()? == "Z";
+    let started = words.clone().nth(START_FIELD)?.parse().ok()?;
+    let mut numbers = words.map(|word| word.parse().ok());
+    let (parent, group, session) = (numbers.next()??, numbers.next()??, numbers.next()??);
+    Some(Process { parent, group, session, started, is_zombie })
 }
+
+/// The number of fields between the state of a process and its start (proc(5): fields 3 and 22).
+const START_FIELD: usize = 18;
 
 /// `TCP_LISTEN` of the kernel.
 const LISTEN: &str = "0A";
@@ -172,7 +185,13 @@ mod tests {
 
     #[test]
     fn descendants_belong_to_a_tree_and_others_do_not() {
-        let process = |parent, group, session| Process { parent, group, session };
+        let process = |parent, group, session| Process {
+            parent,
+            group,
+            session,
+            started: 22,
+            is_zombie: false,
+        };
         let processes = BTreeMap::from([
             (10, process(1, 10, 5)),
             (11, process(10, 11, 5)),
@@ -181,7 +200,9 @@ mod tests {
             (20, process(1, 20, 5)),
         ]);
         assert_eq!(members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
-        let stat = "12 (a) b) c) S 11 12 13 0 -1";
+        let stat = "12 (a) b) c) S 11 12 13 0 -1 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23";
         assert_eq!(parse_stat(stat), Some(process(11, 12, 13)));
+        let zombie = parse_stat(&stat.replace(") S", ") Z"));
+        assert!(zombie.is_some_and(|it| it.is_zombie));
     }
 }

@@ -9,6 +9,12 @@ fn a_mesh_that_does_not_answer_is_not_healthy_and_status_says_what_to_do() {
     let place = Place::with(&[]);
     let done = place.leno(&["status"]);
     assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.out.contains("no control plane has run on"), "{done:?}");
+    // A mesh that runs on a directory leaves its lock file there.
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("lock"), "").unwrap();
+    let done = place.leno(&["status", "--data", data.path().to_str().unwrap()]);
+    assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.out.contains("no mesh answers at"), "{done:?}");
     assert!(done.out.contains("start the control plane again"), "{done:?}");
     let done = place.leno(&["status", "-o", "json"]);

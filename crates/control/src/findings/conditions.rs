@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Facts, Finding, Weight, shortened};
+use super::{Facts, Finding, Weight, rejected_sidecar, shortened};
 use crate::applications::port_remedy;
 
 /// All of them, most direct causes first.
@@ -122,7 +122,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
         "{workload}: a sidecar that wants to join is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
     let remedy = match exists {
-        true => format!("make a new token and start the sidecar with it: leno token {workload}"),
+        true => rejected_sidecar(&facts.status, workload, has_sidecar),
         false => format!("add the Workload, then make a token: leno token {workload}"),
     };
     Finding { weight, what, remedy }
@@ -322,6 +322,11 @@ mod tests {
             let found = findings(&facts);
             assert_eq!(found[0].weight, weight, "{found:?}");
             assert!(found[0].remedy.contains("leno token shop/cart-1"), "{found:?}");
+            // A token for another sidecar would replace the one of `leno up`.
+            facts.status.supervised = true;
+            let remedy = &findings(&facts)[0].remedy;
+            assert_eq!(remedy.contains("leno token"), !exists, "{remedy}");
+            assert_eq!(remedy.contains("stop the one"), exists && sidecar == "connected");
         }
     }
 

@@ -106,9 +106,17 @@ fn each_fault_is_a_problem_with_what_to_do() {
                 |f| {
                     // Two problems of one document.
                     f.status.rejected = 1;
-                    f.rejected = json!({"rejected": [{"file": "a.yaml"}, {"file": "a.yaml"}]});
+                    f.rejected = json!({"rejected": [{"file": "a.yaml", "line": 1}, {"file": "a.yaml", "kind": "Service"}]});
                 },
                 "1 document rejected: a.yaml",
+                "leno get rejected",
+            ),
+            (
+                |f| {
+                    f.status.rejected = 1;
+                    f.rejected = json!({"rejected": [{"file": "mesh"}]});
+                },
+                "1 path not read: mesh",
                 "leno get rejected",
             ),
             (

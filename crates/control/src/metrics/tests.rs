@@ -94,6 +94,7 @@ impl Busy {
             page: None,
             live: None,
             applications: &self.applications,
+            supervised: false,
             now: self.now,
             wall: SystemTime::UNIX_EPOCH,
         }

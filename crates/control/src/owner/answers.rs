@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::{Now, Owner};
 use crate::history::Subject;
+use crate::publish::Settling;
 use crate::report::Report;
 use crate::scrape_targets;
 use crate::status::Status;
@@ -94,6 +95,19 @@ impl Owner {
             }
             news
         });
+        self.publish_replaced(now);
+    }
+
+    /// Publishes the workloads of the replaced sidecars that may join again.
+    fn publish_replaced(&self, now: Now) {
+        let has_settled = self.start.settling() == Settling::No;
+        let is_absent = |name: &WorkloadName| {
+            has_settled
+                && self.audience.of_workload(name).is_none()
+                && !self.presence.is_missing(name)
+                && self.mesh.workload(name).is_some_and(|found| !self.mesh.is_registered(found))
+        };
+        self.replaced.publish(is_absent, (self.times.grace, now.clock));
     }
 
     /// Says where metrics are wanted now.
@@ -121,6 +135,7 @@ impl Owner {
             page: self.page.as_deref(),
             live: self.live.as_deref(),
             applications: &self.applications,
+            supervised: self.supervised,
             now: now.clock,
             wall: now.wall,
         }

@@ -9,8 +9,22 @@ use tokio::time::Instant;
 
 use super::{Now, Owner};
 use crate::authority::Revoked;
-use crate::certify::{CertifyError, Held, Occasion, Signed, vouch};
+use crate::certify::{CertifyError, ClaimError, Held, Occasion, Signed, vouch};
 use crate::publish::{Cause, Contact};
+
+/// The rejection of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Rejection {
+    pub(super) reason: String,
+    /// Another sidecar joined as the workload after the certificate was issued.
+    is_replaced: bool,
+}
+
+impl From<String> for Rejection {
+    fn from(reason: String) -> Self {
+        Self { reason, is_replaced: false }
+    }
+}
 
 impl Owner {
     pub(super) fn revoke(&mut self, revoked: Revoked, now: Now) {
@@ -30,38 +44,60 @@ impl Owner {
         if self.mesh.workload(name).is_none() {
             self.presence.forget(name);
             self.certifier.forget(name);
+            self.replaced.forget(name);
         }
         let Some(connection) = self.audience.of_workload(name) else {
             return;
         };
         let peer = self.audience.contact(connection).map(|contact| contact.peer.clone());
-        if let Some(Err(reason)) = peer.map(|peer| self.claim(&peer, name)) {
-            self.dismiss(connection, reason, now);
+        if let Some(Err(rejection)) = peer.map(|peer| self.claim(&peer, name)) {
+            self.dismiss(connection, rejection.reason, now);
             // It will not be back as who it was: there is no grace for it.
             self.presence.forget(name);
             self.listen(name, None, now);
         }
     }
 
-    pub(super) fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), String> {
+    pub(super) fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), Rejection> {
         let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
         if revoked.contains(&peer.id.account) {
-            return Err(format!("{} is revoked: the MeshConfig says so", peer.id.account));
+            let reason = format!("{} is revoked: the MeshConfig says so", peer.id.account);
+            return Err(reason.into());
         }
         if self.mesh.revocations().covers_workload(workload, peer.instance.as_ref()) {
-            return Err(CertifyError::RevokedWorkload(workload.clone()).to_string());
+            return Err(CertifyError::RevokedWorkload(workload.clone()).to_string().into());
         }
         let found = self.mesh.workload(workload);
         let instance = found.map(|found| self.certifier.instance_of(found));
-        vouch(peer, workload, found.zip(instance.as_ref()), trust_domain)
-            .map_err(|error| error.to_string())
+        vouch(peer, workload, found.zip(instance.as_ref()), trust_domain).map_err(|error| {
+            let is_replaced = matches!(error, ClaimError::OtherInstance { .. });
+            Rejection { reason: error.to_string(), is_replaced }
+        })
+    }
+
+    /// Keeps the rejection of a stream for operators, and for the supervisor of the sidecar.
+    pub(super) fn note_rejected(
+        &mut self,
+        workload: &WorkloadName,
+        rejection: &Rejection,
+        now: Instant,
+    ) {
+        let exists = self.mesh.workload(workload).is_some();
+        self.certifier.rejected_joins().note(workload, exists, &rejection.reason, now);
+        if exists && rejection.is_replaced {
+            self.replaced.note(workload, now);
+        }
     }
 
     /// Lets a proxy take the place of the one that is connected for its workload, if one is, or says why not.
     ///
     /// One that connects again takes its own place, and a new process that of one that is gone without a word. A
     /// process that comes back after it was displaced was not gone: there are two proxies, and the first keeps its place.
-    pub(super) fn contend(&mut self, newcomer: &mut Contact, now: Instant) -> Result<(), String> {
+    pub(super) fn contend(
+        &mut self,
+        newcomer: &mut Contact,
+        now: Instant,
+    ) -> Result<(), Rejection> {
         let present = self.audience.of_workload(&newcomer.workload);
         let Some(present) = present.and_then(|present| self.audience.contact(present)) else {
             return Ok(());
@@ -73,13 +109,14 @@ impl Owner {
         }
         if present.kept_until.is_some_and(|until| now < until) {
             let admin = present.admin.map(|admin| format!(" with its admin page at {admin}"));
-            return Err(format!(
+            let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
                 newcomer.workload,
                 present.pid,
                 admin.unwrap_or_default()
-            ));
+            );
+            return Err(reason.into());
         }
         match present.displaced {
             Some((process, at))
@@ -129,6 +166,7 @@ impl Owner {
             tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
         }
         if occasion == Occasion::Join {
+            self.replaced.forget(&signed.workload);
             // A stream of a former registration ends.
             self.check_claim(&signed.workload, now);
         }

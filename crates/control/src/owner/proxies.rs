@@ -45,7 +45,9 @@ impl Owner {
         if contact.admin.is_some_and(|page| !is_own(page)) {
             contact.foreign_admin = contact.admin.take();
         }
-        if let Err(reason) = claim.and_then(|()| self.contend(&mut contact, now.clock)) {
+        if let Err(rejection) = claim.and_then(|()| self.contend(&mut contact, now.clock)) {
+            self.note_rejected(&workload, &rejection, now.clock);
+            let reason = rejection.reason;
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "a proxy is refused");
             }
@@ -53,6 +55,7 @@ impl Owner {
             return Answered::AtOnce;
         }
         self.visitors.vouch(connection);
+        self.replaced.forget(&workload);
         if line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "a proxy is connected");
         }

@@ -29,6 +29,15 @@ fn is_good_once_even_across_a_restart() {
 }
 
 #[test]
+fn a_removed_directory_is_made_again() {
+    let (dir, tokens) = tokens();
+    let ratings = workload_name("ratings-1");
+    fs::remove_dir_all(dir.path()).unwrap();
+    let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
+    tokens.redeem(&token, &ratings, now()).unwrap();
+}
+
+#[test]
 fn exactly_one_of_many_racing_redeemers_wins() {
     let (_dir, tokens) = tokens();
     let ratings = workload_name("ratings-1");

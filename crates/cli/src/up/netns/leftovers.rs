@@ -48,12 +48,17 @@ impl Drop for Claim {
 /// Removes the leftovers of all meshes that have ended; their names.
 ///
 /// # Errors
-/// When this process has no right to do so.
+/// When there are some, and this process has no right to remove them.
 pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
-    if !rustix::process::geteuid().is_root() {
+    if rustix::process::geteuid().is_root() {
+        return Ok(remove(None));
+    }
+    let all = [names("/run/netns"), names("/etc/netns"), links()].concat();
+    let mut bridges = all.iter().filter_map(|name| bridge_of(name));
+    if bridges.any(|bridge| !is_in_use(&bridge)) {
         bail!("network namespaces belong to root: run it with sudo");
     }
-    Ok(remove(None))
+    Ok(Vec::new())
 }
 
 /// As [`clean`]; `ours` is the bridge that this process has claimed. Before it has made anything,

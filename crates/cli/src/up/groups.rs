@@ -1,0 +1,233 @@
+//! Process groups of applications, recorded in the data directory: the next start ends those that a killed `leno up` left.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_model::WorkloadName;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+use super::sockets::{self, Process};
+use crate::data_directory::create_private;
+
+/// A process group, with all that tells it apart from a later one of the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Group {
+    /// The id of the boot.
+    boot: String,
+    /// The namespace of process numbers.
+    namespace: String,
+    /// The number of the group and of its first process.
+    leader: i32,
+    /// The start of its first process, in clock ticks since the boot.
+    started: u64,
+    session: i32,
+    /// The process of `leno up`, and its start.
+    supervisor: (i32, u64),
+}
+
+/// The file with the process group of an application.
+pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
+    data.join(DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
+}
+
+/// Records the process group of this process, which becomes an application.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn record(path: &Path) -> anyhow::Result<()> {
+    let own = i32::try_from(std::process::id()).ok().and_then(sockets::process);
+    let own = own.context("/proc does not show this process")?;
+    let (boot, namespace) = (boot()?, namespace()?);
+    let supervisor = (own.parent, sockets::process(own.parent).map_or(0, |it| it.started));
+    let Process { group, session, started, .. } = own;
+    let group = Group { boot, namespace, leader: group, started, session, supervisor };
+    let text = serde_json::to_vec(&group)?;
+    if let Some(directory) = path.parent() {
+        create_private(directory)?;
+    }
+    leno_identity::replace_private(path, &text)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Removes the record of a process group that has ended.
+pub(super) fn forget(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "the record of an application is not removed");
+    }
+}
+
+/// Ends the processes of applications that a killed `leno up` left; their descriptions. The caller has claimed the data
+/// directory, so that no other `leno up` runs them.
+pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
+    let mut ended = Vec::new();
+    for path in files(&data.join(DIRECTORY)).iter().flat_map(|namespace| files(namespace)) {
+        let group =
+            fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Group>(&text).ok());
+        if let Some(group) = group.filter(Group::is_leftover) {
+            let found = group.end().await;
+            ended.extend(found);
+        }
+        forget(&path);
+    }
+    ended
+}
+
+impl Group {
+    /// Of this boot and without its supervisor. The lock of a data directory does not show that one when the directory
+    /// was removed under it.
+    fn is_leftover(&self) -> bool {
+        let (supervisor, started) = self.supervisor;
+        boot().is_ok_and(|boot| boot == self.boot)
+            && namespace().is_ok_and(|namespace| namespace == self.namespace)
+            && !sockets::process(supervisor)
+                .is_some_and(|it| it.started == started && !it.is_zombie)
+    }
+
+    /// Kills all members, also those that they start meanwhile, for a bounded time.
+    async fn end(&self) -> Vec<String> {
+        let until = Instant::now() + END_PATIENCE;
+        let mut killed = BTreeMap::new();
+        loop {
+            let members = self.members();
+            if members.is_empty() {
+                break;
+            }
+            if Instant::now() >= until {
+                tracing::warn!(
+                    ?members,
+                    "processes of an application of a killed `leno up` do not end"
+                );
+                break;
+            }
+            for pid in members {
+                let description = sockets::described(pid);
+                if self.kill(pid) {
+                    killed.insert(pid, description);
+                }
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        killed.into_values().collect()
+    }
+
+    /// The members that live. The kernel gives the number of a group to no process while the group has members: when
+    /// another process has it, all members have ended.
+    fn members(&self) -> Vec<i32> {
+        let leader = sockets::process(self.leader);
+        if leader.is_some_and(|leader| leader.started != self.started) {
+            return Vec::new();
+        }
+        let is_member = |pid: &i32| sockets::process(*pid).is_some_and(|it| self.contains(&it));
+        sockets::pids().filter(is_member).collect()
+    }
+
+    fn contains(&self, process: &Process) -> bool {
+        process.group == self.leader
+            && process.session == self.session
+            && process.started >= self.started
+            && !process.is_zombie
+    }
+
+    /// Kills a member. The handle is of one process: if that is a member, the signal reaches no other process.
+    fn kill(&self, pid: i32) -> bool {
+        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(handle) = handle else { return false };
+        sockets::process(pid).is_some_and(|it| self.contains(&it))
+            && pidfd_send_signal(handle, Signal::KILL).is_ok()
+    }
+}
+
+fn boot() -> anyhow::Result<String> {
+    let boot = fs::read_to_string(BOOT).with_context(|| format!("cannot read {BOOT}"))?;
+    Ok(boot.trim().to_owned())
+}
+
+fn namespace() -> anyhow::Result<String> {
+    let namespace = fs::read_link(NAMESPACE).with_context(|| format!("cannot read {NAMESPACE}"))?;
+    Ok(namespace.to_string_lossy().into_owned())
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The directory of the records in the data directory.
+const DIRECTORY: &str = "applications";
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+const NAMESPACE: &str = "/proc/self/ns/pid";
+/// The kernel needs no longer, unless a process hangs in the kernel.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A group of a shell that is killed and of a process that it started.
+    fn orphans() -> (Group, Child) {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & echo; wait"]).process_group(0).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let mut line = [0; 1];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let found = sockets::process(i32::try_from(shell.id()).unwrap()).unwrap();
+        let Process { group, session, started, .. } = found;
+        let (boot, namespace) = (boot().unwrap(), namespace().unwrap());
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        let supervisor = (0, 0);
+        (Group { boot, namespace, leader: group, started, session, supervisor }, shell)
+    }
+
+    fn write(data: &Path, group: &Group) -> PathBuf {
+        let path = file_of(data, &"shop/cart-1".parse().unwrap());
+        create_private(path.parent().unwrap()).unwrap();
+        leno_identity::replace_private(&path, &serde_json::to_vec(group).unwrap()).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_leader_left_is_ended_and_other_groups_are_not() {
+        let data = tempfile::tempdir().unwrap();
+        let (group, _shell) = orphans();
+        assert_eq!(group.members().len(), 1);
+        let other = |change: &dyn Fn(&mut Group)| {
+            let mut other = group.clone();
+            change(&mut other);
+            other
+        };
+        let own = i32::try_from(std::process::id()).unwrap();
+        let own_start = sockets::process(own).unwrap().started;
+        for other in [
+            other(&|it| it.boot.push('x')),
+            other(&|it| it.namespace.push('x')),
+            other(&|it| it.session += 1),
+            other(&|it| it.supervisor = (own, own_start)),
+            // The group began after its members.
+            other(&|it| it.started = u64::MAX),
+            // The number belongs to a process that began at another time.
+            other(&|it| (it.leader, it.started) = (own, 1)),
+        ] {
+            let path = write(data.path(), &other);
+            assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
+            assert!(!path.exists());
+            assert_eq!(group.members().len(), 1);
+        }
+        write(data.path(), &group);
+        let ended = end_leftovers(data.path()).await;
+        assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
+        assert!(group.members().is_empty());
+        assert_eq!(end_leftovers(data.path()).await, [""; 0]);
+    }
+}

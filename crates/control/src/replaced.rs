@@ -1,0 +1,89 @@
+//! Workloads whose sidecar is rejected because another one joined in its place, and is not connected any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::WorkloadName;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Workloads without a connected sidecar that a replaced one wants to serve, each with the number of its last
+/// rejection. Numbers rise.
+pub type ReplacedSidecars = BTreeMap<WorkloadName, u64>;
+
+/// The rejections of replaced sidecars since a sidecar of their workload connected last.
+#[derive(Debug, Default)]
+pub(crate) struct Replaced {
+    count: u64,
+    /// Workloads of the mesh only.
+    rejected: BTreeMap<WorkloadName, Rejected>,
+    published: watch::Sender<Arc<ReplacedSidecars>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rejected {
+    last: u64,
+    since: Instant,
+}
+
+impl Replaced {
+    /// A sidecar of a workload of the mesh was rejected as replaced.
+    pub(crate) fn note(&mut self, workload: &WorkloadName, now: Instant) {
+        self.count += 1;
+        let new = Rejected { last: self.count, since: now };
+        self.rejected.entry(workload.clone()).or_insert(new).last = self.count;
+    }
+
+    /// A sidecar of the workload has joined or connected, or the workload is gone.
+    pub(crate) fn forget(&mut self, workload: &WorkloadName) {
+        self.rejected.remove(workload);
+    }
+
+    /// Publishes those for which `is_absent` holds. A sidecar that has just joined connects within `grace`.
+    pub(crate) fn publish(
+        &self,
+        is_absent: impl Fn(&WorkloadName) -> bool,
+        (grace, now): (Duration, Instant),
+    ) {
+        let waited = |it: &Rejected| now.saturating_duration_since(it.since) >= grace;
+        let found = self.rejected.iter().filter(|(name, it)| waited(it) && is_absent(name));
+        let found: ReplacedSidecars = found.map(|(name, it)| (name.clone(), it.last)).collect();
+        self.published.send_if_modified(|last| {
+            let differs = **last != found;
+            if differs {
+                *last = Arc::new(found);
+            }
+            differs
+        });
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
+        self.published.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_sidecar_is_published_once_the_other_one_had_time_to_connect() {
+        let (name, now) = ("shop/cart-1".parse::<WorkloadName>().unwrap(), Instant::now());
+        let (grace, mut replaced) = (Duration::from_secs(10), Replaced::default());
+        let published = replaced.subscribe();
+        let seen = |replaced: &Replaced, absent: bool, at: Instant| {
+            replaced.publish(|_| absent, (grace, at));
+            published.borrow().get(&name).copied()
+        };
+        replaced.note(&name, now);
+        assert_eq!(seen(&replaced, true, now), None);
+        replaced.note(&name, now + grace);
+        assert_eq!(seen(&replaced, false, now + grace), None);
+        assert_eq!(seen(&replaced, true, now + grace), Some(2));
+        replaced.note(&name, now + grace);
+        assert_eq!(seen(&replaced, true, now + grace), Some(3));
+        replaced.forget(&name);
+        assert_eq!(seen(&replaced, true, now + grace), None);
+    }
+}
