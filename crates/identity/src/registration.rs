@@ -122,6 +122,17 @@ mod tests {
     }
 
     #[test]
+    fn a_removed_directory_is_made_again() {
+        let above = tempfile::tempdir().unwrap();
+        let registrations = Registrations::open(&above.path().join("a/b")).unwrap();
+        fs::remove_dir_all(above.path().join("a")).unwrap();
+        let name = workload_name("ratings-1");
+        assert_eq!(registrations.newest(&name).unwrap(), 0);
+        let first = registrations.advance(&name, now()).unwrap();
+        assert_eq!(registrations.newest(&name).unwrap(), first);
+    }
+
+    #[test]
     fn a_registration_is_kept_as_long_as_a_certificate_from_before_it_may_live() {
         let dir = tempfile::tempdir().unwrap();
         let registrations = Registrations::open(dir.path()).unwrap();
