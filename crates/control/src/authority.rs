@@ -12,17 +12,33 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use crate::config::Config;
 use crate::writable::DataDirectory;
 
 /// Whoever signs, or tells whom to trust, asks this each time.
 pub(crate) type Current = watch::Receiver<Arc<Authority>>;
+
+/// Follows the files of the authority and of revocations.
+pub(crate) fn follow_files(
+    config: &Config,
+    authority: watch::Sender<Arc<Authority>>,
+    revoked: watch::Sender<Revoked>,
+    directory: Arc<DataDirectory>,
+) -> impl Future<Output = ()> + use<> {
+    let (source, pins) = (config.authority(), config.pins());
+    let file = RevocationFile::in_directory(config.keep());
+    async move {
+        let current = keep_current(source, pins, authority, directory);
+        let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
+    }
+}
 
 /// Looks for another authority in the same place, until nobody asks for it any more. One that
 /// cannot be used is logged once, and the one before it signs on. A directory of its own that was removed is made
 /// again with the same files.
 ///
 /// The intermediates that members trust are kept in the file `pins`.
-pub(crate) async fn keep_current(
+async fn keep_current(
     source: AuthoritySource,
     pins: PathBuf,
     current: watch::Sender<Arc<Authority>>,
@@ -125,7 +141,7 @@ fn is_absent(path: &Path) -> bool {
 
 /// Looks for workloads that `leno revoke` has revoked, until no receiver is left. A file that cannot be
 /// read changes nothing.
-pub(crate) async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
+async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
     let mut failed = false;
     loop {
         let file = file.clone();

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::admin::{self, Admin, Questions};
 use crate::applications::Applications;
-use crate::authority::{Revoked, keep_current, keep_revoked};
+use crate::authority::{Revoked, follow_files};
 use crate::certify::{Certifier, Proofs, open_proofs};
 use crate::config::Config;
 use crate::dial::Plainly;
@@ -553,21 +553,6 @@ impl Ground {
             lifetime: self.config.token_lifetime,
             workloads,
         }
-    }
-}
-
-/// Follows the files of the authority and of revocations.
-fn follow_files(
-    config: &Config,
-    authority: watch::Sender<Arc<Authority>>,
-    revoked: watch::Sender<Revoked>,
-    directory: Arc<DataDirectory>,
-) -> impl Future<Output = ()> + use<> {
-    let (source, pins) = (config.authority(), config.pins());
-    let file = RevocationFile::in_directory(config.keep());
-    async move {
-        let current = keep_current(source, pins, authority, directory);
-        let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
     }
 }
 
