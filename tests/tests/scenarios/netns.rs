@@ -146,7 +146,7 @@ fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
     let admin = SocketAddr::from((placed.client, 15_000));
     let reached = std::net::TcpStream::connect_timeout(&admin, Duration::from_millis(200));
     assert!(reached.is_err(), "its admin page is closed");
-    eventually("curl by name is answered", Duration::from_secs(20), || {
+    eventually("curl by name is answered", Duration::from_secs(90), || {
         (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
     });
     let connections = placed.mesh.ask("connections");
@@ -170,7 +170,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     let outside_port = outside.local_addr().unwrap().port();
     let placed = Placed::up(outside_port);
 
-    eventually("curl by name is answered", Duration::from_secs(20), || {
+    eventually("curl by name is answered", Duration::from_secs(90), || {
         (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
     });
     assert_eq!(status(&placed.curl("http://ratings:9080/")), "200", "the short name");
