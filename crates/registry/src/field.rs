@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use leno_model::Name;
 
 use crate::document::{Mark, Node, Value};
-use crate::hint::{GIVEN_TWICE, Replacement};
+use crate::hint::{GIVEN_TWICE, MapEntries, Replacement};
 use crate::pattern;
-use crate::suggest::{closest, one_of};
+use crate::suggest::{all_of, closest, one_of};
 
 /// A node with its path, and the notes to which its problems go. A method that returns `None`
 /// has noted why; a document with a problem noted is refused whole.
@@ -359,11 +359,13 @@ impl<'a> Field<'a> {
 
     /// The entries of a map with free keys.
     pub(crate) fn entries(&self) -> Option<Vec<(&'a str, Self)>> {
+        self.entries_or("write a map of names and values")
+    }
+
+    /// The same, with the remedy for another value than a map.
+    fn entries_or(&self, remedy: &str) -> Option<Vec<(&'a str, Self)>> {
         let Value::Map(map) = &self.node.value else {
-            self.refuse(
-                format!("is {}, not a map", self.shown()),
-                "write a map, such as {key: value}",
-            );
+            self.refuse(self.not_a_map(), remedy);
             return None;
         };
         let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
@@ -398,21 +400,58 @@ impl<'a> Field<'a> {
 
     /// A map from texts to texts, such as labels.
     pub(crate) fn texts(&self) -> BTreeMap<String, String> {
-        let entries = self.entries().unwrap_or_default();
+        let entries = self.entries_or("write a map, such as {key: value}").unwrap_or_default();
         let pair = |(key, field): (&str, Self)| Some((key.to_owned(), field.text()?.to_owned()));
         entries.into_iter().filter_map(pair).collect()
     }
 
     /// The fields of a map; an unknown key is a problem.
-    pub(crate) fn fields(&self, known: &[&str]) -> Option<Fields<'a>> {
+    pub(crate) fn fields(&self, known: &[&'static str]) -> Option<Fields<'a>> {
+        self.fields_such_as(known, &[])
+    }
+
+    /// The same, with examples of maps in the place of a scalar.
+    pub(crate) fn fields_such_as(
+        &self,
+        known: &[&'static str],
+        examples: &[MapEntries],
+    ) -> Option<Fields<'a>> {
+        if !matches!(self.node.value, Value::Map(_)) {
+            self.refuse_scalar(known, examples);
+            return None;
+        }
         let fields = self.any_fields()?;
         fields.refuse_unknown(known);
         Some(fields)
     }
 
+    /// Notes a value in the place of a map with these fields.
+    fn refuse_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
+        let (problem, shown) = (self.not_a_map(), self.shown());
+        let remedy = format!("write a map; its fields are {}", all_of(known));
+        let is_plain = match &self.node.value {
+            Value::Text(text) => {
+                let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
+                shown == format!("{text:?}") && text.chars().all(is_plain)
+            }
+            Value::Number(_) | Value::Boolean(_) => true,
+            Value::Null | Value::List(_) | Value::Map(_) | Value::Tagged(_) => false,
+        };
+        if !is_plain {
+            return self.refuse(problem, remedy);
+        }
+        let around = known.iter().map(|key| vec![(*key, None)]);
+        let candidates = examples.iter().cloned().chain(around).collect();
+        self.propose(problem, remedy, Replacement::Map { shown, candidates });
+    }
+
+    fn not_a_map(&self) -> String {
+        format!("is {}, not a map", self.shown())
+    }
+
     /// The fields of a map, whatever they are.
     pub(crate) fn any_fields(&self) -> Option<Fields<'a>> {
-        Some(Fields { entries: self.entries()?, here: self.clone() })
+        Some(Fields { entries: self.entries_or("write a map of fields")?, here: self.clone() })
     }
 
     /// A document that is written inside this field, as a text.

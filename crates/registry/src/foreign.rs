@@ -6,6 +6,47 @@ pub(crate) fn replacement(kind: &str) -> Option<&'static str> {
     Some(remedy)
 }
 
+/// The kind here of a word that other systems have for the same thing.
+pub(crate) fn synonym(kind: &str) -> Option<&'static str> {
+    let is_meant = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
+    let (_, known) = SYNONYMS.iter().find(|(words, _)| is_meant(words))?;
+    Some(known)
+}
+
+/// Words of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, and the kind for each of them.
+const SYNONYMS: &[(&[&str], &str)] = &[
+    (&["OutlierDetection", "PassiveHealthCheck", "MeshOutlierDetection"], "OutlierRemoval"),
+    (
+        &[
+            "RateLimitPolicy",
+            "LocalRateLimit",
+            "RateLimiting",
+            "MeshRateLimit",
+            "HTTPLocalRateLimitPolicy",
+        ],
+        "RateLimit",
+    ),
+    (
+        &["CircuitBreaking", "CircuitBreakers", "MeshCircuitBreaker", "ConnectionPool"],
+        "CircuitBreaker",
+    ),
+    (
+        &["Fault", "HTTPFaultInjection", "MeshFaultInjection", "FaultInjectionPolicy"],
+        "FaultInjection",
+    ),
+    (
+        &["LoadBalancer", "LoadBalancerPolicy", "LoadBalancingPolicy", "MeshLoadBalancingStrategy"],
+        "LoadBalancing",
+    ),
+    (&["RetryPolicy", "MeshRetry", "Retries"], "Retry"),
+    (&["HedgePolicy", "Hedge"], "Hedging"),
+    (&["ExtAuthz", "ExtAuth", "ExternalAuth", "ExtAuthzPolicy"], "ExternalAuthorization"),
+    (&["JWT", "JwtAuthentication", "JWTAuthentication", "JWTRule", "JwtPolicy"], "JwtValidation"),
+    (&["TrafficPermission", "MeshTrafficPermission", "NetworkAuthentication"], "AccessPolicy"),
+    (&["ProxyConfig", "Mesh", "MeshConfiguration"], "MeshConfig"),
+    (&["WorkloadEntry", "WorkloadGroup", "ExternalWorkload", "Dataplane"], "Workload"),
+];
+
 /// Kinds, and the remedy for each of them.
 const FOREIGN_KINDS: &[(&[&str], &str)] = &[
     (
@@ -33,6 +74,20 @@ const FOREIGN_KINDS: &[(&[&str], &str)] = &[
 mod tests {
     use super::*;
     use crate::kinds::served_kinds;
+
+    #[test]
+    fn every_synonym_leads_to_a_kind_that_is_read() {
+        let mut read: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
+        read.push("Workload");
+        for (words, known) in SYNONYMS {
+            assert!(read.contains(known), "{known}");
+            for word in *words {
+                assert!(!read.contains(word) && replacement(word).is_none(), "{word}");
+                assert_eq!(synonym(word), Some(*known));
+            }
+        }
+        assert_eq!(synonym("outlierdetection"), Some("OutlierRemoval"));
+    }
 
     #[test]
     fn every_kind_that_takes_the_place_of_another_is_read() {

@@ -1,6 +1,8 @@
 //! Literal replacements in hints, each tried before the user sees it.
 
-use crate::document::{Node, Value};
+use std::collections::BTreeSet;
+
+use crate::document::{Mark, Node, Value};
 use crate::field::Note;
 
 /// A replacement that a hint spells out.
@@ -12,9 +14,16 @@ pub(crate) enum Replacement {
     Unquoted,
     /// Another text.
     Text(String),
+    /// Another number.
+    Number(String),
     /// Another key for the same value.
     Key(String),
+    /// A map around the scalar, which messages have as `shown`; the first candidate that is accepted is proposed.
+    Map { shown: String, candidates: Vec<MapEntries> },
 }
+
+/// Entries of a map; a value that is absent stands for the scalar that the map replaces.
+pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 
 /// The problems of a document, with each literal hint followed once: a hint with a replacement that is
 /// rejected as well gives way to the problem of that replacement. `read` returns the problems of a document.
@@ -23,9 +32,14 @@ pub(crate) fn followed(
     problems: Vec<Note>,
     read: impl Fn(&Node) -> Vec<Note>,
 ) -> Vec<Note> {
+    let mut maps_left = MAPS_TRIED_MAX;
     let mut shown: Vec<Note> = Vec::new();
-    for note in problems {
-        for note in followed_note(node, note, &read) {
+    let explained = explained(node, &problems, &read);
+    for (index, note) in problems.into_iter().enumerate() {
+        if explained.contains(&index) {
+            continue;
+        }
+        for note in followed_note(node, note, (&read, &mut maps_left)) {
             let is_known = |known: &Note| {
                 known.field == note.field
                     && known.problem == note.problem
@@ -39,8 +53,49 @@ pub(crate) fn followed(
     shown
 }
 
-fn followed_note(node: &Node, note: Note, read: &impl Fn(&Node) -> Vec<Note>) -> Vec<Note> {
+/// The problems that only a misspelled key causes: the key that is missing, and a map around it that has no other.
+fn explained(
+    node: &Node,
+    problems: &[Note],
+    read: &impl Fn(&Node) -> Vec<Note>,
+) -> BTreeSet<usize> {
+    let mut explained = BTreeSet::new();
+    for note in problems {
+        let Some(replacement @ Replacement::Key(_)) = &note.replacement else { continue };
+        let path = path_after(&note.field, replacement);
+        let is_around = |other: &Note| {
+            let rest = note.field.strip_prefix(&other.field);
+            other.field == path
+                || other.field.is_empty()
+                || rest.is_some_and(|rest| rest.starts_with(['.', '[']))
+        };
+        let around = problems.iter().enumerate().filter(|(_, other)| is_around(other));
+        let around: Vec<(usize, &Note)> = around.collect();
+        let mut changed = node.clone();
+        if around.is_empty() || !replace(&mut changed, &note.field, replacement) {
+            continue;
+        }
+        let left = read(&changed);
+        if left.iter().any(|left| left.problem.starts_with(GIVEN_TWICE)) {
+            continue;
+        }
+        let is_left = |other: &Note| {
+            left.iter().any(|left| left.field == other.field && left.problem == other.problem)
+        };
+        explained.extend(around.iter().filter(|(_, other)| !is_left(other)).map(|(at, _)| *at));
+    }
+    explained
+}
+
+fn followed_note(
+    node: &Node,
+    note: Note,
+    (read, maps_left): (&impl Fn(&Node) -> Vec<Note>, &mut usize),
+) -> Vec<Note> {
     let Some(replacement) = note.replacement.clone() else { return vec![note] };
+    if let Replacement::Map { shown, candidates } = replacement {
+        return vec![with_map(node, note, (&shown, candidates), (read, maps_left))];
+    }
     let path = path_after(&note.field, &replacement);
     let mut changed = node.clone();
     if !replace(&mut changed, &note.field, &replacement) {
@@ -51,19 +106,18 @@ fn followed_note(node: &Node, note: Note, read: &impl Fn(&Node) -> Vec<Note>) ->
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
     };
     let mut next: Vec<Note> = read(&changed).into_iter().filter(is_below).collect();
+    for note in &mut next {
+        // Maps are tried in the document as it is only.
+        note.replacement.take_if(|it| matches!(it, Replacement::Map { .. }));
+    }
     match replacement {
         Replacement::Key(key) if next.iter().any(|note| note.problem.starts_with(GIVEN_TWICE)) => {
             let remedy = format!("remove it: `{key}` is there as well");
             vec![Note { remedy, replacement: None, ..note }]
         }
         // The name is right then, and the value is wrong as well.
-        Replacement::Key(_) => {
-            next.insert(0, note);
-            next
-        }
-        Replacement::Quoted | Replacement::Unquoted | Replacement::Text(_) if next.is_empty() => {
-            vec![note]
-        }
+        Replacement::Key(_) => with_value(note, &path, next),
+        _ if next.is_empty() => vec![note],
         Replacement::Quoted => {
             // The document has no quotes there.
             let quoted = format!("\"{}\"", note.problem.split(' ').next().unwrap_or_default());
@@ -74,8 +128,57 @@ fn followed_note(node: &Node, note: Note, read: &impl Fn(&Node) -> Vec<Note>) ->
             }
             next
         }
-        Replacement::Unquoted | Replacement::Text(_) => next,
+        _ => next,
     }
+}
+
+/// A note about a misspelled key together with those about its value, by the key that the document has.
+fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
+    let mut below = Vec::new();
+    for mut value in next {
+        if value.field != path {
+            let rest = value.field.strip_prefix(path).unwrap_or_default();
+            value.field = format!("{}{rest}", note.field);
+            below.push(value);
+            continue;
+        }
+        let subject = if value.problem.starts_with("is ") { "Its value " } else { "" };
+        note.remedy.push_str(&format!(" {subject}{}: {}", value.problem, value.remedy));
+    }
+    below.insert(0, note);
+    below
+}
+
+/// A note about a scalar in the place of a map, with the first map around it that is accepted.
+fn with_map(
+    node: &Node,
+    note: Note,
+    (shown, candidates): (&str, Vec<MapEntries>),
+    (read, maps_left): (&impl Fn(&Node) -> Vec<Note>, &mut usize),
+) -> Note {
+    let accepted = candidates.into_iter().find(|entries| {
+        let replacement =
+            Replacement::Map { shown: String::new(), candidates: vec![entries.clone()] };
+        let mut changed = node.clone();
+        if *maps_left == 0 || !replace(&mut changed, &note.field, &replacement) {
+            return false;
+        }
+        *maps_left -= 1;
+        let is_below = |other: &Note| {
+            let rest = other.field.strip_prefix(&note.field);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        !read(&changed).iter().any(is_below)
+    });
+    let remedy = match accepted {
+        Some(entries) => {
+            let entries =
+                entries.iter().map(|(key, text)| format!("{key}: {}", text.unwrap_or(shown)));
+            format!("write a map, such as {{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        None => note.remedy,
+    };
+    Note { remedy, replacement: None, ..note }
 }
 
 /// The path of a value once a hint about it was followed.
@@ -129,6 +232,16 @@ fn replace_scalar(value: &mut Value, replacement: &Replacement) -> bool {
         (Value::Boolean(value), Replacement::Quoted) => Value::Text(value.to_string()),
         (Value::Text(text), Replacement::Unquoted) => Value::Number(text.clone()),
         (_, Replacement::Text(text)) => Value::Text(text.clone()),
+        (_, Replacement::Number(text)) => Value::Number(text.clone()),
+        (scalar, Replacement::Map { candidates, .. }) => {
+            let [entries] = &candidates[..] else { return false };
+            let node = |value| Node { mark: Mark::default(), value };
+            let entry = |(key, text): &(&str, Option<&str>)| {
+                let value = text.map_or_else(|| scalar.clone(), |it| Value::Text(it.to_owned()));
+                (node(Value::Text((*key).to_owned())), node(value))
+            };
+            Value::Map(entries.iter().map(entry).collect())
+        }
         _ => return false,
     };
     *value = replaced;
@@ -137,6 +250,8 @@ fn replace_scalar(value: &mut Value, replacement: &Replacement) -> bool {
 
 /// The beginning of the problem with a key that is there already.
 pub(crate) const GIVEN_TWICE: &str = "is given twice";
+/// The most maps that are tried for the hints of one document.
+const MAPS_TRIED_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests;

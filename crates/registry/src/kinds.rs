@@ -52,7 +52,7 @@ use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 use self::gateway_route::GatewayRoute;
 use crate::document::{LIST_FIELDS, Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
-use crate::foreign::replacement;
+use crate::foreign::{replacement, synonym};
 use crate::hint;
 use crate::rejected::{Place, Rejected, Warning};
 use crate::suggest::{closest, one_of};
@@ -385,7 +385,8 @@ impl Kind {
         if OTHER_ROUTES.contains(&word) {
             return None;
         }
-        let found = Self::find(word).or_else(|| Self::find(closest(word, &Self::words())?));
+        let found = Self::find(word).or_else(|| Self::find(synonym(word)?));
+        let found = found.or_else(|| Self::find(closest(word, &Self::words())?));
         // Guessed generously: what a mesh enforces hangs on it.
         let mesh = word.to_lowercase().starts_with("mesh");
         found.or_else(|| mesh.then_some(Self::MeshConfig))

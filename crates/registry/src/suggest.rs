@@ -33,6 +33,14 @@ pub(crate) fn one_of(known: &[&str]) -> String {
     }
 }
 
+/// The known words in a row: `` `a`, `b` and `c` ``.
+pub(crate) fn all_of(known: &[&str]) -> String {
+    match known {
+        [] | [_] => one_of(known),
+        [first @ .., last] => format!("`{}` and `{last}`", first.join("`, `")),
+    }
+}
+
 /// The insertions, deletions, replacements and swaps of neighbours from one word to the other.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];

@@ -19,8 +19,8 @@ pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool 
 /// earlier one. The values of aliases are copies already, and bounded as such.
 ///
 /// # Errors
-/// When a merge key has no map, or an entry before it that it has, too: of the latter kubectl takes the one, and other
-/// readers the other.
+/// When a merge key has no map, or an entry before it that it has, too. Readers differ about the latter: YAML 1.1 takes
+/// the entry of the map itself, and kubectl (go-yaml v2) the one that is written last.
 pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
     if !map.iter().any(|(key, _)| is_merge(key)) {
         return Ok(map);
@@ -36,6 +36,7 @@ pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unread
             continue;
         }
         let mark = key.mark;
+        before.extend(known.drain());
         for (key, value) in maps(value)?.into_iter().flatten() {
             let Some(name) = name(&key) else {
                 entries.push((key, value));
@@ -43,7 +44,8 @@ pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unread
             };
             if before.contains(&name) {
                 let problem = format!("`{}` stands before `<<`, which has it, too", cut(&name));
-                return Err(Unreadable::bound(mark, problem, "move `<<` to the start of the map"));
+                let remedy = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
+                return Err(Unreadable::bound(mark, problem, remedy));
             }
             if !own.contains(&name) && known.insert(name) {
                 entries.push((key, value));
@@ -116,6 +118,8 @@ mod tests {
             ("{<<: [*b, *o]}", "{x: 1, y: 1, z: 2}"),
             ("{<<: [*o, *b], w: 3}", "{y: 2, z: 2, x: 1, w: 3}"),
             ("{<<: {v: 1}, u: 2}", "{v: 1, u: 2}"),
+            ("{<<: *b, <<: {w: 1}}", "{x: 1, y: 1, w: 1}"),
+            ("{<<: [{y: 3}, *b], y: 4}", "{x: 1, y: 4}"),
             ("{<<: &m {<<: *b, t: 1}, s: 1}", "{x: 1, y: 1, t: 1, s: 1}"),
             ("{\"<<\": 1}", "{<<: 1}"),
             ("{!!merge <<: *b}", "{x: 1, y: 1}"),
@@ -131,6 +135,7 @@ mod tests {
     fn a_merge_that_is_read_in_two_ways_is_rejected() {
         for (text, why) in [
             ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` stands before"),
+            ("a: &a {x: 1}\nb: {<<: *a, <<: {x: 2}}\n", "`x` stands before"),
             ("b: {<<: 1}\n", "something else than a map"),
             ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "something else than a map"),
         ] {

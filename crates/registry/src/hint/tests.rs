@@ -135,7 +135,8 @@ fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     let path = path_after(&note.field, replacement);
     for other in kinds::problems(None, &followed).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well: that problem is reported at the same time.
-        let is_said = all.iter().any(|note| note.field == path && note.problem == other.problem);
+        let is_said = note.remedy.contains(&other.problem)
+            || all.iter().any(|note| note.field == path && note.problem == other.problem);
         assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.remedy, other.problem);
     }
 }
@@ -149,4 +150,172 @@ fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
     let note = notes.iter().find(|note| note.field.ends_with(".in")).unwrap();
     assert_eq!(note.problem, "1 is not a duration");
     assert!(note.remedy.contains("unit"), "{}", note.remedy);
+}
+
+/// A document of `kind` with this `spec`, in the form of a flow map.
+fn document(kind: &str, spec: &str) -> Node {
+    let group =
+        if kind == "HTTPRoute" { "gateway.networking.k8s.io/v1" } else { "leno.dev/v1alpha1" };
+    let text = format!("apiVersion: {group}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {spec}\n");
+    documents(&text).unwrap().remove(0)
+}
+
+const TARGET: &str = "targetRefs: [{kind: Service, name: api}]";
+
+#[test]
+fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
+    let fault = |delay: &str| format!("{{{TARGET}, rules: [{{name: a, {delay}}}]}}");
+    for (document, remedy) in [
+        (
+            document("AccessPolicy", "{deny: [{requests: [{path: /admin}]}]}"),
+            "write a map, such as {type: PathPrefix, value: \"/admin\"}",
+        ),
+        (
+            document("FaultInjection", &fault("delay: 100ms")),
+            "write a map, such as {time: \"100ms\"}",
+        ),
+        (document("FaultInjection", &fault("delay: 100")), "write a map, such as {time: 100ms}"),
+        (document("FaultInjection", &fault("abort: 503")), "write a map, such as {status: 503}"),
+        (
+            document("FaultInjection", &fault("abort: x")),
+            "write a map; its fields are `status`, `grpcStatus`, `body`, `headers` and `percent`",
+        ),
+        (
+            document("Hedging", "{targetRefs: [api], after: 1s}"),
+            "write a map, such as {name: \"api\"}",
+        ),
+    ] {
+        let notes = shown(&document);
+        let [note] = &notes[..] else { panic!("{}", notes.len()) };
+        assert_eq!(note.remedy, remedy, "{}: {}", note.field, note.problem);
+    }
+}
+
+/// Each map of the pages replaced by a scalar.
+#[test]
+fn every_map_in_a_hint_is_accepted() {
+    let mut proposed = 0;
+    for document in corpus() {
+        for number in 0..count(&document) {
+            for text in ["api", "/x", "5s"] {
+                let instead = |value: &Value| {
+                    matches!(value, Value::Map(_)).then(|| Value::Text(text.to_owned()))
+                };
+                let mut spoiled = document.clone();
+                if !spoil(&mut spoiled, &mut number.clone(), &instead) {
+                    continue;
+                }
+                for note in shown(&spoiled) {
+                    assert_ne!(note.replacement.as_ref().map(|_| &note.remedy), Some(&note.remedy));
+                    let Some((_, map)) = note.remedy.split_once("such as {") else { continue };
+                    let map = documents(&format!("{{{map}\n")).unwrap().remove(0);
+                    let mut followed = spoiled.clone();
+                    assert!(put(&mut followed, &note.field, &map), "{}", note.field);
+                    let left = kinds::problems(None, &followed);
+                    let left = left.iter().find(|left| left.field.starts_with(&note.field));
+                    assert!(left.is_none(), "{}: {}", note.field, note.remedy);
+                    proposed += 1;
+                }
+            }
+        }
+    }
+    assert!(proposed > 100, "{proposed}");
+}
+
+/// Puts a value where a path leads.
+fn put(node: &mut Node, path: &str, value: &Node) -> bool {
+    fn below(node: &mut Node, here: &str, (path, value): (&str, &Node)) -> bool {
+        if here == path {
+            node.value = value.value.clone();
+            return true;
+        }
+        match &mut node.value {
+            Value::List(list) => {
+                let mut all = list.iter_mut().enumerate();
+                all.any(|(index, node)| below(node, &format!("{here}[{index}]"), (path, value)))
+            }
+            Value::Map(map) => map.iter_mut().any(|(key, node)| {
+                let Value::Text(word) = &key.value else { return false };
+                below(node, &crate::field::below(here, word), (path, value))
+            }),
+            _ => false,
+        }
+    }
+    below(node, "", (path, value))
+}
+
+#[test]
+fn a_misspelled_key_is_one_rejection() {
+    let cases = [
+        (
+            "Hedging",
+            "{targetRef: {kind: Service, name: api}, after: 1s}".to_owned(),
+            "spec.targetRef",
+        ),
+        (
+            "RateLimit",
+            format!("{{{TARGET}, ruls: [{{name: a, requests: 1, in: 1s}}]}}"),
+            "spec.ruls",
+        ),
+        (
+            "AccessPolicy",
+            "{deny: [{requests: [{paths: [/admin]}]}]}".to_owned(),
+            "spec.deny[0].requests[0].paths",
+        ),
+        ("CircuitBreaker", format!("{{{TARGET}, limits: {{request: 2}}}}"), "spec.limits.request"),
+    ];
+    for (kind, spec, field) in cases {
+        let notes = shown(&document(kind, &spec));
+        let all: Vec<_> =
+            notes.iter().map(|it| format!("{}: {}; {}", it.field, it.problem, it.remedy)).collect();
+        assert_eq!(notes.len(), 1, "{all:?}");
+        assert_eq!(notes[0].field, field, "{all:?}");
+        assert!(notes[0].remedy.starts_with("did you mean"), "{all:?}");
+    }
+    let notes = shown(&document("Hedging", "{targetRef: {kind: Service, name: api}, after: 1s}"));
+    let remedy = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
+    assert_eq!(notes[0].remedy, remedy);
+    // A mistake elsewhere is not explained by the key.
+    assert_eq!(shown(&document("RateLimit", "{ruls: [{name: a, requests: 1, in: 1s}]}")).len(), 2);
+}
+
+#[test]
+fn percentages_are_proposed_in_the_form_of_their_field() {
+    let fault = |percent: &str| {
+        document(
+            "FaultInjection",
+            &format!("{{{TARGET}, rules: [{{delay: {{time: 1s, percent: {percent}}}}}]}}"),
+        )
+    };
+    let sampling = |text: &str| {
+        document(
+            "MeshConfig",
+            &format!(
+                "{{tracing: {{sampling: {text}, export: {{otlp: {{endpoint: 'http://127.0.0.1:4317'}}}}}}}}"
+            ),
+        )
+    };
+    for (document, remedy) in [
+        (fault("'50%'"), "write 50, without quotes or a tag"),
+        (fault("50 %"), "write 50, without quotes or a tag"),
+        (fault("'12.5'"), "write 12.5, without quotes or a tag"),
+        (
+            fault("'500%'"),
+            "use a number above 0, up to 100, with at most four decimals, such as 12.5",
+        ),
+        (sampling("10"), "did you mean `10%`?"),
+        (sampling("'0.5'"), "did you mean `0.5%`?"),
+    ] {
+        let notes = shown(&document);
+        let remedies: Vec<&str> = notes.iter().map(|note| note.remedy.as_str()).collect();
+        assert_eq!(remedies, [remedy]);
+    }
+}
+
+#[test]
+fn words_of_other_systems_lead_to_the_kind_here() {
+    for (word, kind) in [("OutlierDetection", "OutlierRemoval"), ("RateLimitPolicy", "RateLimit")] {
+        let notes = shown(&document(word, "{}"));
+        assert_eq!(notes[0].remedy, format!("did you mean `{kind}`?"));
+    }
 }

@@ -11,6 +11,7 @@ use super::outlier_removal::GRPC;
 use super::service_policy::{targets, time};
 use crate::document::Value;
 use crate::field::{Field, Fields};
+use crate::hint::Replacement;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
     let fields = spec.fields(&["targetRefs", "rules"])?;
@@ -56,7 +57,8 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
 }
 
 fn read_delay(field: &Field<'_>) -> Option<Delay> {
-    let fields = field.fields(&["time", "percent"])?;
+    let example = vec![("time", Some("100ms"))];
+    let fields = field.fields_such_as(&["time", "percent"], &[vec![("time", None)], example])?;
     let least = Duration::from_millis(1);
     let time = fields.require("time").and_then(|it| time(it, least, Delay::TIME_MAX));
     Some(Delay { share_ppm: percent(&fields)?, time: time? })
@@ -90,20 +92,29 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
 /// `percent` of the requests, with up to four decimals; all of them when absent.
 pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
-    let found = match field.value() {
-        Value::Number(text) => ten_thousandths(text),
-        _ => None,
-    };
-    match found {
-        Some(0) | None => {
-            field.refuse(
-                format!("{} is no percentage", field.shown()),
-                "use a number above 0, up to 100, with at most four decimals, such as 12.5",
-            );
-            None
+    let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
+    let problem = format!("{} is no percentage", field.shown());
+    match field.value() {
+        Value::Number(text) => {
+            if let Some(share) = share(text) {
+                return Some(share);
+            }
         }
-        share => share,
+        Value::Text(text) => {
+            let number = text.trim_end_matches('%').trim_end();
+            if share(number).is_some() {
+                let remedy = format!("write {number}, without quotes or a tag");
+                field.propose(problem, remedy, Replacement::Number(number.to_owned()));
+                return None;
+            }
+        }
+        _ => {}
     }
+    field.refuse(
+        problem,
+        "use a number above 0, up to 100, with at most four decimals, such as 12.5",
+    );
+    None
 }
 
 /// A percentage in millionths of the whole.

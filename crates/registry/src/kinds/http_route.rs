@@ -207,7 +207,8 @@ pub(super) fn read_path_with(
     path: &Field<'_>,
     literal: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<PathMatch> {
-    let fields = path.fields(&["type", "value"])?;
+    let example = vec![("type", Some("PathPrefix")), ("value", None)];
+    let fields = path.fields_such_as(&["type", "value"], &[example])?;
     let kind = match fields.find("type") {
         Some(field) => field.word(&[
             ("Exact", PathKind::Exact),

@@ -25,7 +25,8 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
         None => false,
     };
     refuse_other_carrier(&fields, is_header);
-    let config = |key: &str, known: &[&str]| fields.find(key).and_then(|it| it.fields(known));
+    let config =
+        |key: &str, known: &[&'static str]| fields.find(key).and_then(|it| it.fields(known));
     let cookie = config("cookie", &["name", "path", "lifetimeType"]);
     let header = config("header", &["name"]);
     let before = config("cookieConfig", &["lifetimeType"]);

@@ -133,9 +133,15 @@ fn template(field: &Field<'_>) -> Option<LogTemplate> {
 fn sampling(fields: &Fields<'_>, default: Sampling) -> Option<Sampling> {
     const REMEDY: &str = "use one from `0%` to `100%` with at most four decimals, such as `1%`";
     let Some(field) = fields.find("sampling") else { return Some(default) };
-    let sampling = Sampling::parse(&field.spelling()?);
+    let text = field.spelling()?;
+    let sampling = Sampling::parse(&text);
     if sampling.is_none() {
-        field.refuse(format!("{} is not a percentage", field.shown()), REMEDY);
+        let (problem, percentage) =
+            (format!("{} is not a percentage", field.shown()), format!("{text}%"));
+        match Sampling::parse(&percentage) {
+            Some(_) => field.propose_word(problem, &percentage),
+            None => field.refuse(problem, REMEDY),
+        }
     }
     sampling
 }

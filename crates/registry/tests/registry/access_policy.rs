@@ -87,9 +87,7 @@ fn refuses_what_could_be_read_two_ways() {
             spec.deny[0].requests: is empty, which reads as nothing and as everything; add an element, or leave it out for everything
             spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
             spec.deny[0].requests[0].methods: is empty, which reads as nothing and as everything; add an element, or leave it out for all methods
-            spec.deny[0].requests[0].method: is not a field that is known here; did you mean `methods`?
-            spec.deny[0].requests[0].methods: is "GET", not a list; write a list, each element after `- `
-            spec.deny[0].requests[0]: says nothing about a request; add `methods`, `path` or `headers`
+            spec.deny[0].requests[0].method: is not a field that is known here; did you mean `methods`? Its value is "GET", not a list: write a list, each element after `- `
             spec.deny[0].requests[0].path.value: "/%61" has escapes or parameters, and a rule that denies is about decoded paths; did you mean `/a`?
             spec.deny[0].requests[0].path.value: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.deny[0].ports: is empty, which reads as nothing and as everything; add an element, or leave it out for all ports

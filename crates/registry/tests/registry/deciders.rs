@@ -116,7 +116,7 @@ fn refuses_what_cannot_be_asked() {
             spec.headers[1]: is listed twice; remove one of the two
             spec.context: is a list, not a map; write `NAME: TEXT`
             spec.tokens: is not a field that is known here; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
-            spec.body: is true, not a map; write a map, such as {key: value}
+            spec.body: is true, not a map; write a map, such as {allowPartial: true}
             spec.body.maxBytes: 1048577 is out of range; use a number from 1 to 1048576
             spec.body.allowPartial: 1 is neither true nor false; use true or false
             spec.body.asBytes: "yes" is neither true nor false; use true or false

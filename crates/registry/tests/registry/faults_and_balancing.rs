@@ -59,7 +59,7 @@ fn refuses_a_fault_injection_that_means_nothing() {
             spec.rules[0].delay.time: "11m" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
             spec.rules[0].delay.percent: 0 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
             spec.rules[0].delay.percent: 100.1 is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
-            spec.rules[0].delay.percent: "5" is no percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
+            spec.rules[0].delay.percent: "5" is no percentage; write 5, without quotes or a tag
             spec.rules[0].abort: has no status; add `status`, `grpcStatus` or both
             spec.rules[0].abort.status: has no body; use a status whose answers have one, such as 503
             spec.rules[0].abort.status: 600 is out of range; use a number from 200 to 599

@@ -148,12 +148,12 @@ fn refuses_claims_that_say_nothing() {
         "AccessPolicy",
         &specs,
         &expect![[r#"
-        spec.allow[0].claims: is empty; name a claim, or leave it out
-        spec.allow[0].claims: is a list, not a map; write a map, such as {key: value}
-        spec.allow[0].claims.groups: is empty, which reads as nothing and as everything; add an element, or leave the claim out
-        spec.allow[0].claims.groups: is "writers", not a list; write a list, each element after `- `
-        spec.deny[0].claims.groups[0]: 1 is a number, not text; write "1" in quotes
-    "#]],
+            spec.allow[0].claims: is empty; name a claim, or leave it out
+            spec.allow[0].claims: is a list, not a map; write a map of names and values
+            spec.allow[0].claims.groups: is empty, which reads as nothing and as everything; add an element, or leave the claim out
+            spec.allow[0].claims.groups: is "writers", not a list; write a list, each element after `- `
+            spec.deny[0].claims.groups[0]: 1 is a number, not text; write "1" in quotes
+        "#]],
     );
 }
 

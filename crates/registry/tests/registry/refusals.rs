@@ -99,7 +99,6 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         f.yaml:1:66: Workload default/X_y: metadata.name: "X_y" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
         f.yaml:1:66: Workload: metadata.name: 1 is a number, not text; write "1" in quotes
         f.yaml:1:66: Workload: metadata.nmae: is not a field that is known here; did you mean `name`?
-        f.yaml:1:59: Workload: metadata.name: is missing; add `name`
         f.yaml:1:80: Workload a.b/x: metadata.namespace: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
         f.yaml:1:81: Workload default/x: metadata.labels.v: 1 is a number, not text; write "1" in quotes
         f.yaml:1:82: MeshConfig y/x: metadata.namespace: a MeshConfig has no namespace; remove `namespace`
@@ -117,11 +116,9 @@ fn tells_all_that_is_wrong_with_a_load() {
                 ---\n\
                 {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {ports: []}}\n";
     expect![[r#"
-        f.yaml:1:97: Service default/a: spec.typ: is not a field that is known here; did you mean `type`?
-        f.yaml:1:97: Service default/a: spec.type: "x" is not supported; use ClusterIP: the mesh opens no doors to the outside and gives no external names
+        f.yaml:1:97: Service default/a: spec.typ: is not a field that is known here; did you mean `type`? "x" is not supported: use ClusterIP: the mesh opens no doors to the outside and gives no external names
         f.yaml:1:76: Service default/a: spec.ports[0].port: 0 is out of range; use a number from 1 to 65535
-        f.yaml:1:87: Service default/a: spec.ports[1].prot: is not a field that is known here; did you mean `protocol`?
-        f.yaml:1:87: Service default/a: spec.ports[1].protocol: 1 is a number, not text; write "1" in quotes
+        f.yaml:1:87: Service default/a: spec.ports[1].prot: is not a field that is known here; did you mean `protocol`? 1 is a number, not text: write "1" in quotes
         f.yaml:1:80: Service default/a: spec.ports[1].port: is missing; add `port`
         f.yaml:3:68: Service default/b: spec.ports: is empty; list at least one port
     "#]].assert_eq(&refusals(text));
@@ -182,7 +179,7 @@ fn refuses_workloads_that_cannot_run_so() {
             spec.run: is "sleep 10", not a list; write a list, each element after `- `
             spec.run[0]: contains a NUL character; remove it
             spec.env: is for the command in `run`, and there is none; add `run`, or set the variables where the application is started
-            spec.env: is a list, not a map; write a map, such as {key: value}
+            spec.env: is a list, not a map; write a map of names and values
             spec.env["A=B"]: "A=B" cannot be the name of a variable; use one without `=` and NUL
             spec.env.A: is nothing; use a text
             spec.outbound[0].service: "a.b.c" is not the name of a service; use `name.namespace`, such as details.bookinfo
@@ -340,7 +337,7 @@ fn refuses_what_operators_cannot_see_by() {
         ],
         &expect![[r#"
             4:17: MeshConfig x: spec.tracing.export: is missing; add `export`
-            4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
+            4:28: MeshConfig x: spec.tracing.sampling: 1 is not a percentage; did you mean `1%`?
             4:28: MeshConfig x: spec.tracing.sampling: "101%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
             4:26: MeshConfig x: spec.tracing.export: says nothing; give one of `otlp`, `zipkin`
             4:26: MeshConfig x: spec.tracing.export: has `otlp` and `zipkin` at once; keep one of them
@@ -490,7 +487,7 @@ fn refuses_http_routes_that_cannot_be_honoured() {
             spec.rules[0].matches[0].path.value: "/a%2Fb" has characters that a path cannot have; use a path such as "/ratings"
             spec.rules[0].matches[0].path.value: "/(a" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.rules[0].matches[0].path.value: is missing; add `value`
-            spec.rules[0].matches[0].path: is "/a", not a map; write a map, such as {key: value}
+            spec.rules[0].matches[0].path: is "/a", not a map; write a map, such as {type: PathPrefix, value: "/a"}
             spec.rules[0].matches[0].method: "get" is not known here; did you mean `GET`?
             spec.rules[0].matches[0].method: "FETCH" is not known here; use `GET`, `HEAD`, `POST`, `PUT`, `DELETE`, `CONNECT`, `OPTIONS`, `TRACE` or `PATCH`
             spec.rules[0].matches[0].headers[0]: "a b" is not the name of a header; use letters, digits and `-`
@@ -726,7 +723,7 @@ fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
             spec.matches[0].headers[0].a: "(" is not a regular expression (unclosed group); correct it; the syntax is RE2's, without look-around or back references
             spec.matches[0].headers[0]["b c"]: "b c" is not the name of a header; use letters, digits and `-`
             spec.matches[0].headers[1].A: a is given twice; combine the two into one expression
-            spec.matches[0].headers[0]: is "a", not a map; write a map, such as {key: value}
+            spec.matches[0].headers[0]: is "a", not a map; write a map of names and values
             spec.matches[1]: the name "a" is taken by another match; use another name
         "#]],
     );
@@ -744,7 +741,7 @@ fn refuses_route_groups_and_tcp_routes_that_cannot_be_honoured() {
             spec.matches.ports[0]: 0 is out of range; use a number from 1 to 65535
             spec.matches.ports: is empty, which reads as no port and as every port; list the ports that are allowed, or leave `ports` out to allow all
             spec.matches.ports: is 80, not a list; write a list, each element after `- `
-            spec.matches: is a list, not a map; write a map, such as {key: value}
+            spec.matches: is a list, not a map; write a map; its fields are `ports`
         "#]],
     );
 }

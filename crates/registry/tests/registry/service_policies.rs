@@ -252,7 +252,7 @@ fn refuses_what_of_sermants_configuration_a_sidecar_cannot_do() {
             spec.config: is missing; add `config`
             spec.config: is not YAML (mapping values are not allowed in this context); correct the syntax
             spec.config: is not one document; write what stands under sermant.removal.config
-            spec.config: is a list, not a map; write a map, such as {key: value}
+            spec.config: is a list, not a map; write a map; its fields are `enableRemoval`, `expireTime`, `exceptions`, `recoveryTime`, `windowsTime`, `windowsNum` and `rules`
             spec.config.enableRemoval: "yes please" is not a boolean; use true or false
             spec.config.exceptions[0]: "java.lang.Error" is not known here; use `com.alibaba.dubbo.remoting.TimeoutException`, `org.apache.dubbo.remoting.TimeoutException`, `java.util.concurrent.TimeoutException`, `java.net.SocketTimeoutException`, `java.net.ConnectException`, `java.net.NoRouteToHostException` or `java.net.SocketException`
             spec.config.windowsTime: 0 is out of range; use a number from 1 to 86400000

@@ -147,20 +147,20 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         "SermantRouteRule",
         &specs,
         &expect![[r#"
-        spec.compat: "istio" is not known here; use `sermant`
-        spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
-        spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
-        spec.rules: is a list, not a map; write a map, such as {key: value}
-        spec.rules: is not YAML (while parsing a node, did not find expected node content) in line 2 of it; correct it
-        spec.rules: is empty; write the rules as they are published
-        spec.rules: is a map, not a list; write a list, each element after `- `
-        spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
-        spec.rules[0].rules[0].match.headers.a: has no operator; use one such as `exact`
-        spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
-        spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
-        spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
-        spec.rules: has more than 6 different paths in its flow rules; use fewer, or a TagRoute
-    "#]],
+            spec.compat: "istio" is not known here; use `sermant`
+            spec.key: "servicecomb.tagRule.a" is not a key of the service-router; use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or `servicecomb.globalRouteRule`
+            spec.key: "A" is not the name of a Service; use the name of a Service of this namespace: lower-case letters, digits, `-`
+            spec.rules: is a list, not a map; write a map of names and values
+            spec.rules: is not YAML (while parsing a node, did not find expected node content) in line 2 of it; correct it
+            spec.rules: is empty; write the rules as they are published
+            spec.rules: is a map, not a list; write a list, each element after `- `
+            spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
+            spec.rules[0].rules[0].match.headers.a: has no operator; use one such as `exact`
+            spec.rules[0].rules[0].match.headers.a.regex: "(?=b)" cannot be used as Java would (look-around, including look-ahead and look-behind, is not supported); write it in RE2 syntax, without look-around or back references
+            spec.rules[0].rules[0].match.attachments: is for calls of Dubbo, which the mesh carries without looking into them; remove the rule, or match `headers`
+            spec.rules[0].rules[0].route[0].weight: "many" is not a number; use a number from 0 to 2147483647
+            spec.rules: has more than 6 different paths in its flow rules; use fewer, or a TagRoute
+        "#]],
     );
 }
 
