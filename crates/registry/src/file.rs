@@ -218,7 +218,7 @@ impl FileSource {
                 scan.reject_dangling(&link);
             }
         }
-        let mut rejected = scan.rejected;
+        let (mut rejected, odd_names) = (scan.rejected, scan.warnings);
         let mut before = std::mem::take(&mut self.files);
         let mut doubts = std::mem::take(&mut self.doubts);
         for (path, content) in scan.files {
@@ -258,7 +258,8 @@ impl FileSource {
         let kept = before.into_iter().filter(|(path, _)| unknown(path));
         self.files.extend(kept);
         self.missing_again_at = wary.filter(|_| scan.missing).map(|now| now + MISSING_EVERY);
-        let (current, warnings) = self.elect(&mut rejected);
+        let (current, mut warnings) = self.elect(&mut rejected);
+        warnings.extend(odd_names);
         let changes = differences(&self.reported, &current);
         self.reported = current;
         rejected.sort();

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::rejected::{Place, Rejected};
+use crate::rejected::{Place, Rejected, Warning};
 
 /// Finds the files, and reads them when `contents` says so.
 pub(crate) fn scan(paths: &[PathBuf], contents: Contents) -> Scan {
@@ -48,6 +48,8 @@ pub(crate) struct Scan {
     pub(crate) unknown: Vec<PathBuf>,
     /// What could not be found or listed.
     pub(crate) rejected: Vec<Rejected>,
+    /// Files that are left out because of their names.
+    pub(crate) warnings: Vec<Warning>,
     /// What was visited, by canonical path.
     visited: BTreeSet<PathBuf>,
 }
@@ -154,6 +156,12 @@ impl Scan {
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
                 Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
+                Ok(metadata) if metadata.is_file() => self.warn_of_name(&path),
+                // The event of its replacement by a file has the files read once more.
+                Ok(_) if is_yaml(&path) => {
+                    self.unknown.push(path.clone());
+                    self.reject(&path, "is not a regular file", REMEDY_SPECIAL);
+                }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
                     true => self.add_dangling(&path),
@@ -162,6 +170,19 @@ impl Scan {
                 // It may be a directory.
                 Err(error) => self.reject_unknown(&path, &error),
             }
+        }
+    }
+
+    /// Warns of a file that would be read under its name in lower case, as `kubectl` does.
+    fn warn_of_name(&mut self, path: &Path) {
+        let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
+        if is_yaml(&lower) {
+            let Rejected { at, problem, remedy } = rejected(
+                path,
+                "is not read: files end in `.yaml`, `.yml` or `.json`, in lower case",
+                &format!("rename it to {}", lower.file_name().unwrap_or_default().display()),
+            );
+            self.warnings.push(Warning { at, problem, remedy });
         }
     }
 
@@ -270,6 +291,8 @@ const REMEDY_MISSING: &str =
     "create or mount it, or name another path; what was read from it before stays in force";
 const REMEDY_DANGLING: &str =
     "create the target or delete the link; until then what was read from it before stays in force";
+const REMEDY_SPECIAL: &str =
+    "replace it by a file, or delete it; until then what was read from it before stays in force";
 /// The largest file.
 pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
 /// The most bytes of all files together.
@@ -315,6 +338,32 @@ mod tests {
         let problems: Vec<&str> = scan.rejected.iter().map(|r| r.problem.as_str()).collect();
         assert_eq!(problems, ["is a link to a missing target"]);
         assert_eq!(scan.directories.len(), 2);
+    }
+
+    #[test]
+    fn names_in_capitals_are_warnings_and_special_files_rejections() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["a.YAML", "b.Yml", "c.JSON", "README.MD", ".d.YAML"] {
+            fs::write(at(name), "").unwrap();
+        }
+        let socket = |name| std::os::unix::net::UnixListener::bind(at(name)).unwrap();
+        let _sockets = ["special.yaml", "special.txt"].map(socket);
+        std::os::unix::fs::symlink("/dev/zero", at("zero.json")).unwrap();
+        let scan = scan(&[dir.path().to_owned()], Contents::Read);
+        assert_eq!(names(&scan), [""; 0]);
+        let file = |at: &Place| at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned();
+        let warned: Vec<_> =
+            scan.warnings.iter().map(|it| (file(&it.at), it.remedy.as_str())).collect();
+        let expected = [
+            ("a.YAML".to_owned(), "rename it to a.yaml"),
+            ("b.Yml".to_owned(), "rename it to b.yml"),
+            ("c.JSON".to_owned(), "rename it to c.json"),
+        ];
+        assert_eq!(warned, expected);
+        let rejected: Vec<_> = scan.rejected.iter().map(|it| file(&it.at)).collect();
+        assert_eq!(rejected, ["special.yaml", "zero.json"]);
+        assert_eq!(scan.unknown, [at("special.yaml"), at("zero.json")]);
     }
 
     #[test]
