@@ -91,6 +91,42 @@ fn the_schemas_of_kinds() {
     expect_test::expect_file!["golden/schemas.json"].assert_eq(&text);
 }
 
+/// An empty list of an AccessPolicy reads as nothing and as everything: the registry rejects it in a file, and the API
+/// server does so in a cluster.
+#[test]
+fn the_schema_and_the_registry_reject_the_same_empty_lists() {
+    let policy = |spec: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {{name: a}}\nspec: {spec}\n"
+        )
+    };
+    let rejects = |spec: &str| !leno_registry::read_str("a.yaml", &policy(spec)).1.is_empty();
+    assert!(!rejects("{deny: [{}]}"));
+    let definitions = kinds::own();
+    let of_kind = |it: &&Value| it["spec"]["names"]["kind"] == "AccessPolicy";
+    let definition = definitions.iter().find(of_kind).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let spec = &schema["properties"]["spec"];
+    let rule = &spec["properties"]["deny"]["items"]["properties"];
+    let request = &rule["requests"]["items"]["properties"];
+    for (text, schema) in [
+        ("{deny: []}", &spec["properties"]["deny"]),
+        ("{allow: []}", &spec["properties"]["allow"]),
+        ("{serviceAccounts: [], deny: [{}]}", &spec["properties"]["serviceAccounts"]),
+        ("{deny: [{from: []}]}", &rule["from"]),
+        ("{deny: [{requests: []}]}", &rule["requests"]),
+        ("{deny: [{ports: []}]}", &rule["ports"]),
+        ("{deny: [{claims: {}}]}", &rule["claims"]),
+        ("{deny: [{claims: {a: []}}]}", &rule["claims"]["additionalProperties"]),
+        ("{deny: [{requests: [{methods: []}]}]}", &request["methods"]),
+        ("{deny: [{requests: [{headers: []}]}]}", &request["headers"]),
+    ] {
+        assert!(rejects(text), "{text}");
+        let least = [&schema["minItems"], &schema["minProperties"]];
+        assert!(least.iter().any(|it| **it == 1), "{text}: {schema}");
+    }
+}
+
 #[test]
 fn schemas_are_structural_and_bounded() {
     fn visit(path: &str, schema: &Value) {

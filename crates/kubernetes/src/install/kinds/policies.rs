@@ -5,30 +5,28 @@ use serde_json::Value;
 use super::target_refs;
 use crate::install::schema::{
     about, anything, boolean, duration, integer, list, map, name, name_pattern, object, percentage,
-    port, some, text, unless, word,
+    port, some, text, unless, with, word,
 };
 
 pub(super) fn access_policy() -> Value {
     let request = unless(
         object([
-            ("methods", list(text(32), 256)),
+            ("methods", some(text(32), 256)),
             ("path", path_match()),
-            ("headers", list(field_match(), 16)),
+            ("headers", some(field_match(), 16)),
         ]),
         &[(
             "has(self.methods) || has(self.path) || has(self.headers)",
             "says nothing about a request: give methods, path or headers",
         )],
     );
+    let claims = with(map(some(text(512), 256), 16), "minProperties", 1.into());
     let rule = || {
         object([
             ("name", name()),
             ("from", peers()),
             ("requests", some(request.clone(), 256)),
-            (
-                "claims",
-                about(map(some(text(512), 256), 16), "What the token of a request must say."),
-            ),
+            ("claims", about(claims.clone(), "What the token of a request must say.")),
             ("ports", some(port(), 256)),
         ])
     };
@@ -37,8 +35,8 @@ pub(super) fn access_policy() -> Value {
     unless(
         object([
             ("serviceAccounts", accounts),
-            ("deny", about(list(rule(), 256), "What is denied, whatever allows it.")),
-            ("allow", about(list(rule(), 256), "What is allowed in strict mode.")),
+            ("deny", about(some(rule(), 256), "What is denied, whatever allows it.")),
+            ("allow", about(some(rule(), 256), "What is allowed in strict mode.")),
         ]),
         &[("has(self.deny) || has(self.allow)", "has no rules: give deny or allow")],
     )
