@@ -15,9 +15,9 @@ use serde_json::Value;
 use self::rejections::{explain_failures, rejections};
 use crate::figures::{AILING, FAILING, counted, rate, share, short};
 use crate::status::{
-    CertificateStatus, DirectoryStatus, HistoryStatus, PolicyStatus, ProxyStatus, RECENT_STEPS,
-    RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status, TrafficStatus,
-    WorkloadStatus,
+    CertificateStatus, DirectoryStatus, HistoryStatus, MissingKeysStatus, PolicyStatus,
+    ProxyStatus, RECENT_STEPS, RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status,
+    TrafficStatus, WorkloadStatus,
 };
 
 /// All that is judged, as it is at one moment.
@@ -147,6 +147,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(certificates(facts));
     findings.extend(documents(facts));
     findings.extend(references(facts));
+    findings.extend(keys(facts));
     // Each of them has a cause of its own.
     findings.extend(rejections(facts));
     findings.extend(services(facts));
@@ -289,6 +290,21 @@ fn references(facts: &Facts) -> Vec<Finding> {
         )
     });
     shortened(findings.collect(), "leno get routes, leno get policies")
+}
+
+/// Policies about tokens without the keys of an issuer.
+fn keys(facts: &Facts) -> Vec<Finding> {
+    let without = facts.policies.iter().filter(|policy| policy.in_force);
+    let findings = without.filter_map(|policy| {
+        let MissingKeysStatus { requests, issuers } = policy.missing_keys.as_ref()?;
+        let (kind, name) = (&policy.kind, &policy.name);
+        let issuers = issuers.join(", ");
+        Some(Finding::problem(
+            format!("{kind} {name}: {requests} fails until keys are there; no keys of {issuers}"),
+            "make the issuer's JWK set available there; leno get rejected names the field",
+        ))
+    });
+    shortened(findings.collect(), "leno get rejected")
 }
 
 fn services(facts: &Facts) -> Vec<Finding> {

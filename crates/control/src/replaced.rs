@@ -1,4 +1,4 @@
-//! Workloads whose sidecar is rejected because another one joined in its place, and is not connected any more.
+//! Workloads with a rejected sidecar: another one joined in its place, and is not connected any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

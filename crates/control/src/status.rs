@@ -481,6 +481,18 @@ pub struct PolicyStatus {
     pub why: Option<String>,
     /// What it refers to and is not there; that part does nothing.
     pub problems: Vec<String>,
+    /// The keys that a policy about tokens needs and that could not be read.
+    #[serde(default)]
+    pub missing_keys: Option<MissingKeysStatus>,
+}
+
+/// Keys of issuers that could not be read since the start.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MissingKeysStatus {
+    /// The requests that fail because of it, such as `every request`.
+    pub requests: String,
+    /// Each issuer with the place of its keys and the reason.
+    pub issuers: Vec<String>,
 }
 
 /// A change, followed from where it came from to the last proxy that applied it.

@@ -66,6 +66,25 @@ fn a_mesh_without_fault_has_no_findings() {
     assert_eq!(judge(&healthy()), []);
 }
 
+fn without_keys(in_force: bool) -> PolicyStatus {
+    let issuers = vec!["https://a.example (/keys.json is absent)".to_owned()];
+    let missing_keys = MissingKeysStatus { requests: "every request".to_owned(), issuers };
+    PolicyStatus {
+        kind: "JwtValidation".to_owned(),
+        name: "shop/tokens".to_owned(),
+        in_force,
+        missing_keys: Some(missing_keys),
+        ..PolicyStatus::default()
+    }
+}
+
+#[test]
+fn missing_keys_of_a_policy_without_effect_are_no_finding() {
+    let mut facts = healthy();
+    facts.policies = vec![without_keys(false)];
+    assert_eq!(judge(&facts), []);
+}
+
 type Spoil = fn(&mut Facts);
 
 /// Each of these makes one finding of a healthy mesh: what it says, and what to do.
@@ -118,6 +137,11 @@ fn each_fault_is_a_problem_with_what_to_do() {
                 },
                 "1 path not read: mesh",
                 "leno get rejected",
+            ),
+            (
+                |f| f.policies = vec![without_keys(true)],
+                "JwtValidation shop/tokens: every request fails until keys are there; no keys of https://a.example (/keys.json is absent)",
+                "JWK set",
             ),
             (
                 |f| f.rejected = json!({"trust_domain": "another"}),

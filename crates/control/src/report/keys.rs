@@ -1,10 +1,11 @@
 //! Keys of issuers that cannot be read, as remarks about the rules that name them.
 
-use leno_model::{KeySource, ObjectKey, ServicePolicy};
+use leno_model::{Guard, KeySource, ObjectKey, Required, ServicePolicy};
 use leno_registry::{Place, Warning};
 
 use super::Report;
 use crate::keys::sources;
+use crate::status::MissingKeysStatus;
 
 impl Report<'_> {
     /// How many places keys are read from, and how many of them are without any.
@@ -19,6 +20,24 @@ impl Report<'_> {
             let unread = sources(policy);
             unread.filter_map(|(issuer, source)| self.unread(policy, issuer, source))
         })
+    }
+
+    /// The keys of a policy that could not be read so far: a first reading that is in progress is no failure yet.
+    pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
+        let Some(Guard::Tokens(rule)) = policy.rule.guard() else { return None };
+        let missing = sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
+        let missing = missing.filter_map(|(index, source)| {
+            let (issuer, why) = (rule.issuers.get(index)?, self.keys.failure(source)?);
+            Some(format!("{} ({source} {why})", issuer.issuer))
+        });
+        let issuers: Vec<String> = missing.collect();
+        let requests = match (&rule.required, issuers.len() == rule.issuers.len()) {
+            (Required::Always, true) => "every request",
+            (Required::Of(_), true) => "every request with a token, or that needs one,",
+            (Required::Never, true) => "every request with a token",
+            (_, false) => "every request with a token of such an issuer",
+        };
+        (!issuers.is_empty()).then(|| MissingKeysStatus { requests: requests.to_owned(), issuers })
     }
 
     fn unread(&self, policy: &ServicePolicy, issuer: usize, source: &KeySource) -> Option<Warning> {

@@ -64,6 +64,7 @@ impl Report<'_> {
             in_force,
             why: first.map(|first| format!("{first} opens these ports")),
             problems: closed(self.mesh, policy),
+            ..PolicyStatus::default()
         }
     }
 
@@ -88,6 +89,7 @@ impl Report<'_> {
             why: (self.mesh.config().egress == Egress::Allow)
                 .then(|| "everybody is let out: egress is allow".to_owned()),
             problems: missing_groups(self.mesh, &policy.groups),
+            ..PolicyStatus::default()
         }
     }
 
@@ -108,6 +110,7 @@ impl Report<'_> {
             in_force: problems.is_empty(),
             why: problems.first().cloned(),
             problems,
+            ..PolicyStatus::default()
         }
     }
 
@@ -139,6 +142,7 @@ impl Report<'_> {
             in_force: why.is_none(),
             why,
             problems: nobody.into_iter().chain(missing).collect(),
+            ..PolicyStatus::default()
         }
     }
 
@@ -178,6 +182,7 @@ impl Report<'_> {
                 false => NOBODY.to_owned(),
             }),
             problems: self.left_out(&ObjectKey::AccessPolicy(policy.name.clone())).collect(),
+            ..PolicyStatus::default()
         }
     }
 
@@ -223,6 +228,7 @@ impl Report<'_> {
             in_force: self.mesh.is_in_force(target),
             why: (!self.mesh.is_in_force(target)).then(|| PERMISSIVE.to_owned()),
             problems: missing.chain(left_out).collect(),
+            ..PolicyStatus::default()
         }
     }
 }

@@ -36,6 +36,7 @@ impl Report<'_> {
             in_force: why.is_none(),
             why,
             problems,
+            missing_keys: self.missing_keys(policy),
             ..PolicyStatus::default()
         }
     }
