@@ -65,4 +65,5 @@ mod tcp;
 mod telemetry;
 mod tolerance;
 pub(crate) mod tracing;
+mod tunnels;
 mod upgrade;

@@ -3,6 +3,7 @@
 mod asked;
 mod interim;
 mod sending;
+mod tunnel;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -22,10 +23,10 @@ use self::interim::Allowance;
 pub(super) use self::interim::{Awaited, Http2Answer};
 use self::sending::Sending;
 use super::again::{KeepBack, KeptBack};
-use super::body::{Broken, Noted, Silence, Sink, Source, pump};
+use super::body::{Noted, Silence, Sink, Source, pump};
 use super::exchange::{Exchange, Named, Witness};
 use super::grpc::{self, Call};
-use super::message::{ReadError, Reader};
+use super::message::Reader;
 use super::request::{Aim, Request};
 use super::respond::Responder;
 use super::trailers;
@@ -280,8 +281,12 @@ async fn converse(
         *body_taken = has_body;
         let permitted = |section| trailers::permitted(session, actions.as_deref(), section);
         let noted = Noted::request(&record.bytes_in, &permitted);
-        pump(body, &mut sink, silence, &noted).await?;
-        if upgrade { sink.end().await } else { Ok(()) }
+        if sending.get() != Sending::UnderWay {
+            // A tunnel, of which the upstream may have ended its direction already. Boxed, so that the others need no room
+            // for it.
+            return Box::pin(tunnel::forth((body, &mut sink), session, &noted, &sending)).await;
+        }
+        pump(body, &mut sink, silence, &noted).await
     });
     let mut reply = Reply {
         worker: &session.worker,
@@ -303,13 +308,10 @@ async fn converse(
     };
     let mut receive = pin!(receive(upstream, &mut reply));
     let reusable = poll_fn(|cx| {
-        if sending.get() == Sending::UnderWay
+        if sending.get().is_under_way()
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            match Sending::after(sent, started.get(), (witness, timed)) {
-                Ok(now) => sending.set(now),
-                Err(reason) => return Poll::Ready(Err(reason)),
-            }
+            sending.set(Sending::after(sent, started.get(), (witness, timed))?);
         }
         let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
@@ -318,7 +320,7 @@ async fn converse(
         if held && late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Err(Reason::RequestTimeout));
         }
-        if held && sending.get() == Sending::UnderWay {
+        if held && sending.get() == Sending::Tunnel {
             // The upstream has agreed: what the client says now goes on.
             cx.waker().wake_by_ref();
         }
@@ -536,8 +538,8 @@ impl Reply<'_, '_> {
             self.responder.close_after();
         }
         if head.tunnel {
-            self.sending.set(Sending::UnderWay);
-            self.record.count_stream();
+            // Boxed, so that the others need no room for it.
+            return Box::pin(self.tunnel((bytes, head), source)).await;
         }
         self.record.head.status.set(head.status);
         self.started.set(true);
@@ -563,16 +565,7 @@ impl Reply<'_, '_> {
         if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
             call.ended(bytes, head);
         }
-        pumped.map_err(|broken| match broken {
-            Broken::Source(error) => {
-                if let ReadError::Reset(code) = error {
-                    self.reset.set(Some(code));
-                }
-                upstream_reason(&error)
-            }
-            Broken::Sink => Reason::DownstreamClosed,
-            Broken::SinkStalled => Reason::BodyStalled,
-        })
+        pumped.map_err(|broken| self.broken(&broken))
     }
 
     /// True where the client does not get this answer, and another attempt follows.

@@ -177,7 +177,8 @@ impl Outgoing {
         self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| Gone)
     }
 
-    fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Code>> {
+    /// Resolves when the peer has reset the stream, or its connection is gone.
+    pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Code>> {
         self.0.borrow_mut().poll_reset(cx).map(Result::ok)
     }
 }

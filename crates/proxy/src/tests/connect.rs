@@ -72,7 +72,7 @@ async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
 }
 
 /// A mesh whose client speaks HTTP/2 to its sidecar, and whose application HTTP/1.1 to its own.
-async fn mixed(application: SocketAddr) -> (Mesh, Mesh) {
+pub(super) async fn mixed(application: SocketAddr) -> (Mesh, Mesh) {
     let (front, back) =
         (mesh(application, Protocol::Http2).await, mesh(application, Protocol::Http).await);
     front.route_to(&[back.endpoint()]);
@@ -98,7 +98,7 @@ fn ask(protocol: &str) -> Request<()> {
         .unwrap()
 }
 
-async fn open(door: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
+pub(super) async fn open(door: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
     let (response, stream) = willing(door).await.send_request(ask("websocket"), false).unwrap();
     (response.await.unwrap(), stream)
 }

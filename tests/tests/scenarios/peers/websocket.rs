@@ -1,5 +1,7 @@
 //! WebSocket between unmodified programs.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client, mesh_config, server};
@@ -134,4 +136,55 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
     }
 }
 
+/// Finding A13 of issue 26: the application ends its direction first, and reads on.
+#[test]
+fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, door) = (listener.local_addr().unwrap().port(), free_port());
+    let application = std::thread::spawn(move || {
+        // Probes of the port connect as well, and send nothing.
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                if stream.read(&mut byte).unwrap_or_default() == 0 {
+                    break;
+                }
+                head.push(byte[0]);
+            }
+            if head.starts_with(b"GET /chat ") {
+                stream.write_all(SWITCHING).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                let mut received = Vec::new();
+                stream.read_to_end(&mut received).unwrap();
+                return received;
+            }
+        }
+        Vec::new()
+    });
+    let manifests = [
+        mesh_config("permissive"),
+        server("chat", port, &[]),
+        client("user", &[], &[("chat.shop", door)]),
+    ];
+    let _mesh = Mesh::up(&manifests.concat());
+    let mut stream = TcpStream::connect(("127.0.0.1", door)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(UPGRADE).unwrap();
+    let mut heard = Vec::new();
+    stream.read_to_end(&mut heard).unwrap();
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.starts_with("HTTP/1.1 101 ") && heard.ends_with("hello"), "{heard}");
+    let late = vec![7; 1_000_000];
+    stream.write_all(&late).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let received = application.join().unwrap();
+    assert!(received == late, "{} bytes", received.len());
+}
+
+const UPGRADE: &[u8] = b"GET /chat HTTP/1.1\r\nhost: chat.shop\r\nconnection: Upgrade\r\n\
+                         upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
+const SWITCHING: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
+                           upgrade: websocket\r\n\r\nhello";
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -12,10 +12,14 @@ use crate::upstream::Timed;
 pub(super) enum Sending {
     /// It begins when the upstream has agreed to another protocol.
     Held,
-    UnderWay,
     Whole,
     /// The upstream closed its ear: it may have answered early.
     Unwanted,
+    UnderWay,
+    /// The upstream has agreed to another protocol, and both directions are open.
+    Tunnel,
+    /// The direction of the upstream has ended, and that of the client is open.
+    HalfClosed,
 }
 
 impl Sending {
@@ -56,13 +60,18 @@ impl Sending {
         Ok(now)
     }
 
+    /// True while there is something to send.
+    pub(super) fn is_under_way(self) -> bool {
+        matches!(self, Self::UnderWay | Self::Tunnel | Self::HalfClosed)
+    }
+
     /// True while the end of the client's connection cancels the request. Reading a body notices the end by itself, and
     /// a client of another protocol may end its own part and still listen.
     pub(super) fn is_watched(self, upgrade: bool) -> bool {
         match self {
             Self::Held => true,
             Self::Whole => !upgrade,
-            Self::UnderWay | Self::Unwanted => false,
+            Self::Unwanted | Self::UnderWay | Self::Tunnel | Self::HalfClosed => false,
         }
     }
 }

@@ -1,0 +1,131 @@
+//! Tunnels after an agreement to another protocol: each direction ends on its own (half-close), in either order.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::task::Poll;
+
+use leno_model::Reason;
+use leno_wire::http1::ResponseHead;
+
+use super::{Reply, Sending};
+use crate::error::upstream_reason;
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::message::ReadError;
+use crate::http2::stream::Outgoing;
+use crate::io::Io;
+use crate::link::LinkStream;
+use crate::patience::silence;
+use crate::session::Session;
+
+/// Carries the direction of the client. Once it alone is open, the tunnel lives for as long as the upstream is there
+/// and the client is not silent for the time that a connection may be idle.
+pub(super) async fn forth(
+    (body, sink): (&mut Source<'_>, &mut Sink<'_>),
+    session: &Session,
+    noted: &Noted<'_>,
+    sending: &Cell<Sending>,
+) -> Result<(), Broken> {
+    let upstream = Upstream::of(sink);
+    let carried = async {
+        pump(body, sink, Silence::Allowed, noted).await?;
+        sink.end().await
+    };
+    let given_up = async {
+        resolved_when(|| sending.get() == Sending::HalfClosed).await;
+        let patience = session.worker.config.limits.idle_connection;
+        tokio::select! {
+            () = upstream.gone() => {}
+            () = silence(patience, noted.bytes, noted.bytes) => {}
+        }
+    };
+    tokio::select! {
+        biased;
+        carried = carried => carried,
+        () = given_up => Err(Broken::Sink),
+    }
+}
+
+impl Reply<'_, '_> {
+    /// Carries the head and the direction of the upstream, and waits for the end of the client's direction.
+    pub(super) async fn tunnel(
+        &mut self,
+        (bytes, head): (&[u8], &ResponseHead),
+        mut source: Source<'_>,
+    ) -> Result<(), Reason> {
+        self.sending.set(Sending::Tunnel);
+        self.record.count_stream();
+        self.record.head.status.set(head.status);
+        self.started.set(true);
+        let mut sink = self
+            .responder
+            .start(bytes, (head, self.edits, self.keeps), false)
+            .map_err(|_| Reason::DownstreamClosed)?;
+        let pumped = pump(&mut source, &mut sink, Silence::Allowed, &self.given).await;
+        if let Err(broken) = pumped {
+            return Err(self.broken(&broken));
+        }
+        let is_over = || !self.sending.get().is_under_way();
+        if is_over() {
+            return Ok(());
+        }
+        self.sending.set(Sending::HalfClosed);
+        // The direction of the client is polled before this one, and has to learn of the change.
+        tokio::task::yield_now().await;
+        let ends = async {
+            // Reading finds out about a client that has gone.
+            drop(sink.end().await);
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            () = resolved_when(is_over) => Ok(()),
+            never = ends => never,
+        }
+    }
+
+    /// The reason for which the response is not whole.
+    #[cold]
+    pub(super) fn broken(&self, broken: &Broken) -> Reason {
+        match broken {
+            Broken::Source(error) => {
+                if let ReadError::Reset(code) = error {
+                    self.reset.set(Some(*code));
+                }
+                upstream_reason(error)
+            }
+            Broken::Sink => Reason::DownstreamClosed,
+            Broken::SinkStalled => Reason::BodyStalled,
+        }
+    }
+}
+
+/// Resolves when `is_so`, which changes only while the same task is polled.
+async fn resolved_when(is_so: impl Fn() -> bool) {
+    poll_fn(|_| if is_so() { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+/// The upstream of a tunnel, apart from the bytes to it.
+enum Upstream<'a> {
+    Http1(Io),
+    Link(&'a LinkStream),
+    Http2(Outgoing),
+}
+
+impl<'a> Upstream<'a> {
+    fn of(sink: &Sink<'a>) -> Self {
+        match sink {
+            Sink::Http1 { writer, .. } => Self::Http1(writer.io.clone()),
+            Sink::Link { stream, .. } => Self::Link(stream),
+            Sink::Http2 { stream, .. } => Self::Http2(stream.clone()),
+        }
+    }
+
+    /// Resolves when an upstream that has ended its direction does not listen any more.
+    async fn gone(&self) {
+        match self {
+            Self::Http1(io) => poll_fn(|cx| io.poll_gone_after_end(cx)).await,
+            Self::Link(stream) => drop(stream.lost().await),
+            Self::Http2(stream) => drop(poll_fn(|cx| stream.poll_reset(cx)).await),
+        }
+    }
+}

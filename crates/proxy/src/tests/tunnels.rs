@@ -1,0 +1,277 @@
+//! Tunnels after an agreement to another protocol: each direction ends on its own, in either order.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Builder, SendResponse};
+use h2::{RecvStream, SendStream};
+use http::{Request, Response};
+use leno_model::{Access, Protocol};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::Notify;
+
+use super::connect::{mixed, open};
+use super::fixture::{
+    Application, Client, End, Mesh, Setup, credential, endpoint, run, tls_accept, until,
+};
+use super::http2::{mesh, send, whole};
+use crate::config::Limits;
+use crate::http2::connect::accept;
+use crate::session::Entrance;
+use crate::tls::ALPN_HTTP1;
+
+/// The bytes that a client sends after the end of the application's direction: more than every window on the way.
+const LATE_BYTES: usize = 300_000;
+const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: ratings.bookinfo:9080\r\nconnection: Upgrade\r\n\
+                       upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
+
+/// An application that ends its direction first, and the bytes that it receives afterwards with their end.
+struct EndsFirst {
+    application: Application,
+    received: Received,
+}
+
+/// The bytes of each connection or stream, and its end.
+type Received = Rc<RefCell<Vec<(Vec<u8>, End)>>>;
+
+/// The answer of an application that agrees, with the proof that a client with a key requires.
+fn agreement(key: &str) -> String {
+    format!(
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-accept: {}\r\n\r\nhello",
+        accept(key.as_bytes())
+    )
+}
+
+impl EndsFirst {
+    async fn over_http1() -> Self {
+        let received = Received::default();
+        let noted = received.clone();
+        let application = Application::start(move |mut client| {
+            let noted = noted.clone();
+            async move {
+                let Some(request) = client.head().await else { return };
+                let key = request.field("sec-websocket-key").unwrap_or_default();
+                client.send(agreement(key)).await;
+                client.stream.shutdown().await.unwrap();
+                let last = client.last().await;
+                noted.borrow_mut().push(last);
+            }
+        });
+        Self { application: application.await, received }
+    }
+
+    async fn over_http2() -> Self {
+        let received = Received::default();
+        let noted = received.clone();
+        let serve = move |request: Request<RecvStream>, mut respond: SendResponse<Bytes>| {
+            let noted = noted.clone();
+            async move {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
+                let (bytes, _) = whole(request.into_body()).await;
+                noted.borrow_mut().push((bytes, End::Clean));
+            }
+        };
+        Self { application: application2(serve).await, received }
+    }
+
+    /// Waits for the end of the client's direction.
+    async fn has_all(&self) {
+        until(|| !self.received.borrow().is_empty()).await;
+        let (bytes, end) = self.received.borrow_mut().remove(0);
+        assert!(bytes == late(), "{} bytes", bytes.len());
+        assert_eq!(end, End::Clean);
+    }
+}
+
+/// An application of HTTP/2 that agrees to extended CONNECT.
+async fn application2<F, S>(serve: S) -> Application
+where
+    F: Future<Output = ()> + 'static,
+    S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
+{
+    let serve = Rc::new(serve);
+    Application::start(move |client| {
+        let serve = serve.clone();
+        async move {
+            let shaken = Builder::new().enable_connect_protocol().handshake(client.stream).await;
+            let mut connection = shaken.unwrap();
+            while let Some(Ok((request, respond))) = connection.accept().await {
+                tokio::task::spawn_local(serve(request, respond));
+            }
+        }
+    })
+    .await
+}
+
+fn late() -> Vec<u8> {
+    (0..LATE_BYTES).map(|at| at as u8).collect()
+}
+
+/// Upgrades, and reads the application's direction to its end.
+async fn half_closed(at: SocketAddr, request: &str) -> Client<tokio::net::TcpStream> {
+    let mut client = Client::connect(at).await;
+    client.send(request).await;
+    assert_eq!(client.head().await.expect("an answer").status, 101);
+    assert_eq!(client.bytes(5).await, b"hello");
+    assert_eq!(client.end().await, End::Clean);
+    client
+}
+
+/// The same over HTTP/2.
+async fn half_closed2(door: SocketAddr) -> SendStream<Bytes> {
+    let (response, stream) = open(door).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(whole(response.into_body()).await.0, b"hello");
+    stream
+}
+
+async fn sends_late(mut client: Client<tokio::net::TcpStream>) {
+    client.send(late()).await;
+    client.stream.shutdown().await.unwrap();
+}
+
+/// Finding A13 of issue 26, at each listener that takes HTTP/1.1.
+#[test]
+fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
+    run(async {
+        let app = EndsFirst::over_http1().await;
+        let mesh = Mesh::permissive(app.application.address).await;
+        mesh.accept_plaintext(Access::Permissive);
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
+        let outside = absolute(&app.application.address.to_string());
+        for (at, request) in [
+            (mesh.door, UPGRADE),
+            (proxy, &*absolute("ratings.bookinfo:9080")),
+            (proxy, &*outside),
+            // Without mutual TLS.
+            (mesh.inbound, UPGRADE),
+        ] {
+            sends_late(half_closed(at, request).await).await;
+            app.has_all().await;
+        }
+        until(|| mesh.client.ended() == 3 && mesh.server.ended() == 3).await;
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn streams_of_http2_may_send_after_the_end_of_the_applications_direction() {
+    run(async {
+        let app = EndsFirst::over_http1().await;
+        let (front, back) = mixed(app.application.address).await;
+        let mut stream = half_closed2(front.door).await;
+        send(&mut stream, late().into(), true).await;
+        app.has_all().await;
+        until(|| front.client.ended() == 1 && back.server.ended() == 1).await;
+        assert!(front.client.failures().is_empty() && back.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn an_application_of_http2_may_end_its_direction_first() {
+    run(async {
+        let app = EndsFirst::over_http2().await;
+        let mesh = mesh(app.application.address, Protocol::Http2).await;
+        let mut stream = half_closed2(mesh.door).await;
+        send(&mut stream, late().into(), true).await;
+        app.has_all().await;
+        sends_late(half_closed(mesh.door, UPGRADE).await).await;
+        app.has_all().await;
+        until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
+        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+    });
+}
+
+#[test]
+fn a_peer_without_links_may_end_its_direction_first() {
+    run(async {
+        let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let received = Received::default();
+        let noted = received.clone();
+        let foreign = Application::start(move |client| {
+            let (identity, noted) = (identity.clone(), noted.clone());
+            async move {
+                let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
+                let mut client = Client::new(tls);
+                client.head().await.unwrap();
+                client.send(agreement("a")).await;
+                client.stream.shutdown().await.unwrap();
+                let last = client.last().await;
+                noted.borrow_mut().push(last);
+            }
+        });
+        let application = foreign.await;
+        mesh.route_to(&[endpoint("foreign-1", application.address, "ratings")]);
+        let app = EndsFirst { application, received };
+        sends_late(half_closed(mesh.door, UPGRADE).await).await;
+        app.has_all().await;
+    });
+}
+
+#[test]
+fn a_tunnel_with_one_open_direction_ends_when_that_is_silent_for_long() {
+    run(async {
+        for over_http2 in [false, true] {
+            let app = match over_http2 {
+                false => EndsFirst::over_http1().await,
+                true => EndsFirst::over_http2().await,
+            };
+            let idle_connection = Duration::from_millis(200);
+            let limits = Limits { idle_connection, ..Setup::default().limits };
+            let protocol = if over_http2 { Protocol::Http2 } else { Protocol::Http };
+            let setup = Setup { limits, protocol, ..Setup::default() };
+            let mesh = Mesh::new(app.application.address, setup).await;
+            let mut client = half_closed(mesh.door, UPGRADE).await;
+            // The client leaves its direction open.
+            until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
+            until(|| !app.received.borrow().is_empty() || over_http2).await;
+            client.stream.shutdown().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
+    run(async {
+        let gone = Rc::new(Notify::new());
+        let leave = gone.clone();
+        let app1 = Application::start(move |mut client| {
+            let gone = gone.clone();
+            async move {
+                client.head().await.unwrap();
+                client.send(agreement("a")).await;
+                client.stream.shutdown().await.unwrap();
+                gone.notified().await;
+                client.abandon();
+            }
+        });
+        let mesh1 = Mesh::permissive(app1.await.address).await;
+        let _silent = half_closed(mesh1.door, UPGRADE).await;
+        leave.notify_one();
+        until(|| mesh1.client.ended() == 1 && mesh1.server.ended() == 1).await;
+
+        let leave = Rc::new(Notify::new());
+        let gone = leave.clone();
+        let app2 = application2(move |request, mut respond| {
+            let gone = gone.clone();
+            async move {
+                let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
+                gone.notified().await;
+                // The codec resets a stream of which nobody reads the rest.
+                drop(request);
+            }
+        });
+        let mesh2 = mesh(app2.await.address, Protocol::Http2).await;
+        let _silent = half_closed(mesh2.door, UPGRADE).await;
+        leave.notify_one();
+        until(|| mesh2.client.ended() == 1 && mesh2.server.ended() == 1).await;
+    });
+}
