@@ -34,11 +34,14 @@ pub(crate) struct LinkHandle(Rc<Shared>);
 /// What the driver and the streams of one link share; borrowed only between awaits.
 struct Shared {
     state: RefCell<State>,
-    /// Runs before the streams are lost when the peer leaves a ping unanswered.
-    when_silent: RefCell<Option<Box<dyn FnOnce()>>>,
+    /// Runs when the peer becomes silent, and when it is heard again.
+    on_silence: RefCell<Option<Box<SilenceObserver>>>,
     /// Told when the whole link changes: it is greeted, drained of output, or broken.
     changed: Notify,
 }
+
+/// Observes whether the peer of a link is silent.
+type SilenceObserver = dyn Fn(&LinkHandle, bool);
 
 struct State {
     role: Role,
@@ -58,7 +61,7 @@ struct State {
     concluded: bool,
     /// A stream was opened or written to since the driver looked.
     used: bool,
-    /// The peer left a ping unanswered.
+    /// The peer has left a ping unanswered for so long that new requests go elsewhere.
     is_silent: bool,
     /// The peer's limits are known; before that only few streams fit.
     greeted: bool,
@@ -89,8 +92,8 @@ impl LinkHandle {
             is_silent: false,
             greeted: false,
         };
-        let when_silent = RefCell::default();
-        Self(Rc::new(Shared { state: RefCell::new(state), when_silent, changed: Notify::new() }))
+        let on_silence = RefCell::default();
+        Self(Rc::new(Shared { state: RefCell::new(state), on_silence, changed: Notify::new() }))
     }
 
     /// Opens a stream whose head is written by `write_head`; `end`: nothing follows it.
@@ -127,9 +130,22 @@ impl LinkHandle {
         self.0.state.borrow().broken
     }
 
-    /// Runs `act` when the peer leaves a ping unanswered, before the streams of the link are lost.
-    pub(crate) fn when_silent(&self, act: impl FnOnce() + 'static) {
-        *self.0.when_silent.borrow_mut() = Some(Box::new(act));
+    /// Runs `act` with true when the peer leaves a ping unanswered, long before the streams of the link are lost, and
+    /// with false when it is heard again.
+    pub(crate) fn on_silence(&self, act: impl Fn(&Self, bool) + 'static) {
+        *self.0.on_silence.borrow_mut() = Some(Box::new(act));
+    }
+
+    /// True for the same link.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn note_silence(&self, is_silent: bool) {
+        self.0.state.borrow_mut().is_silent = is_silent;
+        if let Some(act) = &*self.0.on_silence.borrow() {
+            act(self, is_silent);
+        }
     }
 
     /// Streams under way.
@@ -228,10 +244,6 @@ impl LinkHandle {
 
     /// The connection is gone: every stream hears of it.
     fn break_off(&self) {
-        let act = self.0.when_silent.take();
-        if let Some(act) = act.filter(|_| self.0.state.borrow().is_silent) {
-            act();
-        }
         let mut state = self.0.state.borrow_mut();
         state.broken = true;
         state.congested.clear();

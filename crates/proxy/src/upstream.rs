@@ -21,6 +21,7 @@ pub(crate) mod gate;
 pub(crate) mod pick;
 pub(crate) mod pool;
 pub(crate) mod priorities;
+mod silence;
 pub(crate) mod ward;
 pub(crate) mod watch;
 
@@ -231,14 +232,6 @@ impl Upstream {
         if is_due && self.is_unresponsive.get() && self.attempt.borrow().is_none() {
             connect::probe(self, worker);
         }
-    }
-
-    /// It did not answer in time: others are preferred until it can be connected to.
-    fn lose(&self, worker: &Worker) {
-        self.avoid(worker);
-        self.is_unresponsive.set(true);
-        self.foreign.clear();
-        self.http2.clear();
     }
 
     /// It, or the application behind it, could not be reached: others are preferred for a while.

@@ -180,8 +180,12 @@ impl<F: FnMut(Opened)> Driver<F> {
         true
     }
 
-    /// A ping for a silent peer while streams are open, and an end of its patience.
+    /// A ping for a silent peer while streams are open, a notice when it stays silent, and an end of the patience with it.
     fn look(&mut self, is_late: bool) -> bool {
+        let was_silent = self.link.0.state.borrow().is_silent;
+        if self.heard && was_silent {
+            self.link.note_silence(false);
+        }
         let mut state = self.link.0.state.borrow_mut();
         let is_used = std::mem::take(&mut state.used);
         self.used |= is_used;
@@ -202,10 +206,12 @@ impl<F: FnMut(Opened)> Driver<F> {
         match &mut self.unanswered {
             Some(looks) => {
                 *looks += 1;
-                if *looks >= UNANSWERED_LOOKS {
-                    state.is_silent = true;
-                    return false;
+                let looks = *looks;
+                drop(state);
+                if looks >= SILENT_LOOKS && !was_silent {
+                    self.link.note_silence(true);
                 }
+                return looks < LOST_LOOKS;
             }
             None if is_needed => {
                 state.link.ping();
@@ -278,11 +284,14 @@ impl<F: FnMut(Opened)> Driver<F> {
 
 /// The time after which a peer has its allowances again (`docs/link.md`, Floods).
 const BEAT: Duration = Duration::from_secs(10);
-/// The time between two looks at a link in use. A silent peer is pinged at the first look without a word of it, and given up
-/// at the fourth one after that: 2 s after the ping, and within 3 s of its last byte.
+/// The time between two looks at a link in use. A peer is pinged at the first look at which nothing arrived since the one before.
 const TICK: Duration = Duration::from_millis(500);
-/// Looks after which a ping counts as unanswered.
-const UNANSWERED_LOOKS: u32 = 4;
+/// Looks after a ping without an answer from which on new requests go to another endpoint: 2 s after the ping, and within
+/// 3 s of the last byte of the peer.
+const SILENT_LOOKS: u32 = 4;
+/// Looks after which the streams of the link are lost as well, 6 s after the ping. A peer that is short of CPU time, or
+/// that serves a thousand streams before the ping has its turn, is silent for seconds and goes on.
+const LOST_LOOKS: u32 = 12;
 /// The most doublings of the time between two looks: streams that are silent cost a ping every 4.5 s at most.
 const DOUBLED_MAX: u32 = 3;
 /// Beats that a peer has to answer the ping of a link that retires.
@@ -292,7 +301,7 @@ const READS_PER_TURN: usize = 4;
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
     use leno_wire::link::{Limits, Link, Role, StreamKind};
@@ -342,7 +351,7 @@ mod tests {
             let link = link_to(b"").await;
             let was_silent = Rc::new(Cell::new(false));
             let noted = was_silent.clone();
-            link.when_silent(move || noted.set(true));
+            link.on_silence(move |_, is_silent| noted.set(is_silent));
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
             assert_eq!(stream.lost().await, Lost::Broken);
             assert!(link.is_broken() && was_silent.get());
@@ -368,6 +377,25 @@ mod tests {
             let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
             assert!(tokio::time::timeout(pause * 4, stream.lost()).await.is_err());
+            assert!(!link.is_broken());
+        });
+    }
+
+    #[test]
+    fn streams_outlive_a_silence_that_suspends_their_link() {
+        run(async {
+            // Each answer comes between the sixth and the seventh look after its ping.
+            let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
+            let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
+            let noted = Rc::new(RefCell::new(Vec::new()));
+            let notes = noted.clone();
+            link.on_silence(move |_, is_silent| notes.borrow_mut().push(is_silent));
+            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            tokio::select! {
+                lost = stream.lost() => panic!("{lost:?}"),
+                () = until(|| noted.borrow().len() >= 2) => {}
+            }
+            assert_eq!(noted.borrow()[..2], [true, false]);
             assert!(!link.is_broken());
         });
     }

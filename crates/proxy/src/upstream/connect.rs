@@ -102,10 +102,11 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
             }
             done.await;
         };
-        outcome?;
+        // Also when the attempt failed: a link that was silent may carry requests again.
         if let Some(link) = upstream.open_link() {
             return Ok(Lease::Link(link));
         }
+        outcome?;
         if let Some(lease) = upstream.http2.ready() {
             return Ok(Lease::Http2(lease));
         }
@@ -312,10 +313,17 @@ async fn reach(
     let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
     let (lost, by) = (Rc::downgrade(upstream), Rc::downgrade(worker));
-    link.when_silent(move || {
-        if let (Some(upstream), Some(worker)) = (lost.upgrade(), by.upgrade()) {
-            tracing::debug!(endpoint = %upstream.endpoint.address, "a link is silent");
-            upstream.lose(&worker);
+    link.on_silence(move |link, is_silent| {
+        let (Some(upstream), Some(worker)) = (lost.upgrade(), by.upgrade()) else {
+            return link.retire();
+        };
+        let endpoint = upstream.endpoint.address;
+        if is_silent {
+            tracing::debug!(%endpoint, "a link is silent");
+            upstream.suspend(link, &worker);
+        } else {
+            tracing::debug!(%endpoint, "a link that was silent goes on");
+            upstream.resume(link);
         }
     });
     let idle = worker.config.limits.idle_connection;
