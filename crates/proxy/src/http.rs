@@ -18,6 +18,7 @@ pub(crate) mod request;
 pub(crate) mod rescue;
 pub(crate) mod respond;
 pub(crate) mod route;
+mod scheme;
 pub(crate) mod server;
 pub(crate) mod spare;
 pub(crate) mod trailers;

@@ -155,7 +155,7 @@ impl<'a> Sighting<'a> {
             return Tapping::default();
         }
         let is_inbound = ended.labels.direction == "inbound";
-        let aim = self.request.and_then(|request| request.aim().ok());
+        let aim = self.request.and_then(|request| request.aim_of_any_scheme().ok());
         thread.draw(&Tappable {
             is_inbound,
             service: &ended.labels.service,
@@ -172,7 +172,7 @@ impl<'a> Sighting<'a> {
             let value = request.and_then(|it| it.head.find(&it.bytes, name).next());
             String::from_utf8_lossy(cut(value.unwrap_or_default())).into_owned()
         };
-        let aim = request.and_then(|request| request.aim().ok());
+        let aim = request.and_then(|request| request.aim_of_any_scheme().ok());
         let text = |text: Option<&str>| {
             String::from_utf8_lossy(cut(text.unwrap_or_default().as_bytes())).into_owned()
         };

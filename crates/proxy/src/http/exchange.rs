@@ -38,6 +38,7 @@ use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
 use super::route::{Bound, Destination, route};
+use super::scheme;
 use crate::error::Failure;
 use crate::hits;
 use crate::http2::cancel;
@@ -164,7 +165,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
     async fn walk(&mut self) -> Result<(), Failure> {
-        let mut aim = self.request.aim()?;
+        let mut aim = match self.request.aim() {
+            Ok(aim) => aim,
+            Err(reason) => scheme::aim(self.session, self.request, reason)?,
+        };
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         match &bound.scene.plans.guards {
             None => self.authorize(&aim, &bound)?,

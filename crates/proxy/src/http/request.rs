@@ -57,7 +57,8 @@ impl Request<'_> {
     /// Reads the target.
     ///
     /// # Errors
-    /// `bad-request` for a form that does not go with the method (RFC 9112 §3.2).
+    /// `bad-request` for a form that does not go with the method (RFC 9112 §3.2), and `unsupported` for an absolute one
+    /// with another scheme than `http`.
     pub(crate) fn aim(&self) -> Result<Aim<'_>, Reason> {
         let method = self.head.method.of(&self.bytes);
         let host = || text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
@@ -78,24 +79,47 @@ impl Request<'_> {
                 let query = query.map(|query| text(end as usize - query.len(), query));
                 Ok(aim(authority.unwrap_or_default(), text(start as usize, path), query, None))
             }
+            Target::Absolute { scheme, .. } if !scheme.eq_ignore_ascii_case(b"http") => {
+                Err(Reason::Unsupported)
+            }
             Target::Absolute { authority, path, query, .. } => {
-                let (path, query) = (text(path), query.map(text));
-                // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
-                let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
-                    Cow::Borrowed("*")
-                } else {
-                    let path = if path.is_empty() { "/" } else { path };
-                    match query {
-                        Some(query) => Cow::Owned(format!("{path}?{query}")),
-                        None => Cow::Borrowed(path),
-                    }
-                };
-                let path = if path.is_empty() { "/" } else { path };
-                Ok(aim(text(authority), path, query, Some(shown)))
+                Ok(self.absolute(authority, (path, query)))
             }
             Target::Asterisk => Ok(aim(host(), "*", None, None)),
             Target::Authority { .. } => Err(Reason::Unsupported),
         }
+    }
+
+    /// The same for an absolute target of any scheme.
+    pub(crate) fn aim_of_any_scheme(&self) -> Result<Aim<'_>, Reason> {
+        self.aim().or_else(|reason| match self.head.aim(&self.bytes) {
+            Ok(Target::Absolute { authority, path, query, .. }) => {
+                Ok(self.absolute(authority, (path, query)))
+            }
+            Ok(_) | Err(_) => Err(reason),
+        })
+    }
+
+    fn absolute<'b>(
+        &'b self,
+        authority: &'b [u8],
+        (path, query): (&'b [u8], Option<&'b [u8]>),
+    ) -> Aim<'b> {
+        let method = self.head.method.of(&self.bytes);
+        let (path, query) = (text(path), query.map(text));
+        // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
+        let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
+            Cow::Borrowed("*")
+        } else {
+            let path = if path.is_empty() { "/" } else { path };
+            match query {
+                Some(query) => Cow::Owned(format!("{path}?{query}")),
+                None => Cow::Borrowed(path),
+            }
+        };
+        let path = if path.is_empty() { "/" } else { path };
+        let (method, authority) = (method_text(method), text(authority));
+        Aim { method, authority, path, query, origin: Some(shown) }
     }
 
     /// The head up to the end of its host, where that is one short text. One check of it costs less than one for each

@@ -141,6 +141,42 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
     });
 }
 
+/// Finding A17 of issue 26.
+#[test]
+fn a_target_of_another_scheme_goes_no_further_in_clear() {
+    run(async {
+        let app = mirror().await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.accept_plaintext(Access::Permissive);
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let outside = app.address.to_string();
+        for (at, authority) in [
+            (proxy, &*outside),
+            (proxy, "ratings.bookinfo:9080"),
+            (mesh.door, "ratings.bookinfo:9080"),
+            // Without mutual TLS.
+            (mesh.inbound, "ratings.bookinfo:9080"),
+        ] {
+            let mut client = Client::connect(at).await;
+            for (scheme, hint) in [
+                ("https", "CONNECT"),
+                ("HTTPS", "CONNECT"),
+                ("ftp", "ftp://"),
+                ("ws", "ws://"),
+                ("wss", "wss://"),
+            ] {
+                let request = format!("GET {scheme}://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
+                let answer = client.ask(&request).await;
+                assert_eq!(answer.verdict(), (501, Some("unsupported")), "{request}");
+                assert!(answer.text().contains(hint), "{}", answer.text());
+            }
+            let request = format!("GET HTTP://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
+            assert_eq!(client.ask(&request).await.status, 200, "{request}");
+        }
+        assert_eq!(app.requests().len(), 4);
+    });
+}
+
 #[test]
 fn a_tunnel_is_a_door_to_the_service_it_names() {
     run(async {

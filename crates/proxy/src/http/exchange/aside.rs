@@ -88,7 +88,7 @@ impl Exchange<'_, '_> {
     pub(super) fn edits_of_failure(&self) -> Option<FieldEdits> {
         self.cross_origin.as_ref()?;
         let cors = self.actions.as_ref()?.cors.as_ref()?;
-        let aim = self.request.aim().ok()?;
+        let aim = self.request.aim_of_any_scheme().ok()?;
         match judge(cors, &self.request.view(&aim), &FieldEdits::default())? {
             CrossOrigin::Actual(edits) => Some(edits),
             CrossOrigin::Preflight(_) => None,
@@ -111,7 +111,7 @@ impl Exchange<'_, '_> {
         }
         // What a backend has done to its requests is not for others.
         let of_rule = bound.actions.as_deref().map(CompiledActions::of_copies);
-        let mut aim = self.request.aim().ok()?;
+        let mut aim = self.request.aim_of_any_scheme().ok()?;
         if let Some(target) = of_rule.and_then(|rule| rule.target(aim.path, aim.query)) {
             aim.origin = Some(Cow::Owned(target));
         }

@@ -3,7 +3,9 @@
 use leno_model::WeightedBackend;
 use leno_model::{GatewayCertificate, GatewayListener, Protocol, Serves, TlsRule};
 
-use super::fixture::{Gate, HTTPS, TLS, accept, backend, certificate, host, listener, rule, tls};
+use super::fixture::{
+    Gate, HTTP, HTTPS, TLS, accept, backend, certificate, host, http, listener, rule, tls,
+};
 use super::mirror;
 use crate::config::Limits;
 use crate::tests::fixture::{Application, Client, OK, Setup, run};
@@ -52,6 +54,34 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
         plaintext.send(get("a.com")).await;
         plaintext.last().await;
         assert_eq!(gate.mesh.client.telemetry.refusals()["plaintext-refused"], 1);
+    });
+}
+
+/// Finding A17 of issue 26: `https` is right in TLS, and nowhere else.
+#[test]
+fn an_absolute_target_has_the_scheme_of_its_listener() {
+    run(async {
+        let app = mirror("meshed").await;
+        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let one = certificate(&["a.com"]);
+        gate.serve(vec![
+            (HTTPS, Serves::Https(vec![shown("one", "a.com", &[&one])])),
+            http(HTTP, vec![shown("two", "", &[])]),
+        ]);
+        let session = tls(gate.at(HTTPS).await, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
+        let mut inside = Client::new(session);
+        let mut clear = Client::connect(gate.at(HTTP).await).await;
+        for (scheme, in_tls, in_clear) in
+            [("https", 200, 501), ("HTTPS", 200, 501), ("http", 200, 200), ("ftp", 501, 501)]
+        {
+            let request = format!("GET {scheme}://a.com/x HTTP/1.1\r\nhost: a.com\r\n\r\n");
+            let answer = inside.ask(&request).await;
+            assert_eq!(answer.status, in_tls, "{request}");
+            if in_tls == 200 {
+                assert!(answer.text().starts_with("meshed GET /x "), "{}", answer.text());
+            }
+            assert_eq!(clear.ask(&request).await.status, in_clear, "{request}");
+        }
     });
 }
 

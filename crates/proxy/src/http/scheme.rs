@@ -1,0 +1,55 @@
+//! Schemes of absolute targets: a request for `https` goes no further without TLS, and one for another scheme not at all.
+
+use std::sync::Arc;
+
+use leno_model::{FixedAnswer, Reason, Scheme};
+use leno_traffic::Carrier;
+use leno_wire::http1::Target;
+
+use super::request::{Aim, Request};
+use crate::error::Failure;
+use crate::session::Session;
+
+/// Reads an absolute target with another scheme than `http`. Its sender expects TLS for `https` (RFC 9110 §4.2.2), so it has
+/// to have arrived in TLS. HTTP/2 is no different in that, but for `:scheme`, which says nothing about the last hop: clients behind
+/// a load balancer that ends TLS send `https` in clear, and it is not read.
+///
+/// # Errors
+/// `unsupported` with a hint, or `reason` for a target of another form.
+#[cold]
+pub(super) fn aim<'b>(
+    session: &Session,
+    request: &'b Request<'_>,
+    reason: Reason,
+) -> Result<Aim<'b>, Failure> {
+    let Ok(Target::Absolute { scheme, .. }) = request.head.aim(&request.bytes) else {
+        return Err(reason.into());
+    };
+    let is_https = scheme.eq_ignore_ascii_case(b"https");
+    if is_https && is_in_tls(session) {
+        return Ok(request.aim_of_any_scheme()?);
+    }
+    let hint = match is_https {
+        true => {
+            "The target begins with https://, and this connection has no TLS. Open a tunnel with CONNECT for https, as \
+             clients of an HTTP proxy do, or use http://."
+                .to_owned()
+        }
+        false => {
+            let scheme = String::from_utf8_lossy(scheme.get(..SHOWN_BYTES_MAX).unwrap_or(scheme));
+            format!("Targets that begin with {scheme}:// are not supported. Use http://, or a tunnel (CONNECT).")
+        }
+    };
+    let body = Some(format!("leno: {hint}\n"));
+    let answer = Some(Arc::new(FixedAnswer { status: None, body, headers: Vec::new() }));
+    Err(Failure { answer, ..Failure::from(Reason::Unsupported) })
+}
+
+/// True where the client has sent the request in TLS.
+fn is_in_tls(session: &Session) -> bool {
+    session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https)
+        || matches!(session.carrier, Carrier::Tls { .. })
+}
+
+/// The most bytes of a scheme in an answer.
+const SHOWN_BYTES_MAX: usize = 32;
