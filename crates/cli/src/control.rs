@@ -315,7 +315,8 @@ Examples:
   In a cluster, with all that it tells of pods, services and rules:
     leno control --kubernetes --listen [::]:15010 --health [::]:15020 --data /var/lib/leno
 
-SIGTERM, SIGINT and SIGQUIT stop it; SIGHUP reads the files again. SIGUSR1, SIGUSR2 and SIGALRM are ignored.
+SIGTERM, SIGINT, SIGQUIT, SIGPWR and SIGXCPU stop it; SIGHUP reads the files again. SIGUSR1, SIGUSR2, SIGALRM and other
+signals of timers and programs are ignored.
 ";
 
 #[cfg(test)]

@@ -142,6 +142,6 @@ Examples:
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
-SIGTERM and SIGINT drain, after --linger: requests under way finish, within --drain-timeout.
-SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM are ignored.
+SIGTERM, SIGINT, SIGPWR and SIGXCPU drain, after --linger: requests under way finish, within --drain-timeout.
+SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2, SIGALRM and other signals of timers and programs are ignored.
 ";

@@ -1,13 +1,14 @@
 //! Signals: those that stop a command, those that reload its files, and those that must not end it.
 
 use std::io::IsTerminal as _;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Resolves at SIGTERM, SIGINT or SIGQUIT, or when the terminal of this process is closed. All
-/// of them are caught from now on, and [`IGNORED`] are ignored.
+/// Resolves at SIGTERM, SIGINT, SIGQUIT, SIGPWR or SIGXCPU, or when the terminal of this process is closed. All
+/// of them are caught from now on, and [`IGNORED`] and real-time signals are ignored.
 ///
 /// # Errors
 /// When the signals cannot be caught.
@@ -16,15 +17,23 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
         // The default action of a signal is replaced for good, also after the stream is dropped.
         drop(caught(SignalKind::from_raw(*kind))?);
     }
+    for kind in REAL_TIME {
+        // Failing means that the C library keeps this one for itself.
+        drop(signal(SignalKind::from_raw(kind)));
+    }
     let mut terminate = caught(SignalKind::terminate())?;
     let mut interrupt = caught(SignalKind::interrupt())?;
     let mut quit = caught(SignalKind::quit())?;
+    let mut power = caught(SignalKind::from_raw(POWER))?;
+    let mut cpu_limit = caught(SignalKind::from_raw(CPU_LIMIT))?;
     let mut hangups = Hangups::new()?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
+            _ = power.recv() => {}
+            _ = cpu_limit.recv() => {}
             () = hangups.next(Terminal::Closed) => {}
         }
     })
@@ -148,6 +157,12 @@ const BLOCKED_PATIENCE: Duration = Duration::from_secs(1);
 /// The exit status of a command that a signal ended, as shells report it for SIGINT.
 const BLOCKED_STATUS: i32 = 130;
 
-/// SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO as Linux numbers them: their default action ends
-/// a process. A write beyond the limit of a file's size fails instead.
-const IGNORED: &[i32] = &[10, 12, 14, 25, 26, 27, 29];
+/// SIGUSR1, SIGUSR2, SIGALRM, SIGSTKFLT, SIGXFSZ, SIGVTALRM, SIGPROF and SIGIO as Linux numbers them: their default action
+/// ends a process. A write beyond the limit of a file's size fails instead.
+const IGNORED: &[i32] = &[10, 12, 14, 16, 25, 26, 27, 29];
+/// The real-time signals (SIGRTMIN to SIGRTMAX), which end a process by default as well.
+const REAL_TIME: RangeInclusive<i32> = 34..=64;
+/// SIGPWR: the power fails, or a container manager shuts down.
+const POWER: i32 = 30;
+/// SIGXCPU: the limit of CPU time is reached, and the kernel kills the process at the hard limit.
+const CPU_LIMIT: i32 = 24;

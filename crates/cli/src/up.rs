@@ -170,7 +170,8 @@ SIGINT drain the sidecars first, then stop the applications; a second one stops 
 pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that
 is rejected changes nothing. For sidecars on several machines run `leno control` instead.
 
-A closed terminal does the same as SIGTERM; SIGQUIT stops everything at once. SIGHUP reads the files again. SIGUSR1, SIGUSR2 and SIGALRM are ignored.
+A closed terminal, SIGPWR and SIGXCPU do the same as SIGTERM; SIGQUIT stops everything at once. SIGHUP reads the files again.
+SIGUSR1, SIGUSR2, SIGALRM and other signals of timers and programs are ignored.
 
 Exit codes: 0 stopped by a signal; 1 it could not start; 2 wrong usage.
 ";

@@ -4,11 +4,12 @@
 
 use std::io::{BufRead as _, BufReader, PipeReader, pipe};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leno_tests::{
-    Application, Connection, Mesh, Program, eventually, free_port, get, leno, manifest,
+    Application, Connection, Mesh, Program, children, eventually, free_port, get, leno, manifest,
 };
 use leno_tests::{is_root, signal_pid};
 use rustix::process::Signal;
@@ -83,16 +84,54 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
     let mut mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
     let mut connection = Connection::open(loopback(door)).unwrap();
     let sidecar = mesh.sidecar("bookinfo/client-1").pid;
-    for signal in [Signal::HUP, Signal::USR1, Signal::USR2, Signal::ALARM] {
+    let signals = [
+        Signal::HUP,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::ALARM,
+        Signal::STKFLT,
+        Signal::XFSZ,
+        Signal::VTALARM,
+        Signal::PROF,
+        Signal::IO,
+        Signal::WINCH,
+        Signal::URG,
+    ];
+    for signal in signals {
         for pid in [mesh.up.pid(), sidecar] {
             signal_pid(pid, signal);
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal:?}");
+        }
+    }
+    // SIGRTMIN + 1 and SIGRTMAX.
+    for signal in ["35", "64"] {
+        for pid in [mesh.up.pid(), sidecar] {
+            let sent = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+            assert!(sent.unwrap().success());
+            assert_eq!(connection.get("/").unwrap().status, 200, "{signal}");
         }
     }
     mesh.up.wait_for_line("SIGHUP: the files are read again", PATIENCE);
     assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
     mesh.up.signal(Signal::QUIT);
     assert!(mesh.up.wait(PATIENCE).success());
+}
+
+/// The power fails, or the limit of CPU time is reached: requests complete, and no process is left.
+#[test]
+fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
+    for signal in [Signal::POWER, Signal::XCPU] {
+        let (application, door) = (Application::echo(), free_port());
+        let mut mesh = Mesh::up(&manifest("", application.port(), door, "permissive"));
+        let children: Vec<u32> = children(mesh.up.pid()).iter().map(|child| child.pid).collect();
+        assert!(!children.is_empty());
+        signal_pid(mesh.up.pid(), signal);
+        assert!(mesh.up.wait(PATIENCE).success(), "{signal:?}");
+        for child in children {
+            let is_gone = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
+            eventually("the child is gone", PATIENCE, is_gone);
+        }
+    }
 }
 
 #[test]
@@ -140,7 +179,7 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
 }
 
 /// `leno up --netns` in network and mount namespaces of its own.
-fn netns(directory: &std::path::Path) -> Command {
+fn netns(directory: &Path) -> Command {
     let script = "ip link set lo up && mkdir -p /run/netns /run/leno && mount -t tmpfs tmpfs /run/netns \
                   && mount -t tmpfs tmpfs /run/leno && exec \"$@\"";
     let mut command = Command::new("unshare");
