@@ -151,13 +151,20 @@ fn unknown(workload: &str, known: &[&str]) -> Option<String> {
         return None;
     }
     let undo = format!("take it back with `leno revoke {workload} --undo`");
-    let (_, name) = workload.split_once('/')?;
-    let of_name = known.iter().find(|it| it.split_once('/').is_some_and(|(_, it)| it == name));
-    let advice = match closest(workload, known).or(of_name.copied()) {
+    let advice = match nearest(workload, known) {
         Some(meant) => format!("did you mean {meant}? Then {undo}"),
         None => format!("`leno get workloads` lists those there are; {undo}"),
     };
     Some(format!("there is no Workload {workload} now: {advice}"))
+}
+
+/// The known workload with the most similar name, or with the same name in another namespace.
+pub(crate) fn nearest<'a>(workload: &str, known: &[&'a str]) -> Option<&'a str> {
+    let of_name = || {
+        let (_, name) = workload.split_once('/')?;
+        known.iter().copied().find(|it| it.split_once('/').is_some_and(|(_, it)| it == name))
+    };
+    closest(workload, known).or_else(of_name)
 }
 
 fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {

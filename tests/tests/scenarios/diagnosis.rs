@@ -56,7 +56,8 @@ fn the_step_that_fails_is_named() {
     assert!(said.contains("✗ service      shop/nobody has no workload"), "{said}");
     let (code, said) = diagnose(&mesh, &["shop/cart-2"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("✗ workload     there is no workload shop/cart-2"), "{said}");
+    assert!(said.contains("✗ workload     there is no workload shop/cart-2\n"), "{said}");
+    assert!(said.contains("did you mean shop/cart-1?"), "{said}");
     mesh.write("mesh.yaml", &MANIFESTS.replace("targetPort: grpc", "targetPort: http"));
     leno_tests::eventually("nothing is wrong", std::time::Duration::from_secs(10), || {
         let (code, said) = diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
@@ -146,4 +147,39 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
     let done = control.leno(&["diagnose", "shop/web-1"]);
     assert_eq!(done.status.code(), Some(0));
     assert!(!String::from_utf8_lossy(&done.stdout).contains("typo"));
+}
+
+/// A policy about tokens at its service, with keys in a file that is not there yet.
+const TOKENS: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: JwtValidation
+metadata: {name: tokens, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: cart}]
+  required: true
+  issuers: [{issuer: 'https://issuer.example', jwks: {file: issuer.jwks}}]
+";
+
+const KEYS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use": "sig",
+"x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4", "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#;
+
+#[test]
+fn a_policy_without_keys_is_a_finding_until_they_are_there() {
+    let service = MANIFESTS.split("---\n").take(2).collect::<Vec<_>>().join("---\n");
+    let mesh = Mesh::up(&format!("{service}{TOKENS}"));
+    let patience = std::time::Duration::from_secs(60);
+    let status = || {
+        let done = mesh.leno(&["status"]);
+        (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
+    };
+    let what = "✗ JwtValidation shop/tokens: every request fails until keys are there; no keys of https://issuer.example";
+    leno_tests::eventually("status names the policy", patience, || {
+        let (code, said) = status();
+        (code == Some(1) && said.contains(what)).then_some(())
+    });
+    mesh.write("issuer.jwks", KEYS);
+    leno_tests::eventually("the mesh is healthy", patience, || {
+        let (code, said) = status();
+        (code == Some(0) && !said.contains("keys")).then_some(())
+    });
 }

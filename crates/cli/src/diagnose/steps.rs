@@ -18,6 +18,7 @@ use super::{calls, conditions};
 use crate::duration::short;
 use crate::figures::{AILING, FAILING, counted, share};
 use crate::get::scope;
+use crate::revoke::nearest;
 
 /// All that is examined.
 #[derive(Default)]
@@ -128,12 +129,13 @@ impl Step {
 /// The steps, up to the one without which nothing further can be said.
 pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
     let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
-        return vec![Step::problem(
-            "workload",
-            format!("there is no workload {name}, of {}", facts.workloads.len()),
-            "leno get workloads lists them; one that a manifest defines may be refused: leno get \
-             rejected",
-        )];
+        let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
+        let remedy = "leno get workloads lists those there are; one that a manifest defines may be rejected: leno get rejected";
+        let remedy = match nearest(name, &known) {
+            Some(meant) => format!("did you mean {meant}? Otherwise {remedy}"),
+            None => remedy.to_owned(),
+        };
+        return vec![Step::problem("workload", format!("there is no workload {name}"), remedy)];
     };
     let of = match workload.services.as_slice() {
         [] => "behind no service".to_owned(),
