@@ -4,6 +4,7 @@ mod asked;
 mod interim;
 mod sending;
 mod tunnel;
+mod unprocessed;
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -79,11 +80,18 @@ pub(crate) async fn forward(
     match lease {
         // Boxed, so that the others need no room for it.
         Lease::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
-            let lease = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
-            over_http2(exchange, aim, destined, lease).await
+            let mut lease = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
+            over_http2(exchange, aim, destined, &mut lease).await
         }
         Lease::Link(link) => over_link(exchange, aim, &link).await,
-        Lease::Http2(lease) => over_http2(exchange, aim, destined, lease).await,
+        Lease::Http2(mut lease) => loop {
+            match over_http2(exchange, aim, destined, &mut lease).await {
+                Err(Reason::UpstreamRefused) => {
+                    lease = Box::pin(unprocessed::lease_again(exchange, destined, lease)).await?;
+                }
+                outcome => break outcome,
+            }
+        },
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
             if connection.reused && retry::is_idempotent(aim.method) {
@@ -145,16 +153,13 @@ async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
-    mut lease: Http2Lease,
+    lease: &mut Http2Lease,
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
     // The server may end the connection before it looks at the request (RFC 9113 §6.8).
     let held = exchange.hold_briefly();
-    let (response, stream) = lease
-        .send
-        .send_request(head, exchange.body.is_empty())
-        .map_err(|_| Reason::UpstreamRefused)?;
+    let (response, stream) = lease.send(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
     let outgoing = Outgoing::new(stream);
     let asked = Asked::new(&outgoing);
@@ -164,7 +169,7 @@ async fn over_http2(
     let upstream = Upstreamed::Http2(Box::new(awaited));
     let outcome = converse(exchange, (sink, sending), upstream).await;
     asked.finish();
-    outcome.map(|_| ())
+    outcome.map(|_| lease.processed())
 }
 
 /// True: the connection may serve another request.

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use h2::Ping;
-use h2::client::{Builder, SendRequest};
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Ping, SendStream};
 use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::sync::{Mutex, MutexGuard, Notify};
@@ -29,23 +29,41 @@ pub(crate) struct Http2Pool {
     open: RefCell<Vec<Rc<Connection>>>,
     /// One connection is opened at a time; who waits for it may use it.
     opening: Mutex<()>,
+    server: Rc<Server>,
+}
+
+/// The knowledge of a server that its connections share.
+struct Server {
     /// Told when a stream has ended, and all when connections have come or gone.
-    room: Rc<Notify>,
+    room: Notify,
+    /// The streams that the server processed on one connection before it refused further ones by GOAWAY, as nginx does
+    /// (`keepalive_requests`); more than there can be as long as it refused none.
+    streams_per_connection: Cell<u32>,
+    /// The streams that it has processed.
+    processed: Cell<u64>,
+    /// Wakes a request after its stream was refused: another one was processed, or none is left.
+    progress: Notify,
 }
 
 struct Connection {
     send: SendRequest<Bytes>,
     streams: Cell<usize>,
+    /// The streams since its begin.
+    opened: Cell<u32>,
+    /// The streams before the first one that the server refused when it ended the connection.
+    accepted: Cell<u32>,
     /// When its peer's certificate expires; never for the application, which has none.
     expires: Option<Instant>,
     /// That of its pool.
-    room: Rc<Notify>,
+    server: Rc<Server>,
 }
 
 /// A connection with room for one stream, which it keeps until this is dropped.
 pub(crate) struct Http2Lease {
-    pub(crate) send: SendRequest<Bytes>,
+    send: SendRequest<Bytes>,
     connection: Rc<Connection>,
+    /// The streams of the connection before the one that was opened.
+    number: Option<u32>,
 }
 
 /// The end of waiting for a stream.
@@ -56,22 +74,88 @@ enum Turn<'a> {
     Opens(MutexGuard<'a, ()>),
 }
 
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            room: Notify::new(),
+            streams_per_connection: Cell::new(u32::MAX),
+            processed: Cell::new(0),
+            progress: Notify::new(),
+        }
+    }
+}
+
 impl Http2Lease {
     fn new(connection: Rc<Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
-        Self { send: connection.send.clone(), connection }
+        connection.opened.set(connection.opened.get().saturating_add(1));
+        Self { send: connection.send.clone(), connection, number: None }
     }
 
     /// Whether the server takes extended CONNECT (RFC 8441).
     pub(crate) fn takes_upgrades(&self) -> bool {
         self.send.is_extended_connect_protocol_enabled()
     }
+
+    /// Opens the stream. `end`: no body follows.
+    ///
+    /// # Errors
+    /// The connection has ended meanwhile.
+    pub(crate) fn send(
+        &mut self,
+        head: http::Request<()>,
+        end: bool,
+    ) -> Result<(ResponseFuture, SendStream<Bytes>), Reason> {
+        let sent = self.send.send_request(head, end).map_err(|_| Reason::UpstreamRefused)?;
+        // A client's streams are 1, 3, 5 and so on (RFC 9113 §5.1.1).
+        self.number = Some(sent.0.stream_id().as_u32() / 2);
+        Ok(sent)
+    }
+
+    /// The server has processed the stream.
+    pub(crate) fn processed(&self) {
+        let server = &self.connection.server;
+        server.processed.set(server.processed.get() + 1);
+        server.progress.notify_one();
+        let limit = server.streams_per_connection.get();
+        if self.number.is_some_and(|number| number >= limit) {
+            server.streams_per_connection.set(limit.saturating_mul(2));
+        }
+    }
+
+    /// Waits, after the server has refused the stream, until it has processed another one. False where that is not to be
+    /// expected: then the server would refuse the stream again.
+    pub(crate) async fn progresses(self) -> bool {
+        let connection = self.connection.clone();
+        let before = connection.server.processed.get();
+        if let Some(number) = self.number.filter(|_| connection.is_over()) {
+            connection.accept_only(number);
+        }
+        drop(self);
+        // A GOAWAY wakes all streams that it refuses at once: after a turn of each, the first of them is known.
+        tokio::task::yield_now().await;
+        if connection.is_over() {
+            return connection.accepted.get() != u32::MAX && connection.accepted.get() > 0;
+        }
+        let is_processed = || connection.server.processed.get() > before;
+        let progress = async {
+            while !is_processed() && connection.streams.get() > 0 {
+                connection.server.progress.notified().await;
+            }
+        };
+        drop(timeout(PROGRESS_TIME, progress).await);
+        is_processed()
+    }
 }
 
 impl Drop for Http2Lease {
     fn drop(&mut self) {
-        self.connection.streams.set(self.connection.streams.get() - 1);
-        self.connection.room.notify_one();
+        let Connection { streams, server, .. } = &*self.connection;
+        streams.set(streams.get() - 1);
+        server.room.notify_one();
+        if streams.get() == 0 {
+            server.progress.notify_waiters();
+        }
     }
 }
 
@@ -117,20 +201,46 @@ impl Http2Pool {
             if let Some(ready) = self.ready() {
                 return Some(ready);
             }
-            if self.open.borrow().len() < CONNECTIONS_MAX {
+            if self.open.borrow().len() < self.connections_max() {
                 return None;
             }
-            self.room.notified().await;
+            if let Some(crowded) = self.find(Connection::may_open) {
+                return Some(crowded);
+            }
+            self.server.room.notified().await;
+        }
+    }
+
+    /// A server that takes few streams on each connection gets more connections.
+    fn connections_max(&self) -> usize {
+        match self.server.streams_per_connection.get() < FEW_STREAMS {
+            true => SHORT_CONNECTIONS_MAX,
+            false => CONNECTIONS_MAX,
         }
     }
 
     /// Keeps a connection that was greeted, until its peer's certificate expires.
+    pub(crate) fn keep(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
+        drop(self.insert(send, expires));
+    }
+
+    /// The same, with room for one stream.
     pub(crate) fn add(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Http2Lease {
-        let room = self.room.clone();
-        let added = Rc::new(Connection { send, streams: Cell::new(0), expires, room });
+        Http2Lease::new(self.insert(send, expires))
+    }
+
+    fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Connection> {
+        let added = Rc::new(Connection {
+            send,
+            streams: Cell::new(0),
+            opened: Cell::new(0),
+            accepted: Cell::new(u32::MAX),
+            expires,
+            server: self.server.clone(),
+        });
         self.open.borrow_mut().push(added.clone());
-        self.room.notify_waiters();
-        Http2Lease::new(added)
+        self.server.room.notify_waiters();
+        added
     }
 
     /// The first connection with room; those that are over are forgotten.
@@ -139,21 +249,52 @@ impl Http2Pool {
         let before = open.len();
         open.retain(|connection| !connection.is_over());
         if open.len() < before {
-            self.room.notify_waiters();
+            self.server.room.notify_waiters();
         }
-        let has_room =
-            |open: &&Rc<Connection>| open.streams.get() < open.send.current_max_send_streams();
-        open.iter().find(has_room).cloned().map(Http2Lease::new)
+        drop(open);
+        self.find(Connection::has_room)
+    }
+
+    fn find(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Lease> {
+        let open = self.open.borrow();
+        open.iter().find(|connection| is_it(connection)).cloned().map(Http2Lease::new)
+    }
+
+    /// True while a connection is open, with room or not.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.open.borrow().is_empty()
     }
 
     /// Opens no more streams; those under way go on.
     pub(crate) fn clear(&self) {
         self.open.borrow_mut().clear();
-        self.room.notify_waiters();
+        self.server.room.notify_waiters();
     }
 }
 
 impl Connection {
+    /// True where the server permits another stream now.
+    fn may_open(&self) -> bool {
+        self.streams.get() < self.send.current_max_send_streams()
+    }
+
+    /// True where the server is likely to process another stream. Beyond the number of streams after which it ended a
+    /// connection before, one at a time shows that the server takes more.
+    fn has_room(&self) -> bool {
+        let is_short = self.opened.get() >= self.server.streams_per_connection.get();
+        self.may_open() && (!is_short || self.streams.get() == 0)
+    }
+
+    /// The server has ended the connection, and has refused the stream with so many before it.
+    fn accept_only(&self, streams: u32) {
+        if streams < self.accepted.get() {
+            self.accepted.set(streams);
+            // A server that refuses all streams says nothing about their number.
+            let limit = if streams == 0 { u32::MAX } else { streams };
+            self.server.streams_per_connection.set(limit);
+        }
+    }
+
     /// Whether no stream may be opened any more.
     fn is_over(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
@@ -199,5 +340,11 @@ fn builder() -> Builder {
 
 /// Connections of one thread to one server; each has as many streams as it allows.
 const CONNECTIONS_MAX: usize = 8;
+/// Streams below which a connection is short.
+const FEW_STREAMS: u32 = 64;
+/// The connections of one thread to a server that makes them short.
+const SHORT_CONNECTIONS_MAX: usize = 64;
+/// The time in which a server that has refused a stream has to process another one.
+const PROGRESS_TIME: Duration = Duration::from_secs(1);
 /// Small frames of a server that may wait for slow readers on one connection.
 const SMALL_FRAMES_MAX: usize = 256 * 1024;

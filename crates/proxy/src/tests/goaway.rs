@@ -1,13 +1,15 @@
 //! Issue 26, case f02: streams above the last one of a GOAWAY were not processed and are sent again (RFC 9113 §6.8).
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leno_model::Protocol;
+use tokio::net::TcpStream;
 
 use super::fixture::frames::{self, DATA, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, RST_STREAM};
 use super::fixture::{Application, Client, Mesh, run};
-use super::http2::mesh;
+use super::http2::{application, mesh};
 
 /// An application of HTTP/2 that answers the first whole request with `rejects`, given its number, and others with 200 and the body.
 async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
@@ -97,5 +99,178 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
             assert_eq!(answer(&mesh, &request).await.0, 502, "{method}");
             assert_eq!(app.accepted.get(), times, "{method}");
         }
+    });
+}
+
+/// An application of HTTP/2 that processes so many streams of each connection, as nginx does (`keepalive_requests`), and says so only when
+/// it has begun the last of them.
+struct Short {
+    application: Application,
+    per_connection: Rc<Cell<usize>>,
+    /// The streams that it refused.
+    refused: Rc<Cell<usize>>,
+}
+
+impl Short {
+    async fn start(streams: usize) -> Self {
+        let per_connection = Rc::new(Cell::new(streams));
+        let refused = Rc::new(Cell::new(0));
+        let counts = (per_connection.clone(), refused.clone());
+        let serve = move |client| Self::serve(client, counts.clone());
+        Self { application: Application::start(serve).await, per_connection, refused }
+    }
+
+    async fn serve(
+        mut client: Client<TcpStream>,
+        (most, refused): (Rc<Cell<usize>>, Rc<Cell<usize>>),
+    ) {
+        client.bytes(24).await;
+        client.send(&OPENING[24..]).await;
+        let (mut processed, mut has_ended) = (0, false);
+        let mut bodies: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+            if kind == frames::PING && flags == 0 {
+                client.send(frames::frame(frames::PING, 1, 0, &payload)).await;
+            }
+            if kind == HEADERS {
+                if processed >= most.get() {
+                    refused.set(refused.get() + 1);
+                    if !std::mem::replace(&mut has_ended, true) {
+                        client.send(goaway(0)).await;
+                    }
+                    continue;
+                }
+                processed += 1;
+                bodies.insert(stream, Vec::new());
+                if processed == most.get() {
+                    has_ended = true;
+                    client.send(goaway(stream)).await;
+                }
+            }
+            if kind == DATA
+                && let Some(body) = bodies.get_mut(&stream)
+            {
+                body.extend(payload);
+            }
+            if flags & END_STREAM != 0
+                && let Some(body) = bodies.remove(&stream)
+            {
+                let head = frames::frame(HEADERS, frames::END_HEADERS, stream, &[0x88]);
+                let data = frames::frame(DATA, END_STREAM, stream, &body);
+                client.send([head, data].concat()).await;
+            }
+        }
+    }
+}
+
+async fn answers(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
+    let (door, request) = (mesh.door, Rc::<str>::from(request));
+    let each = (0..requests).map(|_| {
+        let request = request.clone();
+        tokio::task::spawn_local(async move { Client::connect(door).await.ask(&request).await })
+    });
+    let mut given = Vec::new();
+    for answer in each.collect::<Vec<_>>() {
+        let answer = answer.await.unwrap();
+        given.push((answer.status, answer.body));
+    }
+    given
+}
+
+#[test]
+fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
+    run(async {
+        for streams in [1, 3, 10] {
+            let app = Short::start(streams).await;
+            let mesh = mesh(app.application.address, Protocol::Http2).await;
+            for (request, body) in [
+                ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
+                ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
+            ] {
+                let given = answers(&mesh, 60, request).await;
+                let wrong = given.iter().filter(|it| **it != (200, body.to_vec())).count();
+                assert_eq!(wrong, 0, "{streams} streams per connection, {request}");
+            }
+            assert!(mesh.client.failures().is_empty());
+            assert!(app.refused.get() > 0, "the first connection got more streams than it took");
+        }
+    });
+}
+
+#[test]
+fn a_connection_gets_no_more_streams_than_the_server_took_before() {
+    run(async {
+        let app = Short::start(5).await;
+        let mesh = mesh(app.application.address, Protocol::Http2).await;
+        answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        app.refused.set(0);
+        answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(app.refused.get(), 0, "each connection has got five streams");
+
+        // A server that takes more than before gets more.
+        app.per_connection.set(usize::MAX);
+        for _ in 0..20 {
+            answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        }
+        let opened = app.application.accepted.get();
+        for _ in 0..20 {
+            answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        }
+        assert_eq!(app.application.accepted.get(), opened, "no connection is opened any more");
+    });
+}
+
+#[test]
+fn a_server_that_refuses_all_streams_gets_few_connections() {
+    run(async {
+        for learned in [false, true] {
+            let app = Short::start(if learned { 3 } else { 0 }).await;
+            let mesh = mesh(app.application.address, Protocol::Http2).await;
+            if learned {
+                answers(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                app.per_connection.set(0);
+            }
+            let before = app.application.accepted.get();
+            let given = answers(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
+            let opened = app.application.accepted.get() - before;
+            assert!(opened <= 20, "{opened} connections");
+        }
+    });
+}
+
+#[test]
+fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_processed() {
+    run(async {
+        // It processes two streams at once, and does not announce that.
+        let busy = Rc::new(Cell::new(0));
+        let app = application(move |_, mut respond| {
+            let busy = busy.clone();
+            async move {
+                if busy.get() == 2 {
+                    return respond.send_reset(h2::Reason::REFUSED_STREAM);
+                }
+                busy.set(busy.get() + 1);
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+                busy.set(busy.get() - 1);
+                drop(respond.send_response(http::Response::new(()), true));
+            }
+        })
+        .await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        let given = answers(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
+        assert_eq!(app.accepted.get(), 1, "no further connection is needed");
+
+        let refusing = application(|_, mut respond| async move {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        });
+        let refusing = refusing.await;
+        let mesh = super::http2::mesh(refusing.address, Protocol::Http2).await;
+        let given = answers(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
+        assert_eq!(refusing.accepted.get(), 1);
     });
 }

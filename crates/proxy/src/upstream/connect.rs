@@ -90,7 +90,8 @@ pub(crate) async fn endpoint(
 }
 
 async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
-    for _ in 0..ATTEMPTS_MAX {
+    let mut attempts = 0;
+    while attempts < ATTEMPTS_MAX {
         if let Some(lease) = upstream.http2.room().await {
             return Ok(Lease::Http2(lease));
         }
@@ -112,6 +113,10 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
         }
         if let Some(connection) = attempt.foreign.take() {
             return Ok(Lease::Http1(Box::new(connection)));
+        }
+        // Other requests took the room of a connection that is still open: there is progress.
+        if !upstream.http2.is_open() {
+            attempts += 1;
         }
     }
     Err(Reason::UpstreamRefused)
@@ -306,7 +311,7 @@ async fn reach(
         let greeted = tokio::time::timeout(patience, greet(io, counted)).await;
         let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
         let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-        drop(upstream.http2.add(send, Some(expires)));
+        upstream.http2.keep(send, Some(expires));
         return Ok(());
     }
     let link = LinkHandle::new(Role::Opener);
@@ -451,6 +456,5 @@ pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStrea
     dial(address, &config.interception).await.map_err(|_| Reason::ConnectFailed)
 }
 
-/// Attempts that one request joins before it gives up on an endpoint that keeps filling up: more
-/// than connections of HTTP/2 are opened to one.
+/// Attempts that one request joins before it gives up on an endpoint that ends each connection at once.
 const ATTEMPTS_MAX: usize = 12;

@@ -184,3 +184,51 @@ fn h2load_sees_no_request_fail() {
         }
     }
 }
+
+/// Issue 26, case f02: nginx ends a connection after `keepalive_requests` by a GOAWAY, and does not process the streams above the
+/// last one of it.
+#[test]
+fn nginx_that_ends_connections_after_few_requests_loses_none() {
+    let limits = [3, 10, 20, 50];
+    let sites = limits.map(|limit| {
+        let [port, plain, door] = std::array::from_fn(|_| free_port());
+        let nginx = Nginx::prepare(&format!(
+            "listen 127.0.0.1:{port} http2;
+             listen 127.0.0.1:{plain};
+             keepalive_requests {limit};
+             location / {{ return 200; }}
+             location /whole/ {{ proxy_pass http://127.0.0.1:{plain}/; }}"
+        ));
+        nginx.write("body", noise(2000));
+        (nginx, port, loopback(door))
+    });
+    let names = limits.map(|limit| format!("web{limit}"));
+    let services = names.each_ref().map(|name| format!("{name}.shop"));
+    let mut manifests = mesh_config("permissive");
+    for ((nginx, port, _), name) in sites.iter().zip(&names) {
+        let command = nginx.command();
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        manifests += &server_of(name, (*port, "HTTP2"), &command);
+    }
+    let doors: Vec<(&str, u16)> =
+        services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();
+    let _mesh = Mesh::up(&(manifests + &client("user", &[], &doors)));
+    for ((nginx, _, door), limit) in sites.iter().zip(limits) {
+        answers(*door);
+        let body = nginx.file("body");
+        for (path, more) in [("/", &[][..]), ("/whole/", &["-d", body.to_str().unwrap()])] {
+            for load in [["-c20", "-m20"], ["-c10", "-m5"], ["-c4", "-m3"]] {
+                let output = bounded("h2load")
+                    .args(load)
+                    .args(["-t1", "-n3000"])
+                    .args(more)
+                    .arg(format!("http://{door}{path}"))
+                    .output()
+                    .unwrap();
+                let report = String::from_utf8_lossy(&output.stdout).into_owned();
+                let is_whole = report.contains("status codes: 3000 2xx");
+                assert!(is_whole, "keepalive_requests {limit}, {load:?} {path}: {report}");
+            }
+        }
+    }
+}

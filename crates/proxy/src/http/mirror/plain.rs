@@ -77,8 +77,7 @@ pub(crate) async fn over_http2(
         let place = (scheme, authority, target.unwrap_or_default());
         head::request_to(&request.bytes, request.head, place)?
     };
-    let sent = lease.send.send_request(asked, body.is_empty());
-    let (response, stream) = sent.map_err(|_| Reason::UpstreamRefused)?;
+    let (response, stream) = lease.send(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
         let patience = worker.config.limits.body_stall_timeout;
@@ -89,6 +88,7 @@ pub(crate) async fn over_http2(
         if let Http2Answer::Final(parts, body) =
             awaited.next().await.map_err(|unanswered| unanswered.reason)?
         {
+            lease.processed();
             discard(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
         }
