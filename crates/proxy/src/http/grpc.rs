@@ -11,10 +11,11 @@ use leno_wire::link::ResetCode;
 
 pub(crate) use leno_outside::message;
 
-/// Whether a content type is that of a call; gRPC-Web is another protocol.
+/// True for the content type of a call, in any case (RFC 9110 §8.3.1); gRPC-Web is another protocol.
 pub(crate) fn is_call(content_type: &[u8]) -> bool {
-    let rest = content_type.strip_prefix(b"application/grpc");
-    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t')))
+    let Some((kind, rest)) = content_type.split_at_checked(CALL.len()) else { return false };
+    kind.eq_ignore_ascii_case(CALL)
+        && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
 /// How a call was answered, as soon as it is known.
@@ -123,13 +124,22 @@ const fn class(status: GrpcStatus) -> u16 {
 /// The field that tells, in HTTP/2's spelling.
 const STATUS: &str = "grpc-status";
 
+/// The content type of a call.
+const CALL: &[u8] = b"application/grpc";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn knows_a_call_by_its_content_type() {
-        for yes in ["application/grpc", "application/grpc+proto", "application/grpc; a=b"] {
+        for yes in [
+            "application/grpc",
+            "application/grpc+proto",
+            "application/grpc; a=b",
+            "Application/gRPC",
+            "APPLICATION/GRPC+proto",
+        ] {
             assert!(is_call(yes.as_bytes()), "{yes}");
         }
         for no in ["", "application/grpc-web", "application/grpc-web+proto", "text/plain"] {

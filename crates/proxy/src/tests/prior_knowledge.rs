@@ -76,6 +76,23 @@ fn a_rejected_request_is_read_to_its_end() {
     });
 }
 
+/// Media types are case-insensitive (RFC 9110 §8.3.1).
+#[test]
+fn a_call_of_grpc_is_one_in_capitals_too() {
+    run(async {
+        let app = application(|_, _| async {}).await;
+        let mesh = super::http2::mesh(app.address, Protocol::Grpc).await;
+        mesh.enforce(Access::Strict(Vec::new()));
+        let request = Request::post("http://ratings.bookinfo:9080/shop.Cart/Add");
+        let request = request.header("content-type", "Application/gRPC").body(()).unwrap();
+        let response = answer(&mesh, request).await;
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["grpc-status"]),
+            (200, &"7".parse().unwrap())
+        );
+    });
+}
+
 #[test]
 fn requests_are_seen_on_a_port_without_a_declared_protocol() {
     run(async {
