@@ -20,8 +20,8 @@ use super::head;
 use super::stream::{Received, Reply};
 use super::transport::Transport;
 use super::{
-    CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
-    WINDOW_BYTES,
+    CONNECTION_WINDOW_BYTES, EDGE_HEADER_LIST_BYTES_MAX, HEADER_LIST_BYTES_MAX,
+    SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST, WINDOW_BYTES,
 };
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
@@ -109,7 +109,13 @@ async fn carry(
                 });
             }
             // The codec has told the client why, and goes on saying the same to us.
-            Ok(Some(Err(error))) => return tracing::debug!(%error, "an HTTP/2 connection broke"),
+            Ok(Some(Err(error))) => {
+                // The client broke a rule of the protocol, or sent a head far beyond the limit.
+                if error.is_go_away() && error.is_library() {
+                    session.worker.shard.refuse(Reason::BadRequest.label());
+                }
+                return tracing::debug!(%error, "an HTTP/2 connection broke");
+            }
             Ok(None) => return,
             Err(_) if ending && streams.streams() == 0 => return,
             Err(_) if !ending && (streams.streams() == 0 || session.is_expired()) => {
@@ -292,13 +298,17 @@ fn is_grpc(fields: &http::HeaderMap) -> bool {
 }
 
 fn builder(at_the_edge: bool) -> Builder {
+    let (streams, header_list) = match at_the_edge {
+        true => (EDGE_STREAMS_MAX, EDGE_HEADER_LIST_BYTES_MAX),
+        false => (STREAMS_MAX, HEADER_LIST_BYTES_MAX),
+    };
     let mut builder = Builder::new();
     builder
         .enable_connect_protocol()
-        .max_concurrent_streams(if at_the_edge { EDGE_STREAMS_MAX } else { STREAMS_MAX })
+        .max_concurrent_streams(streams)
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .max_header_list_size(header_list)
         .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
         .data_frame_budget(SMALL_FRAMES_MAX * SMALL_FRAME_COST)
         .max_concurrent_reset_streams(RESET_STREAMS_MAX)

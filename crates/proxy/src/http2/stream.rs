@@ -11,7 +11,7 @@ use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
-use leno_wire::http1::ResponseHead;
+use leno_wire::http1::{HEAD_BYTES_MAX, Malformed, ResponseHead};
 use leno_wire::link::ResetCode;
 
 use super::cancel;
@@ -92,6 +92,9 @@ impl Received {
                     let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
                     self.phase = Phase::Ended;
                     let section = trailers.and_then(|fields| head::trailers(&fields));
+                    if section.as_ref().is_some_and(|section| section.len() > HEAD_BYTES_MAX) {
+                        return Poll::Ready(Err(Malformed::HeadTooLarge.into()));
+                    }
                     return Poll::Ready(Ok(section.map(Piece::Trailers)));
                 }
                 Phase::Ended => return Poll::Ready(Ok(None)),

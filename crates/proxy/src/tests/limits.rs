@@ -2,16 +2,22 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::Request;
+use leno_model::Protocol;
 use leno_wire::link::StreamKind;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::fixture::{
     Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, tls_connect, until,
 };
+use super::http2;
 use crate::listen::{self, Command};
 use crate::redirect::Gate;
 use crate::session::Entrance;
-use crate::tls::ALPN_HTTP1;
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 #[test]
 fn a_head_beyond_the_limits_is_refused_with_431() {
@@ -39,6 +45,64 @@ fn a_head_beyond_the_limits_is_refused_with_431() {
         assert_eq!(mesh.client.failures(), [("head-too-large", 3)].into());
         assert_eq!(mesh.server.failures(), [("head-too-large", 2)].into());
         assert_eq!(app.accepted.get(), 0);
+    });
+}
+
+async fn http2_over(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> SendRequest<Bytes> {
+    let (send, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::task::spawn_local(async move { drop(connection.await) });
+    send.ready().await.unwrap()
+}
+
+/// The status, that of gRPC, and the reason of a request with a field of so many bytes.
+async fn verdict(
+    client: &mut SendRequest<Bytes>,
+    (content_type, bytes): (&str, usize),
+) -> (u16, Option<String>, Option<String>) {
+    let request = Request::post("http://ratings.bookinfo:9080/")
+        .header("content-type", content_type)
+        .header("te", "trailers")
+        .header("x-long", "y".repeat(bytes))
+        .body(());
+    let (response, _) = client.send_request(request.unwrap(), true).unwrap();
+    let response = response.await.expect("a response");
+    let text = |name| response.headers().get(name).map(|it| it.to_str().unwrap().to_owned());
+    let reason = text("leno-reason").map(|it| it.split(';').next().unwrap().to_owned());
+    (response.status().as_u16(), text("grpc-status"), reason)
+}
+
+#[test]
+fn a_long_head_over_http2_gets_a_response_with_the_reason() {
+    run(async {
+        let app = http2::application(|_, mut respond| async move {
+            drop(respond.send_response(http::Response::new(()), true));
+        });
+        let app = app.await;
+        let mesh = http2::mesh(app.address, Protocol::Http2).await;
+        let identity = credential(&mesh.authority, "foreign");
+        let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
+        let mut clients = [http2::connect(mesh.door).await, http2_over(tls).await];
+        let reason = || Some("head-too-large".to_owned());
+        for client in &mut clients {
+            for bytes in [66_000, 70_000, 100_000, 200_000] {
+                let given = verdict(client, ("text/plain", bytes)).await;
+                assert_eq!(given, (431, None, reason()), "{bytes}");
+                let given = verdict(client, ("application/grpc", bytes)).await;
+                assert_eq!(given, (200, Some("13".to_owned()), reason()), "{bytes}");
+            }
+            // The connection serves other requests.
+            assert_eq!(verdict(client, ("text/plain", 60_000)).await, (200, None, None));
+        }
+        for sidecar in [&mesh.client, &mesh.server] {
+            until(|| sidecar.failures() == [("head-too-large", 8)].into()).await;
+        }
+
+        // A head far beyond the limit ends the connection, and is counted.
+        let request = Request::get("http://ratings.bookinfo:9080/");
+        let request = request.header("x-long", "y".repeat(2_000_000)).body(()).unwrap();
+        let (response, _) = clients[0].send_request(request, true).unwrap();
+        assert!(response.await.is_err());
+        until(|| mesh.client.telemetry.refusals() == [("bad-request", 1)].into()).await;
     });
 }
 
