@@ -9,7 +9,7 @@ use leno_telemetry::Count;
 use super::Progress;
 use crate::http::exchange::Exchange;
 use crate::http2::client::Http2Lease;
-use crate::upstream::{Destined, Lease, Wait};
+use crate::upstream::{Destined, Lease};
 
 /// A lease for the same request again, after its stream was refused. This is no retry of a rule: the server has not seen the
 /// request. As long as the server processes other streams, the deadline of the request is the only bound, and [`TIME_MAX`] where it
@@ -35,7 +35,7 @@ pub(super) async fn lease_again(
     exchange.progress = Progress { pins: exchange.progress.pins, ..Progress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
-    let how = (session.found_http2, Wait::Whole);
+    let how = (session.found_http2, exchange.wait_alone());
     match destined.lease(&session.worker, exchange.timed.as_ref(), how).await? {
         Lease::Http2(lease) => Ok(lease),
         // The endpoint speaks another protocol since.
