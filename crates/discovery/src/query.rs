@@ -198,7 +198,8 @@ impl StreamQueries {
         }
     }
 
-    /// Adds a part of an answer. True if the control plane has asked for it: the proxy does not pay for it then.
+    /// Adds a part of an answer. True if the control plane has asked for it and it is the last one or has the full size: the
+    /// proxy does not pay for it then. Short parts would let it send any number of messages.
     pub(crate) fn receive(&mut self, part: proto::QueryAnswer) -> bool {
         let Some(open) = self.open.as_mut().filter(|open| open.id == part.id) else { return false };
         if part.part.is_empty() && !part.last {
@@ -206,9 +207,10 @@ impl StreamQueries {
         }
         if open.body.len().saturating_add(part.part.len()) > ANSWER_BYTES_MAX {
             self.finish(Err(QueryError::Oversized));
-            return true;
+            return false;
         }
         open.body.extend_from_slice(&part.part);
+        let is_free = part.last || part.part.len() == PART_BYTES_MAX;
         if part.last {
             let body = std::mem::take(&mut open.body);
             let status = u16::try_from(part.status).unwrap_or_default();
@@ -217,7 +219,7 @@ impl StreamQueries {
                 false => Ok(ProxyAnswer { status, body }),
             });
         }
-        true
+        is_free
     }
 
     fn finish(&mut self, result: Result<ProxyAnswer, QueryError>) {

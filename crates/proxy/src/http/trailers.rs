@@ -46,11 +46,12 @@ pub(crate) fn permitted_of(
     permitted.collect()
 }
 
-/// True where the access policies of the port do not let opaque bytes of the peer in: they look at requests.
+/// True where the access policies of the port do not let opaque bytes of the peer in: they look at requests, or the peer
+/// has no permit any more.
 fn is_decided_by_request(session: &Session) -> bool {
     let Some(scene) = session.worker.world.scene() else { return true };
     let permit = session.permit(&scene, Instant::now());
-    permit.is_ok_and(|permit| scene.plans.access.tcp(&permit).is_err())
+    !permit.is_ok_and(|permit| scene.plans.access.tcp(&permit).is_ok())
 }
 
 /// A section without the fields with such names. The section has been checked: each line is one field.

@@ -44,7 +44,8 @@ async fn held(name: &'static str, released: bool) -> Held {
                 if held.wait_for(|released| *released).await.is_err() {
                     return;
                 }
-                let text = format!("{name} {}", String::from_utf8_lossy(&request.body));
+                let body = String::from_utf8_lossy(&request.body);
+                let text = format!("{name} {body}{}", request.trailers);
                 let length = text.len();
                 client
                     .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{text}"))
@@ -232,6 +233,29 @@ fn bodies_go_whole_to_both() {
             while count(&mesh, Count::HedgesWon) == before {
                 assert_eq!(client.ask(request).await.text(), "two hello");
             }
+        }
+        drop((one, two));
+    });
+}
+
+/// A field that a route removes reaches no endpoint in a trailer section, neither by the first attempt nor by the second one.
+#[test]
+fn second_attempts_have_no_trailers_that_a_route_removes() {
+    run(async {
+        let (mesh, second, one, two, _server) = two(&["two"]).await;
+        let mut actions = RuleActions::default();
+        actions.request_headers.remove = vec!["x-user".to_owned()];
+        let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
+        let mut views = routed(&mesh, vec![rule]);
+        let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+        backend.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+        backend.treatment = hedged(&["POST"]);
+        mesh.client_knows(views);
+        let mut client = Client::connect(mesh.door).await;
+        const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                            5\r\nhello\r\n0\r\nX_User: root\r\nx-sum: 8\r\n\r\n";
+        while count(&mesh, Count::HedgesWon) == 0 {
+            assert_eq!(client.ask(POST).await.text(), "two hellox-sum: 8");
         }
         drop((one, two));
     });

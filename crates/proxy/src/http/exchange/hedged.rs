@@ -24,9 +24,11 @@ use crate::http::mirror::send_whole;
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::{Bound, Destination};
+use crate::http::trailers;
 use crate::http2::cancel;
 use crate::link::{LinkStream, ReceivedHead};
 use crate::record::Hedge;
+use crate::session::Session;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick;
 use crate::upstream::ward::Trial;
@@ -103,6 +105,7 @@ impl Exchange<'_, '_> {
         let has_body = !self.body.is_empty();
         let session = self.session;
         let second = Second {
+            session,
             worker: &session.worker,
             bound,
             head: self.head(aim, self.actions.as_deref()).freeze(),
@@ -215,6 +218,7 @@ impl Exchange<'_, '_> {
 
 /// A second attempt, before it is made.
 struct Second<'a> {
+    session: &'a Session,
     worker: &'a Rc<Worker>,
     bound: &'a Bound,
     head: Bytes,
@@ -241,7 +245,10 @@ impl Second<'_> {
         tokio::time::sleep(after).await;
         let body = match &self.held {
             None => Vec::new(),
-            Some(held) => held.wholly().await?,
+            Some(held) => {
+                let kept = held.wholly().await?;
+                trailers::permitted_of(self.session, self.actions.as_deref(), kept)
+            }
         };
         let ward = self.bound.ward.as_ref();
         let upstream = self.pick()?;

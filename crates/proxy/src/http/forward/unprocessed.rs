@@ -9,6 +9,7 @@ use leno_telemetry::Count;
 use super::Progress;
 use crate::http::exchange::Exchange;
 use crate::http2::client::Http2Lease;
+use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Lease};
 
 /// A lease for the same request again, after its stream was refused. This is no retry of a rule: the server has not seen the
@@ -25,23 +26,34 @@ pub(super) async fn lease_again(
     let is_whole =
         !exchange.progress.body_taken || exchange.held.as_ref().is_some_and(|held| !held.is_lost());
     let is_late = exchange.record.started.elapsed() > TIME_MAX;
-    if exchange.started.get() || !is_whole || is_late || !refused.progresses().await {
+    // A retry may find another endpoint that is idle; there is one application.
+    let is_refusal = matches!(destined, Destined::Upstream(_)) && !refused.is_over();
+    let refusals = exchange.progress.refusals + u8::from(is_refusal);
+    let is_hopeless = is_late || refusals > REFUSALS_MAX;
+    if exchange.started.get() || !is_whole || is_hopeless || !refused.progresses().await {
         return Err(Reason::UpstreamRefused);
     }
     if exchange.progress.body_taken {
         exchange.body.rewind();
         exchange.record.bytes_in.set(0);
     }
-    exchange.progress = Progress { pins: exchange.progress.pins, ..Progress::default() };
+    exchange.progress = Progress { pins: exchange.progress.pins, refusals, ..Progress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
     let how = (session.found_http2, exchange.wait_alone());
-    match destined.lease(&session.worker, exchange.timed.as_ref(), how).await? {
+    let lease = destined.lease(&session.worker, exchange.timed.as_ref(), how);
+    let lease = match exchange.trial.as_ref().map(Trial::ward) {
+        Some(ward) => ward.wait(lease).await?,
+        None => lease.await?,
+    };
+    match lease {
         Lease::Http2(lease) => Ok(lease),
         // The endpoint speaks another protocol since.
         Lease::Link(_) | Lease::Http1(_) => Err(Reason::UpstreamRefused),
     }
 }
 
+/// Refusals by connections to an endpoint that go on, after which the request is left to the bounds of retries.
+const REFUSALS_MAX: u8 = 3;
 /// The time in which a request without a deadline is sent again.
 const TIME_MAX: Duration = Duration::from_secs(30);
