@@ -12,7 +12,7 @@ use crate::kinds::{self, Identity};
 use crate::lint::lint;
 use crate::outline::whereabouts;
 use crate::rejected::{Place, Rejected, Warning};
-use crate::scan::{self, Content, Contents, DirectoryIdentity, Scan, scan};
+use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan};
 
 /// Facts from files and directories of YAML.
 ///
@@ -340,8 +340,10 @@ impl FileSource {
 
 /// The documents that a file has now; none when it cannot be read.
 fn written(file: &Path) -> Vec<Node> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    documents(&text).unwrap_or_default()
+    match scan::read(file, &mut FILE_BYTES_MAX.clone()) {
+        Content::Text(text) => documents(&text).unwrap_or_default(),
+        Content::Unreadable(_) | Content::Absent => Vec::new(),
+    }
 }
 
 /// What became of one file.

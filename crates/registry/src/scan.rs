@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+use rustix::fs::OFlags;
 
 use crate::rejected::{Place, Rejected, Warning};
 
@@ -240,11 +242,12 @@ fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn read(path: &Path, bytes_left: &mut u64) -> Content {
+/// Reads a regular file within bounds.
+pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     let unreadable =
         |problem: &str, remedy: &str| Content::Unreadable(rejected(path, problem, remedy));
     let mut bytes = Vec::new();
-    let result = File::open(path).and_then(|file| {
+    let result = open_regular(path).and_then(|file| {
         let limit = FILE_BYTES_MAX + 1;
         file.take(limit).read_to_end(&mut bytes)
     });
@@ -270,6 +273,17 @@ fn read(path: &Path, bytes_left: &mut u64) -> Content {
             let problem = format!("is not UTF-8 from byte {valid} on");
             unreadable(&problem, "save it as UTF-8")
         }
+    }
+}
+
+/// Opens a file for reading. Another kind of file in its place is an error: the open of a pipe would wait for a writer, and
+/// a device may have no end.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file")),
     }
 }
 
@@ -364,6 +378,20 @@ mod tests {
         let rejected: Vec<_> = scan.rejected.iter().map(|it| file(&it.at)).collect();
         assert_eq!(rejected, ["special.yaml", "zero.json"]);
         assert_eq!(scan.unknown, [at("special.yaml"), at("zero.json")]);
+    }
+
+    #[test]
+    fn a_special_file_in_the_place_of_a_listed_one_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe.yaml");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        for path in [Path::new("/dev/zero"), &pipe] {
+            let content = read(path, &mut FILE_BYTES_MAX.clone());
+            let Content::Unreadable(rejected) = content else { panic!("{content:?}") };
+            assert_eq!(rejected.problem, "cannot be read (not a regular file)");
+            assert_eq!(crate::FieldLines::default().of(path, 1, "spec"), None);
+        }
     }
 
     #[test]
