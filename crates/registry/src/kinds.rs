@@ -166,7 +166,8 @@ impl Identity {
         let actual = place.kind.as_deref().unwrap_or_default();
         let kind_fits = match self.kind.as_deref() {
             // It may hold the object.
-            None | Some(LIST) => return true,
+            None => return true,
+            Some(written) if written.ends_with(LIST) => return true,
             Some(written) => Kind::meant(written).is_some_and(|kind| kind.word() == actual),
         };
         let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
@@ -548,7 +549,7 @@ fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
     (!matches!(value.value, Value::Null)).then_some(value)
 }
 
-/// The kind of a list of any objects.
+/// The kind of a list of any objects, and the end of the kind of a list of objects of one kind.
 const LIST: &str = "List";
 /// The namespace of objects that do not say.
 const NAMESPACE_DEFAULT: &str = "default";

@@ -133,6 +133,22 @@ fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
 }
 
 #[test]
+fn a_bad_list_of_one_kind_keeps_the_objects_of_its_file() {
+    let list = |kind: &str, items: &str| {
+        format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nitems: {items}\n")
+    };
+    let policy = "{metadata: {name: a}, spec: {serviceAccounts: [stock], allow: [{}]}}";
+    for bad in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
+        let mut house = House::new();
+        let update = house.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
+        assert_eq!((problems(&update), update.objects), (vec![], 1));
+        let update = house.write("a.yaml", &bad);
+        assert!(!update.rejected.is_empty(), "{bad}");
+        assert_eq!((shown(&update).as_str(), update.objects), ("", 1), "{bad}");
+    }
+}
+
+#[test]
 fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
     let mut house = House::new();
     house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
