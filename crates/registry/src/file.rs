@@ -590,6 +590,10 @@ mod tests {
             ("metadata: {name: x}\nspec: {trafficMode: strict}\n".to_owned(), true),
             ("kind: MeshConfig\nspec: {trafficMode: strict\n".to_owned(), true),
             (config("ConfigMap", "{}"), false),
+            // Kinds of other meshes.
+            (config("ProxyConfig", "{concurrency: 2}"), false),
+            (config("MeshTLSAuthentication", "{}"), false),
+            (config("MeshRateLimit", "{}"), false),
             (format!("{good}---\nspec: {{}}\n"), false),
             (format!("{good}---\n{}", config("MeshConfig", "{trafficMode: permissive}")), true),
         ] {

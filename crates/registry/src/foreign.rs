@@ -43,7 +43,7 @@ const SYNONYMS: &[(&[&str], &str)] = &[
     (&["ExtAuthz", "ExtAuth", "ExternalAuth", "ExtAuthzPolicy"], "ExternalAuthorization"),
     (&["JWT", "JwtAuthentication", "JWTAuthentication", "JWTRule", "JwtPolicy"], "JwtValidation"),
     (&["TrafficPermission", "MeshTrafficPermission", "NetworkAuthentication"], "AccessPolicy"),
-    (&["ProxyConfig", "Mesh", "MeshConfiguration"], "MeshConfig"),
+    (&["Mesh", "MeshConfiguration"], "MeshConfig"),
     (&["WorkloadEntry", "WorkloadGroup", "ExternalWorkload", "Dataplane"], "Workload"),
 ];
 
@@ -59,6 +59,7 @@ const FOREIGN_KINDS: &[(&[&str], &str)] = &[
         &["DestinationRule"],
         "write `LoadBalancing`, `CircuitBreaker` or `OutlierRemoval` instead, and a Service for each subset",
     ),
+    (&["ProxyConfig"], "remove the document, or write a `MeshConfig` instead"),
     (&["PeerAuthentication"], "set `trafficMode` in a `MeshConfig` instead"),
     (
         &["AuthorizationPolicy", "ServerAuthorization", "MeshTLSAuthentication"],

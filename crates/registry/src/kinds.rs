@@ -230,9 +230,10 @@ pub fn served_kinds() -> Vec<ServedKind> {
     read.flat_map(groups).collect()
 }
 
-/// True for the kind `MeshConfig`, also misspelt, and for a list that may hold one.
+/// True for the kind `MeshConfig`, also misspelt, and for a list that may hold one; false for a known kind of another mesh.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
-    word == LIST || Kind::meant(word) == Some(Kind::MeshConfig)
+    let means = || Kind::meant(word) == Some(Kind::MeshConfig);
+    word == LIST || (replacement(word).is_none() && means())
 }
 
 /// A kind of document that is read.
