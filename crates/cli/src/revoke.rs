@@ -75,7 +75,7 @@ impl RevokeArgs {
         };
         self.print(&outcome, change)?;
         if change == Change::Revoke && !self.kubernetes {
-            self.warn_if_unknown()?;
+            self.warn_if_unknown();
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -107,18 +107,24 @@ impl RevokeArgs {
         Ok(Outcome { all, changed })
     }
 
-    /// Warns when the control plane on this machine knows no such Workload: it may be deleted, or misspelt.
-    fn warn_if_unknown(&self) -> anyhow::Result<()> {
-        let (Some(workload), data) = (&self.workload, self.data.path()?) else { return Ok(()) };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // Without a control plane here the workloads are not known.
-        let Ok(answer) = runtime.block_on(Mesh::at(&data).ask("/workloads")) else { return Ok(()) };
-        let workloads: Vec<WorkloadStatus> = parsed(answer)?;
+    /// Warns when the control plane on this machine knows no such Workload: it may be deleted, or misspelt. The
+    /// revocation is done, so a failure here is no error.
+    fn warn_if_unknown(&self) {
+        let (Some(workload), Ok(workloads)) = (&self.workload, self.workloads()) else { return };
         let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
         if let Some(warning) = unknown(&workload.to_string(), &known) {
             eprintln!("warning: {warning}");
         }
-        Ok(())
+    }
+
+    /// The workloads that the control plane on this machine knows.
+    ///
+    /// # Errors
+    /// When no control plane runs here, or one of another release.
+    fn workloads(&self) -> anyhow::Result<Vec<WorkloadStatus>> {
+        let data = self.data.path()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        parsed(runtime.block_on(Mesh::at(&data).ask("/workloads"))?)
     }
 
     fn meant(&self, uid: Option<Uid>) -> Option<RevokedWorkload> {
