@@ -157,6 +157,9 @@ impl Child {
     /// A group keeps its number while it has members; that of a process is its own until it was
     /// waited for.
     fn signal(&self, signal: Signal) {
+        if self.gone {
+            return;
+        }
         let sent = match self.reach {
             Reach::Process if self.process.id().is_none() => return,
             Reach::Process => kill_process(self.pid, signal),

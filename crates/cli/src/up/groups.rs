@@ -71,11 +71,18 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
     for path in files(&data.join(DIRECTORY)).iter().flat_map(|namespace| files(namespace)) {
         let group =
             fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Group>(&text).ok());
-        if let Some(group) = group.filter(Group::is_leftover) {
-            let found = group.end().await;
-            ended.extend(found);
+        let is_over = match group {
+            Some(group) if group.is_leftover() => {
+                ended.extend(group.end().await);
+                group.members().is_empty()
+            }
+            // Its supervisor may live and need the record.
+            Some(group) => boot().is_ok_and(|boot| boot != group.boot),
+            None => true,
+        };
+        if is_over {
+            forget(&path);
         }
-        forget(&path);
     }
     ended
 }
@@ -209,19 +216,19 @@ mod tests {
         };
         let own = i32::try_from(std::process::id()).unwrap();
         let own_start = sockets::process(own).unwrap().started;
-        for other in [
-            other(&|it| it.boot.push('x')),
-            other(&|it| it.namespace.push('x')),
-            other(&|it| it.session += 1),
-            other(&|it| it.supervisor = (own, own_start)),
+        for (other, is_kept) in [
+            (other(&|it| it.boot.push('x')), false),
+            (other(&|it| it.namespace.push('x')), true),
+            (other(&|it| it.session += 1), false),
+            (other(&|it| it.supervisor = (own, own_start)), true),
             // The group began after its members.
-            other(&|it| it.started = u64::MAX),
+            (other(&|it| it.started = u64::MAX), false),
             // The number belongs to a process that began at another time.
-            other(&|it| (it.leader, it.started) = (own, 1)),
+            (other(&|it| (it.leader, it.started) = (own, 1)), false),
         ] {
             let path = write(data.path(), &other);
             assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
-            assert!(!path.exists());
+            assert_eq!(path.exists(), is_kept, "{other:?}");
             assert_eq!(group.members().len(), 1);
         }
         write(data.path(), &group);
