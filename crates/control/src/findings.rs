@@ -242,8 +242,8 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
-        let remedy =
-            "leno get rejected says where and what to do; the last good version is in force";
+        let remedy = "leno get rejected says where and what to do; an earlier accepted version \
+                      stays in force, if there was one since the start";
         let files = |of_documents: bool| {
             let all = list("rejected").into_iter().flatten();
             let is_document = |it: &&Value| it.get("line").is_some() || it.get("kind").is_some();
