@@ -140,12 +140,12 @@ fn is_absent(path: &Path) -> bool {
 }
 
 /// Looks for workloads that `leno revoke` has revoked, until no receiver is left. A file that cannot be
-/// read changes nothing.
+/// read changes nothing, and one that was removed is written again.
 async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
     let mut failed = false;
     loop {
-        let file = file.clone();
-        if let Ok(read) = spawn_blocking(move || file.read()).await {
+        let (file, known) = (file.clone(), revoked.borrow().clone());
+        if let Ok(read) = spawn_blocking(move || read_or_restore(&file, &known)).await {
             match read {
                 Ok(new) => {
                     failed = false;
@@ -171,6 +171,21 @@ async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
     }
 }
 
+/// Reads the revoked workloads. An absent file does not mean that none is revoked: the operator takes them back by
+/// `leno revoke --undo`, which leaves an empty file.
+fn read_or_restore(file: &RevocationFile, known: &Revoked) -> io::Result<Revoked> {
+    if let Some(read) = file.read_existing()? {
+        return Ok(read);
+    }
+    if !known.is_empty() && file.restore(known)? {
+        tracing::warn!(
+            workloads = known.len(),
+            "the file of revoked workloads was removed; it is written again"
+        );
+    }
+    file.read()
+}
+
 /// The workloads that `leno revoke` has revoked.
 pub(crate) type Revoked = BTreeSet<RevokedWorkload>;
 
@@ -181,9 +196,34 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 mod tests {
     use std::fs;
 
-    use leno_model::TrustDomain;
+    use leno_model::{TrustDomain, WorkloadName};
 
     use super::*;
+
+    #[test]
+    fn revoked_workloads_stay_revoked_when_their_file_is_removed() {
+        let above = tempfile::tempdir().unwrap();
+        let data = above.path().join("data");
+        let file = RevocationFile::in_directory(&data);
+        assert!(read_or_restore(&file, &Revoked::new()).unwrap().is_empty());
+        assert!(!data.exists());
+        let workload: WorkloadName = "shop/web-1".parse().unwrap();
+        let stolen = RevokedWorkload { workload, uid: None };
+        file.add(stolen.clone()).unwrap();
+        let known = read_or_restore(&file, &Revoked::new()).unwrap();
+        assert_eq!(known, [stolen.clone()].into());
+        fs::remove_dir_all(&data).unwrap();
+        assert_eq!(read_or_restore(&file, &known).unwrap(), known);
+        assert_eq!(file.read().unwrap(), known);
+        // It cannot be written: the caller keeps those before.
+        fs::remove_dir_all(&data).unwrap();
+        fs::write(&data, "").unwrap();
+        read_or_restore(&file, &known).unwrap_err();
+        fs::remove_file(&data).unwrap();
+        file.add(stolen.clone()).unwrap();
+        file.remove(&stolen).unwrap();
+        assert!(read_or_restore(&file, &known).unwrap().is_empty());
+    }
 
     #[test]
     fn a_removed_directory_is_made_again_with_the_same_root_and_a_part_of_it_is_not() {

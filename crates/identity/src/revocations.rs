@@ -28,8 +28,17 @@ impl RevocationFile {
     /// # Errors
     /// When the file cannot be read or has a line that names no workload: then nothing of it is known.
     pub fn read(&self) -> io::Result<BTreeSet<RevokedWorkload>> {
+        Ok(self.read_existing()?.unwrap_or_default())
+    }
+
+    /// All workloads in it, as [`RevocationFile::read`]; none if it does not exist. [`RevocationFile::remove`] leaves an
+    /// empty file, so a file that existed was removed by something else.
+    ///
+    /// # Errors
+    /// As [`RevocationFile::read`].
+    pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
         let path = self.dir.join(FILE);
-        let Some(text) = disk::read(&path, Readers::Everyone)? else { return Ok(BTreeSet::new()) };
+        let Some(text) = disk::read(&path, Readers::Everyone)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let read = lines.map(|(index, line)| {
             line_of(line).ok_or_else(|| {
@@ -41,7 +50,22 @@ impl RevocationFile {
                 disk::file_error("read", &path, io::Error::new(io::ErrorKind::InvalidData, message))
             })
         });
-        read.collect()
+        read.collect::<io::Result<_>>().map(Some)
+    }
+
+    /// Writes a file that was removed again, with these workloads; false if there is a file by now.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn restore(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
+        let path = self.dir.join(FILE);
+        self.edit(|all| {
+            let absent = disk::read(&path, Readers::Everyone)?.is_none();
+            if absent {
+                all.clone_from(workloads);
+            }
+            Ok(absent)
+        })
     }
 
     /// Adds a workload; false when it was there.
@@ -145,6 +169,23 @@ mod tests {
         assert!(!file.remove(&of("b", Some("y"))).unwrap());
         assert!(file.remove(&of("b", None)).unwrap());
         assert_eq!(file.read().unwrap(), [of("a", None)].into());
+    }
+
+    #[test]
+    fn a_removed_file_is_written_again_and_an_emptied_one_is_not() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("data");
+        let file = RevocationFile::in_directory(&dir);
+        assert_eq!(file.read_existing().unwrap(), None);
+        let workload = RevokedWorkload { workload: workload_name("a"), uid: None };
+        file.add(workload.clone()).unwrap();
+        let known = file.read().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(file.restore(&known).unwrap());
+        assert_eq!(file.read_existing().unwrap(), Some(known.clone()));
+        file.remove(&workload).unwrap();
+        assert!(!file.restore(&known).unwrap());
+        assert_eq!(file.read_existing().unwrap(), Some(BTreeSet::new()));
     }
 
     #[test]
