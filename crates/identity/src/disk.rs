@@ -123,6 +123,12 @@ pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
         .map_err(|cause| file_error("create", path, cause))
 }
 
+/// Moves a directory to a place where there is none, or an empty one.
+pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to).map_err(|cause| file_error("create", to, cause))?;
+    sync_directory_of(to)
+}
+
 /// Reads a file; `None` when there is none.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -42,11 +43,50 @@ impl AuthorityFiles {
         Ok(Self(files))
     }
 
-    /// Makes them those of a directory, which has no other ones of an authority afterwards.
+    /// Makes them those of a directory, which has no other ones of an authority afterwards. A directory that does not
+    /// exist is made with all of them at once.
     ///
     /// # Errors
     /// When the directory cannot be written.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
+        match fs::metadata(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(dir),
+            Ok(_) | Err(_) => self.replace(dir),
+        }
+    }
+
+    /// Makes the directory under another name and renames it: it has all files or does not exist. The draft of a process
+    /// that was killed is removed.
+    fn create(&self, dir: &Path) -> io::Result<()> {
+        let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+            return self.replace(dir);
+        };
+        disk::create_directory(parent)?;
+        // Control planes share directories, and all of them write the same draft.
+        let path = dir.with_extension("lock");
+        let locked = disk::open_lock(&path).and_then(|lock| lock.lock().map(|()| lock));
+        let _lock = locked.map_err(|cause| disk::file_error("lock", &path, cause))?;
+        if dir.exists() {
+            return self.replace(dir);
+        }
+        let draft = parent.join(format!(".draft-{}", name.display()));
+        match fs::remove_dir_all(&draft) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                return Err(disk::file_error("remove", &draft, cause));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        disk::create_directory(&draft)?;
+        // Keys come before their roots, as in a new authority.
+        for (file, readers) in FILES.into_iter().rev() {
+            if let Some(text) = self.0.get(file) {
+                disk::replace(&draft.join(file), text.as_bytes(), readers)?;
+            }
+        }
+        disk::move_directory(&draft, dir)
+    }
+
+    fn replace(&self, dir: &Path) -> io::Result<()> {
         disk::create_directory(dir)?;
         // What is trusted comes first: nothing is to be signed by what nobody trusts yet.
         for (file, readers) in FILES {
@@ -162,9 +202,31 @@ mod tests {
             assert_eq!(files.roots(), Some(roots));
             assert_eq!(Rotation::of(&there, domain.clone()).stage(), rotation.stage());
         }
-        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
         assert!(!format!("{:?}", AuthorityFiles::read(&there).unwrap()).contains("PRIVATE"));
+    }
+
+    #[test]
+    fn an_absent_directory_is_made_with_all_files_or_not_at_all() {
+        let world = World::new("cluster.local");
+        let files = AuthorityFiles::read(world.dir.path()).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let [there, draft] = ["authority", ".draft-authority"].map(|name| place.path().join(name));
+        // No draft can be made at the place of a file.
+        fs::write(&draft, "").unwrap();
+        files.write(&there).unwrap_err();
+        assert!(!there.exists());
+        // A process was killed before it had written the root.
+        fs::remove_file(&draft).unwrap();
+        fs::create_dir(&draft).unwrap();
+        fs::write(draft.join(KEY_FILE), "another").unwrap();
+        fs::write(draft.join("other"), "").unwrap();
+        files.write(&there).unwrap();
+        assert!(AuthorityFiles::read(&there).unwrap() == files);
+        assert!(!draft.exists() && !there.join("other").exists());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
     }
 
     #[test]
