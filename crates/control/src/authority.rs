@@ -1,7 +1,9 @@
 //! The authority as it is now: opened again and again, and swapped when its files changed.
 
 use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -34,8 +36,8 @@ pub(crate) fn follow_files(
 }
 
 /// Looks for another authority in the same place, until nobody asks for it any more. One that
-/// cannot be used is logged once, and the one before it signs on. A directory of its own that was removed is made
-/// again with the same files.
+/// cannot be used is logged once, and the one before it signs on. A data directory that was removed gets the same
+/// files again.
 ///
 /// The intermediates that members trust are kept in the file `pins`.
 async fn keep_current(
@@ -88,11 +90,13 @@ async fn keep_current(
     }
 }
 
-/// The files of an authority of one's own, for the case that their directory is removed.
+/// The files of an authority of one's own, for the case that the data directory is removed.
 #[derive(Debug, Default)]
 struct OwnFiles {
     directory: Option<PathBuf>,
     files: AuthorityFiles,
+    /// The directory that has the one of the authority.
+    above: OpenedDirectory,
 }
 
 impl OwnFiles {
@@ -102,31 +106,36 @@ impl OwnFiles {
             // Its owner makes it again.
             AuthoritySource::Issuer(_) => None,
         };
-        Self { directory, files: AuthorityFiles::default() }
+        Self { directory, ..Self::default() }
     }
 
-    /// Reads the files again, or writes them if the directory was removed. A directory that lacks some of them is being
-    /// changed by an operator.
+    /// Reads the files again, or writes them if the data directory was removed as a whole. A data
+    /// directory that has lost only its authority is left as it is: an operator may be replacing it.
     fn keep(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
+        let Some(above) = directory.parent() else { return self };
         if !is_absent(directory) {
             match AuthorityFiles::read(directory) {
                 Ok(files)
                     if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
                 {
                     self.files = files;
+                    self.above.follow(above);
                 }
                 Ok(_) | Err(_) => {}
             }
-        } else if self.files != AuthorityFiles::default() {
+        } else if self.files != AuthorityFiles::default() && self.above.is_removed_from(above) {
             match self.files.write(directory) {
-                Ok(()) => tracing::warn!(
-                    path = %directory.display(),
-                    "the directory of the authority was removed; it is made again"
-                ),
+                Ok(()) => {
+                    self.above.follow(above);
+                    tracing::warn!(
+                        path = %directory.display(),
+                        "the data directory was removed; the authority is made again"
+                    );
+                }
                 Err(error) => tracing::error!(
                     path = %directory.display(), %error,
-                    "the directory of the authority was removed and cannot be made again yet"
+                    "the data directory was removed and the authority cannot be made again yet"
                 ),
             }
         }
@@ -134,8 +143,41 @@ impl OwnFiles {
     }
 }
 
+/// A directory as it was opened. It stays open, so that no later one gets its inode number.
+#[derive(Debug, Default)]
+struct OpenedDirectory(Option<(Inode, File)>);
+
+impl OpenedDirectory {
+    /// Opens the directory that has the path now, unless it is this one.
+    fn follow(&mut self, path: &Path) {
+        if self.0.is_some() && !self.is_removed_from(path) {
+            return;
+        }
+        let opened = File::open(path).and_then(|file| Ok((inode(&file.metadata()?), file)));
+        if let Ok(opened) = opened {
+            self.0 = Some(opened);
+        }
+    }
+
+    /// Returns true if the path has no directory any more, or another one.
+    fn is_removed_from(&self, path: &Path) -> bool {
+        let Some((ours, _)) = &self.0 else { return false };
+        match fs::metadata(path) {
+            Ok(found) => inode(&found) != *ours,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+/// The number of a file system, and of an inode in it.
+type Inode = (u64, u64);
+
+fn inode(found: &Metadata) -> Inode {
+    (found.dev(), found.ino())
+}
+
 fn is_absent(path: &Path) -> bool {
-    let found = std::fs::symlink_metadata(path);
+    let found = fs::symlink_metadata(path);
     found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
@@ -194,8 +236,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use leno_model::{TrustDomain, WorkloadName};
 
     use super::*;
@@ -226,26 +266,55 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_directory_is_made_again_with_the_same_root_and_a_part_of_it_is_not() {
-        let data = tempfile::tempdir().unwrap();
-        let directory = data.path().join("authority");
+    fn the_authority_of_a_removed_data_directory_is_made_again_with_the_same_root() {
+        let scratch = tempfile::tempdir().unwrap();
+        let data = scratch.path().join("data");
+        let directory = data.join("authority");
+        let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
+        let domain = TrustDomain::new("x.example").unwrap();
+        let first = source.open_or_create(&domain, now).unwrap();
+        let mut files = OwnFiles::of(&source).keep();
+        // Something else may have made the data directory again, and the disk may take no file at first.
+        for is_made_again in [false, true, false] {
+            fs::remove_dir_all(&data).unwrap();
+            if is_made_again {
+                fs::create_dir(&data).unwrap();
+                fs::write(data.join(".draft-authority"), "").unwrap();
+                files = files.keep();
+                assert!(is_absent(&directory));
+                fs::remove_file(data.join(".draft-authority")).unwrap();
+            }
+            files = files.keep();
+            assert!(source.open(&domain, now).unwrap() == first);
+        }
+        let of_others = OwnFiles::of(&AuthoritySource::Issuer(directory.clone())).keep();
+        fs::remove_dir_all(&data).unwrap();
+        of_others.keep();
+        assert!(is_absent(&directory));
+    }
+
+    #[test]
+    fn an_authority_that_an_operator_removes_is_not_made_again() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("authority");
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
         let first = source.open_or_create(&domain, now).unwrap();
         let files = OwnFiles::of(&source).keep();
-        fs::remove_dir_all(&directory).unwrap();
-        let files = files.keep();
-        assert!(source.open(&domain, now).unwrap() == first);
-        // An operator replaces it by hand.
-        fs::remove_file(directory.join("ca.pem")).unwrap();
+        fs::remove_file(directory.join("ca.key")).unwrap();
         let files = files.keep();
         assert!(source.open(&domain, now).is_err());
         fs::remove_dir_all(&directory).unwrap();
+        let files = files.keep();
+        assert!(is_absent(&directory) && source.open(&domain, now).is_err());
+        // The one in its place is the one that a removed data directory gets again.
+        let second = source.open_or_create(&domain, now).unwrap();
+        assert!(second != first);
+        let files = files.keep();
+        let moved = scratch.path().with_extension("moved");
+        fs::rename(scratch.path(), &moved).unwrap();
         files.keep();
-        assert!(source.open(&domain, now).unwrap() == first);
-        let of_others = OwnFiles::of(&AuthoritySource::Issuer(directory.clone())).keep();
-        fs::remove_dir_all(&directory).unwrap();
-        of_others.keep();
-        assert!(is_absent(&directory));
+        assert!(source.open(&domain, now).unwrap() == second);
+        fs::remove_dir_all(&moved).unwrap();
     }
 }
