@@ -1,8 +1,10 @@
 //! Registrations: a number for each workload that joined with a token, which rises with each such join.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest;
@@ -15,10 +17,13 @@ use crate::disk::{self, Readers};
 /// planes of the mesh. A certificate of an older registration is not renewed.
 ///
 /// The number is the time of the join in milliseconds, so that it rises even when the file of a former join has
-/// been removed. A file is removed once no certificate from before it can be valid any more.
+/// been removed. A file is removed once no certificate from before it can be valid any more; one that is removed
+/// earlier, with the data directory of a running control plane, is written again when it is read next.
 #[derive(Debug)]
 pub struct Registrations {
     dir: PathBuf,
+    /// Those that were read or written since the start, [`REGISTRATIONS_MAX`] at most.
+    known: Mutex<BTreeMap<WorkloadName, u64>>,
 }
 
 impl Registrations {
@@ -28,22 +33,41 @@ impl Registrations {
     /// When it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         disk::create_directory(dir)?;
-        Ok(Self { dir: dir.to_owned() })
+        Ok(Self { dir: dir.to_owned(), known: Mutex::default() })
     }
 
     /// The newest registration of a workload; 0 when it has not joined with a token that was counted.
     ///
     /// # Errors
-    /// When the file of the workload cannot be read. The registration is not known then, and nothing may be
-    /// renewed.
+    /// When the file of the workload cannot be read, or was removed and cannot be written again. The registration is
+    /// not known then, and nothing may be renewed.
     pub fn newest(&self, workload: &WorkloadName) -> io::Result<u64> {
+        if let Some(number) = self.read(workload)? {
+            self.note(workload, number);
+            return Ok(number);
+        }
+        let known = self.known().get(workload).copied();
+        let Some(number) = known else { return Ok(0) };
+        disk::create_directory(&self.dir)?;
+        match disk::create(&self.path_of(workload), &record(workload, number), Readers::Owner) {
+            Ok(()) => Ok(number),
+            // Another control plane has registered the workload meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Ok(self.read(workload)?.unwrap_or(number))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The number in the file of a workload, if there is one.
+    fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
         let path = self.path_of(workload);
-        let Some(text) = disk::read(&path, Readers::Owner)? else { return Ok(0) };
+        let Some(text) = disk::read(&path, Readers::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, rest)| {
             let is_its = name.parse().as_ref() == Ok(workload);
             rest.trim_end().parse().ok().filter(|_| is_its)
         });
-        number.ok_or_else(|| {
+        number.map(Some).ok_or_else(|| {
             let cause = io::Error::new(io::ErrorKind::InvalidData, "not a registration: remove it");
             disk::file_error("read", &path, cause)
         })
@@ -64,8 +88,8 @@ impl Registrations {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
         let number = millis.max(newest.saturating_add(1));
-        let record = format!("{workload}\n{number}\n");
-        disk::replace(&self.path_of(workload), record.as_bytes(), Readers::Owner)?;
+        disk::replace(&self.path_of(workload), &record(workload, number), Readers::Owner)?;
+        self.note(workload, number);
         Ok(number)
     }
 
@@ -74,6 +98,10 @@ impl Registrations {
     /// # Errors
     /// When the directory cannot be read.
     pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
+        self.known().retain(|_, number| {
+            let since = UNIX_EPOCH + Duration::from_millis(*number);
+            now.duration_since(since).unwrap_or_default() <= LEAF_LIFETIME_MAX + MARGIN
+        });
         let at = |cause| disk::file_error("read", &self.dir, cause);
         let mut left = 0;
         for entry in fs::read_dir(&self.dir).map_err(at)? {
@@ -89,12 +117,27 @@ impl Registrations {
         Ok(left)
     }
 
+    fn note(&self, workload: &WorkloadName, number: u64) {
+        let mut known = self.known();
+        if known.len() < REGISTRATIONS_MAX || known.contains_key(workload) {
+            known.insert(workload.clone(), number);
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<WorkloadName, u64>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A name may be longer than that of a file.
     fn path_of(&self, workload: &WorkloadName) -> PathBuf {
         let name = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
         let name: String = name.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
         self.dir.join(name)
     }
+}
+
+fn record(workload: &WorkloadName, number: u64) -> Vec<u8> {
+    format!("{workload}\n{number}\n").into_bytes()
 }
 
 /// The most registrations that are kept: several times the largest mesh that was measured.
@@ -130,6 +173,16 @@ mod tests {
         assert_eq!(registrations.newest(&name).unwrap(), 0);
         let first = registrations.advance(&name, now()).unwrap();
         assert_eq!(registrations.newest(&name).unwrap(), first);
+        // Certificates of a former registration are not renewed after that either.
+        fs::remove_dir_all(above.path().join("a")).unwrap();
+        assert_eq!(registrations.newest(&name).unwrap(), first);
+        let again = Registrations::open(&above.path().join("a/b")).unwrap();
+        assert_eq!(again.newest(&name).unwrap(), first);
+        // Another control plane registers the workload.
+        fs::remove_dir_all(above.path().join("a")).unwrap();
+        let other = Registrations::open(&above.path().join("a/b")).unwrap();
+        let second = other.advance(&name, now() + Duration::from_secs(1)).unwrap();
+        assert_eq!(registrations.newest(&name).unwrap(), second);
     }
 
     #[test]
