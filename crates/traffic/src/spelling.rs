@@ -26,6 +26,12 @@ impl PathKind {
         if !path.bytes().any(|byte| IN_CLIMBS[usize::from(byte)]) {
             return Self::Plain;
         }
+        Self::of_possibly_climbing(path)
+    }
+
+    /// Apart, so that the usual path needs no room for it.
+    #[inline(never)]
+    fn of_possibly_climbing(path: &str) -> Self {
         let mut before = b'/';
         let could_climb = path.bytes().any(|byte| {
             let starts_with_dot = byte == b'.' && before == b'/';
