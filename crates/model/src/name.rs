@@ -1,12 +1,13 @@
 //! Names of objects: a namespace and a name, with a type for each role.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
 /// One DNS-1123 subdomain: lower-case letters, digits, `-` and `.`, 1 to 253 bytes, each label
 /// starting and ending with a letter or digit. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Eq, PartialOrd, Ord)]
 pub struct Name(Arc<str>);
 
 impl Name {
@@ -26,12 +27,20 @@ impl Name {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
 
-    /// Equality that compares addresses first, for names that are mostly clones of each other.
+/// Clones share their text, so most comparisons on the data path are one of addresses.
+impl PartialEq for Name {
     #[inline]
-    #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self == other
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Hash for Name {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
     }
 }
 
@@ -97,13 +106,6 @@ macro_rules! object_name {
             /// [`InvalidName`] for the first part that is not a DNS-1123 subdomain.
             pub fn new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
                 Ok(Self { namespace: Name::new(namespace)?, name: Name::new(name)? })
-            }
-
-            /// Equality that compares addresses first, for names that are mostly clones of each other.
-            #[inline]
-            #[must_use]
-            pub fn is(&self, other: &Self) -> bool {
-                self.name.is(&other.name) && self.namespace.is(&other.namespace)
             }
         }
 

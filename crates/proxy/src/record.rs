@@ -55,24 +55,6 @@ pub(crate) struct Subject {
     pub(crate) route: Option<RouteName>,
 }
 
-impl Subject {
-    /// Equality for the subjects of one session, whose names are clones of each other.
-    #[inline]
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        let is_protocol =
-            std::ptr::eq(self.protocol, other.protocol) || self.protocol == other.protocol;
-        let is_service = match (&self.service, &other.service) {
-            (Some(service), Some(other)) => service.is(other),
-            (service, other) => service.is_none() && other.is_none(),
-        };
-        let is_route = match (&self.route, &other.route) {
-            (Some(route), Some(other)) => route.is(other),
-            (route, other) => route.is_none() && other.is_none(),
-        };
-        self.port == other.port && is_service && is_route && is_protocol
-    }
-}
-
 /// What became of a second attempt beside the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hedge {

@@ -219,7 +219,7 @@ impl Session {
     #[inline]
     pub(crate) fn series(&self, subject: &Subject) -> Rc<Series> {
         let mut known = self.series.borrow_mut();
-        if let Some(series) = known.iter().find(|series| series.subject.is(subject)) {
+        if let Some(series) = known.iter().find(|series| series.subject == *subject) {
             return series.clone();
         }
         let series = Rc::new(self.new_series(subject));

@@ -60,8 +60,6 @@ pub(crate) struct Progress {
     pub(crate) pins: bool,
     /// The code of HTTP/2 by which the upstream reset its stream.
     pub(crate) reset: Cell<Option<ResetCode>>,
-    /// Connections of HTTP/2 that refused the stream and went on.
-    pub(crate) refusals: u8,
 }
 
 /// Sends the request on a lease and its response back.

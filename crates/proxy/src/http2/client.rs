@@ -123,11 +123,6 @@ impl Http2Lease {
         }
     }
 
-    /// True where the connection takes no stream any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.connection.is_over()
-    }
-
     /// Waits, after the server has refused the stream, until it has processed another one. False where that is not to be
     /// expected: then the server would refuse the stream again.
     pub(crate) async fn progresses(self) -> bool {

@@ -26,18 +26,14 @@ pub(super) async fn lease_again(
     let is_whole =
         !exchange.progress.body_taken || exchange.held.as_ref().is_some_and(|held| !held.is_lost());
     let is_late = exchange.record.started.elapsed() > TIME_MAX;
-    // A retry may find another endpoint that is idle; there is one application.
-    let is_refusal = matches!(destined, Destined::Upstream(_)) && !refused.is_over();
-    let refusals = exchange.progress.refusals + u8::from(is_refusal);
-    let is_hopeless = is_late || refusals > REFUSALS_MAX;
-    if exchange.started.get() || !is_whole || is_hopeless || !refused.progresses().await {
+    if exchange.started.get() || !is_whole || is_late || !refused.progresses().await {
         return Err(Reason::UpstreamRefused);
     }
     if exchange.progress.body_taken {
         exchange.body.rewind();
         exchange.record.bytes_in.set(0);
     }
-    exchange.progress = Progress { pins: exchange.progress.pins, refusals, ..Progress::default() };
+    exchange.progress = Progress { pins: exchange.progress.pins, ..Progress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
     let how = (session.found_http2, exchange.wait_alone());
@@ -53,7 +49,5 @@ pub(super) async fn lease_again(
     }
 }
 
-/// Refusals by connections to an endpoint that go on, after which the request is left to the bounds of retries.
-const REFUSALS_MAX: u8 = 3;
 /// The time in which a request without a deadline is sent again.
 const TIME_MAX: Duration = Duration::from_secs(30);
