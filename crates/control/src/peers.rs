@@ -48,7 +48,7 @@ impl Peers {
     }
 
     /// The other control planes, each with its address and the number of its sidecars that `is_ours` rejects.
-    pub(crate) fn elsewhere(
+    pub(crate) fn others(
         &self,
         is_ours: impl Fn(&WorkloadName) -> bool,
     ) -> Vec<(Option<SocketAddr>, usize)> {

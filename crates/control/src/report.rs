@@ -79,7 +79,7 @@ impl Report<'_> {
             authority: format!("{:016x}", mesh.edition()),
             outdated: contacts().filter(|contact| contact.edition != mesh.edition()).count(),
             peers: self.peers.count(),
-            elsewhere: self.elsewhere(),
+            elsewhere: self.other_planes(),
             behind: contacts().filter(|contact| contact.is_behind()).count(),
             refusing: contacts().filter(|contact| contact.refused > 0).count(),
             settling: self.start.settling() == Settling::Yes,
@@ -98,13 +98,13 @@ impl Report<'_> {
     }
 
     /// The other control planes, each with the number of its sidecars.
-    fn elsewhere(&self) -> Vec<PeerStatus> {
+    fn other_planes(&self) -> Vec<PeerStatus> {
         let is_ours = |name: &WorkloadName| self.audience.known(name).is_some();
         let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
             address: address.map(|address| address.to_string()),
             sidecars,
         };
-        self.peers.elsewhere(is_ours).into_iter().map(peer).collect()
+        self.peers.others(is_ours).into_iter().map(peer).collect()
     }
 
     pub(crate) fn workloads(&self) -> Vec<WorkloadStatus> {

@@ -56,7 +56,7 @@ struct Known {
 }
 
 impl Events {
-    /// Writes the events that are due, and counts up those whose clients go on.
+    /// Writes the events that are due, and raises the count of an event while its client goes on.
     async fn follow(
         &mut self,
         (client, instance): (&Client, &str),

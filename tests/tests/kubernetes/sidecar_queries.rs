@@ -77,7 +77,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
             assert!(said.contains("elsewhere"), "{said}");
         }
         let said = text(&leno(pod, &["status"]));
-        // Pods of other scenarios come and go beside it.
+        // Other scenarios start and end pods at the same time.
         let own = format!("{}/", namespace.name());
         let is_own =
             |line: &&str| line.contains("without a connected sidecar") && line.contains(&own);

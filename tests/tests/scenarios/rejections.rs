@@ -19,7 +19,7 @@ struct Case {
     manifests: String,
     reason: &'static str,
     /// The object that decides, where there is one.
-    decided: &'static str,
+    decided: String,
     by: By,
     /// One request holds the place that is there.
     held: bool,
@@ -31,29 +31,30 @@ enum By {
     Client,
 }
 
-fn case(
-    service: &'static str,
-    manifests: String,
-    (reason, decided): (&'static str, &'static str),
-) -> Case {
-    let (protocol, by) = ("HTTP", By::Server);
+fn case(service: &'static str, manifests: String, (reason, decided): (&'static str, &str)) -> Case {
+    let (protocol, by, decided) = ("HTTP", By::Server, decided.to_owned());
     Case { service, protocol, manifests, reason, decided, by, held: false }
 }
 
-/// An object that is attached to a service.
-fn policy(kind: &str, service: &str, spec: &str) -> String {
-    format!(
+/// A service with one object, and the rejections of that object.
+fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
+    let object = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
-         spec:\n  targetRefs: [{{kind: Service, name: {service}}}]\n  {spec}\n"
-    )
+         spec:\n  {spec}\n"
+    );
+    case(service, object, (reason, &format!("{kind} shop/of-{service}")))
+}
+
+/// An object that is attached to the service.
+fn attached(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
+    let target = format!("targetRefs: [{{kind: Service, name: {service}}}]");
+    decided_by(kind, service, &format!("{target}\n  {spec}"), reason)
 }
 
 /// A rule that denies everything.
-fn deny(service: &str) -> String {
-    format!(
-        "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {{name: of-{service}, namespace: shop}}\n\
-         spec: {{serviceAccounts: [{service}], deny: [{{name: all}}]}}\n"
-    )
+fn denied(service: &'static str, protocol: &'static str) -> Case {
+    let rule = format!("serviceAccounts: [{service}]\n  deny: [{{name: all}}]");
+    Case { protocol, ..decided_by("AccessPolicy", service, &rule, "denied-by-policy") }
 }
 
 const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n      inline: |\n        {\"keys\": [{\"kty\": \"EC\", \
@@ -61,96 +62,53 @@ const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n   
                   \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \
                   \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
 
+const ONE_PER_HOUR: &str = "rules: [{requests: 1, in: 1h}]";
+const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
+
 fn permissive() -> Vec<Case> {
-    let denied = |service, protocol, decided| Case {
-        protocol,
-        ..case(service, deny(service), ("denied-by-policy", decided))
-    };
-    let at_client =
-        |service, manifests, why| Case { by: By::Client, ..case(service, manifests, why) };
-    let absent = format!(
-        "{}{}",
-        service("authorizer"),
-        policy("ExternalAuthorization", "auth", "service: {name: authorizer, port: 9080}")
-    );
-    let one = "concurrency: {requests: 1}";
-    let alone = |service, manifests, why| Case { protocol: ALONE, ..case(service, manifests, why) };
+    [alone(), by_servers(), by_clients()].into_iter().flatten().collect()
+}
+
+/// Rejections of requests that have a connection of their own.
+fn alone() -> Vec<Case> {
+    let cases = vec![
+        denied("own", ALONE),
+        attached("RateLimit", "own-rate", ONE_PER_HOUR, "rate-limited"),
+        attached("JwtValidation", "own-jwt", ISSUER, "token-missing"),
+        Case { held: true, ..attached("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded") },
+    ];
+    cases.into_iter().map(|case| Case { protocol: ALONE, ..case }).collect()
+}
+
+fn by_servers() -> Vec<Case> {
+    let connections = "connections: {count: 1, in: 1h}";
+    let absent = "service: {name: authorizer, port: 9080}";
+    let absent = attached("ExternalAuthorization", "auth", absent, "authorization-unavailable");
+    let authorizer = service("authorizer");
     vec![
-        alone("own", deny("own"), ("denied-by-policy", "AccessPolicy shop/of-own")),
-        alone(
-            "own-rate",
-            policy("RateLimit", "own-rate", "rules: [{requests: 1, in: 1h}]"),
-            ("rate-limited", "RateLimit shop/of-own-rate"),
-        ),
-        alone(
-            "own-jwt",
-            policy("JwtValidation", "own-jwt", ISSUER),
-            ("token-missing", "JwtValidation shop/of-own-jwt"),
-        ),
-        Case {
-            held: true,
-            ..alone(
-                "own-busy",
-                policy("RateLimit", "own-busy", one),
-                ("overloaded", "RateLimit shop/of-own-busy"),
-            )
-        },
-        denied("http", "HTTP", "AccessPolicy shop/of-http"),
-        denied("http2", "HTTP2", "AccessPolicy shop/of-http2"),
-        denied("grpc", "GRPC", "AccessPolicy shop/of-grpc"),
-        denied("tcp", "TCP", "AccessPolicy shop/of-tcp"),
-        case(
-            "rate",
-            policy("RateLimit", "rate", "rules: [{requests: 1, in: 1h}]"),
-            ("rate-limited", "RateLimit shop/of-rate"),
-        ),
-        Case {
-            protocol: "TCP",
-            ..case(
-                "many",
-                policy("RateLimit", "many", "connections: {count: 1, in: 1h}"),
-                ("rate-limited", "RateLimit shop/of-many"),
-            )
-        },
-        Case {
-            held: true,
-            ..case(
-                "busy",
-                policy("RateLimit", "busy", one),
-                ("overloaded", "RateLimit shop/of-busy"),
-            )
-        },
-        case(
-            "jwt",
-            policy("JwtValidation", "jwt", ISSUER),
-            ("token-missing", "JwtValidation shop/of-jwt"),
-        ),
-        case("auth", absent, ("authorization-unavailable", "ExternalAuthorization shop/of-auth")),
-        at_client(
-            "fault",
-            policy("FaultInjection", "fault", "rules: [{name: all, abort: {status: 418}}]"),
-            ("fault-injected", "FaultInjection shop/of-fault"),
-        ),
-        Case {
-            held: true,
-            ..at_client(
-                "full",
-                policy("CircuitBreaker", "full", "limits: {requests: 1}"),
-                ("circuit-full", "CircuitBreaker shop/of-full"),
-            )
-        },
-        at_client(
-            "route",
-            route(
-                "route",
-                &[
-                    "{matches: [{path: {type: Exact, value: /elsewhere}}], backendRefs: [{name: route, port: 9080}]}",
-                ],
-            ),
-            ("no-route", "HTTPRoute shop/route"),
-        ),
-        at_client("empty", String::new(), ("no-endpoint", "")),
+        denied("http", "HTTP"),
+        denied("http2", "HTTP2"),
+        denied("grpc", "GRPC"),
+        denied("tcp", "TCP"),
+        attached("RateLimit", "rate", ONE_PER_HOUR, "rate-limited"),
+        Case { protocol: "TCP", ..attached("RateLimit", "many", connections, "rate-limited") },
+        Case { held: true, ..attached("RateLimit", "busy", ONE_AT_A_TIME, "overloaded") },
+        attached("JwtValidation", "jwt", ISSUER, "token-missing"),
+        Case { manifests: authorizer + &absent.manifests, ..absent },
     ]
+}
+
+fn by_clients() -> Vec<Case> {
+    let abort = "rules: [{name: all, abort: {status: 418}}]";
+    let full = attached("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
+    let other = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
+    let cases = vec![
+        attached("FaultInjection", "fault", abort, "fault-injected"),
+        Case { held: true, ..full },
+        case("route", route("route", &[other]), ("no-route", "HTTPRoute shop/route")),
+        case("empty", String::new(), ("no-endpoint", "")),
+    ];
+    cases.into_iter().map(|case| Case { by: By::Client, ..case }).collect()
 }
 
 fn strict() -> Vec<Case> {
@@ -378,14 +336,14 @@ fn views(shop: &Shop, case: &Case, door: u16) {
         let (code, text) = shop.text(&["status"]);
         let of_service = format!("✗ {name}: the mesh rejects ");
         let line = text.lines().find(|line| line.contains(&of_service))?;
-        let is_whole = line.contains(reason) && line.ends_with(decided);
+        let is_whole = line.contains(reason) && line.ends_with(decided.as_str());
         (code == Some(1) && is_whole && text.contains(&format!("leno explain {reason}")))
             .then_some(())
     });
     shown("leno diagnose", &|| {
         let (code, text) = shop.text(&["diagnose", "shop/web-1", "--to", &name]);
         let step = text.lines().find(|line| line.contains("✗ requests"))?;
-        (code == Some(1) && step.contains(reason) && step.ends_with(decided)).then_some(())
+        (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
     });
 }
 

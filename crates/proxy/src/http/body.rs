@@ -394,13 +394,13 @@ async fn push_all(
     }
 }
 
-/// What is noted about a body that passes, and what is permitted to pass of it.
+/// Counters of a body on its way, and a filter of its trailer section.
 #[derive(Clone, Copy)]
 pub(crate) struct Noted<'a> {
     pub(crate) bytes: &'a Cell<u64>,
     /// The body answers a call of gRPC.
     pub(crate) call: Option<Call<'a>>,
-    /// What goes on of a trailer section; all of it when absent.
+    /// The rest of a trailer section after the filter; no filter when absent.
     pub(crate) permitted: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 

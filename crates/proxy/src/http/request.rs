@@ -131,7 +131,7 @@ impl Request<'_> {
         std::str::from_utf8(bytes).ok()
     }
 
-    /// Removes the fields as well whose names applications take for an edited one: `X_User` and `x.user` for `x-user`.
+    /// Removes fields with similar names as well: applications may take `X_User` or `x.user` for an edited `x-user`.
     pub(crate) fn remove_similar(&self, edits: &mut HeaderEdits) {
         let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
         let edited: Vec<String> = edited.cloned().collect();

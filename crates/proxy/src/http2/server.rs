@@ -252,8 +252,8 @@ async fn serve_stream(
     Served::Answered
 }
 
-/// Reads and drops the rest of a body after the response, for a while. The codec resets a stream that is given up before
-/// its end (RFC 9113 §8.1), and some clients drop a response when a reset follows it at once.
+/// Reads and drops the rest of a body after the response, within limits. The codec resets the stream of a body
+/// that is dropped before its end (RFC 9113 §8.1), and some clients lose a response when a reset follows it at once.
 async fn read_out(source: &mut Source<'_>) {
     let read = async {
         let mut left = READ_OUT_BYTES_MAX;

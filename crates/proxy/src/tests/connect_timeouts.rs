@@ -14,7 +14,7 @@ use super::fixture::{
 };
 use crate::session::Entrance;
 
-/// A mesh whose endpoint takes connections, and begins to speak when it is released.
+/// A mesh with an endpoint that takes connections, and speaks once it is released.
 struct Slow {
     mesh: Mesh,
     slow: Application,

@@ -40,7 +40,7 @@ impl Canary {
         Self { mesh, _server: server, endpoints }
     }
 
-    /// The client's sidecar applies these policies to the called service, whose sessions for a name a `TLSRoute` takes.
+    /// The client's sidecar applies these policies to the called service. A `TLSRoute` takes its sessions for a name.
     fn treat_sessions(&self, hostname: &str, called: Treatment) {
         self.treat_with(none(), |port| {
             let tls = TlsRule {

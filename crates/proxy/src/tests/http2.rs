@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
-use h2::server::SendResponse;
+use h2::server::{Builder, SendResponse};
 use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderMap, Request, Response};
 use leno_model::{Access, Protocol};
@@ -26,11 +26,20 @@ where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
 {
+    application_by(Builder::new(), serve).await
+}
+
+/// The same with settings of its own.
+pub(crate) async fn application_by<F, S>(builder: Builder, serve: S) -> Application
+where
+    F: Future<Output = ()> + 'static,
+    S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
+{
     let serve = Rc::new(serve);
     Application::start(move |client| {
-        let serve = serve.clone();
+        let (builder, serve) = (builder.clone(), serve.clone());
         async move {
-            let Ok(mut connection) = h2::server::handshake(client.stream).await else { return };
+            let Ok(mut connection) = builder.handshake(client.stream).await else { return };
             while let Some(Ok((request, respond))) = connection.accept().await {
                 tokio::task::spawn_local(serve(request, respond));
             }
@@ -395,7 +404,7 @@ fn calls_beyond_what_one_connection_takes_have_another() {
         let app = Application::start(move |client| {
             let held = held.clone();
             async move {
-                let mut builder = h2::server::Builder::new();
+                let mut builder = Builder::new();
                 builder.max_concurrent_streams(2);
                 let connection = builder.handshake::<_, Bytes>(client.stream).await;
                 let Ok(mut connection) = connection else { return };

@@ -286,7 +286,7 @@ fn a_claim_in_a_trailer_goes_no_further() {
     });
 }
 
-/// A service that is shown both might verify the one, and the application read the other.
+/// With both in a request, a service might verify the one, and the application read the other.
 #[test]
 fn a_token_under_another_spelling_of_its_header_is_rejected() {
     run(async {

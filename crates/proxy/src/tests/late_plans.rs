@@ -12,7 +12,7 @@ use super::fixture::{
 use super::{addresses, http2};
 use crate::session::Entrance;
 
-/// A mesh whose client knows no port of the service yet, as a strict mesh without a policy for it.
+/// A mesh in which the client knows no port of the service yet, like a strict mesh without a policy for it.
 async fn unknown(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_secs(30);

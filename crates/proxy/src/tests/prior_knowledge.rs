@@ -68,7 +68,7 @@ fn a_rejected_request_is_read_to_its_end() {
             }
             body.send_data(vec![0; 16 * 1024].into(), at == 63).expect("no reset");
         }
-        // The answer to a later request comes after all that was said about the first one.
+        // The response to a later request follows all frames of the first one.
         let (later, _) = client.send_request(get(), true).unwrap();
         assert_eq!(later.await.expect("a response").status(), 403);
         let reset = poll_fn(|cx| Poll::Ready(body.poll_reset(cx))).await;

@@ -61,11 +61,7 @@ fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() 
 #[test]
 fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
     run(async {
-        let app = Application::start(|client| async move {
-            let _open = client;
-            std::future::pending::<()>().await;
-        })
-        .await;
+        let app = Application::silent().await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.guard(Vec::new(), vec![at_once("one", 1)]);
         let mut first = Client::connect(mesh.door).await;

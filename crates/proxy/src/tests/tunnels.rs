@@ -17,7 +17,7 @@ use super::connect::{mixed, open};
 use super::fixture::{
     Application, Client, End, Mesh, Setup, credential, endpoint, run, tls_accept, until,
 };
-use super::http2::{mesh, send, whole};
+use super::http2::{application_by, mesh, send, whole};
 use crate::config::Limits;
 use crate::http2::connect::accept;
 use crate::session::Entrance;
@@ -94,18 +94,9 @@ where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
 {
-    let serve = Rc::new(serve);
-    Application::start(move |client| {
-        let serve = serve.clone();
-        async move {
-            let shaken = Builder::new().enable_connect_protocol().handshake(client.stream).await;
-            let mut connection = shaken.unwrap();
-            while let Some(Ok((request, respond))) = connection.accept().await {
-                tokio::task::spawn_local(serve(request, respond));
-            }
-        }
-    })
-    .await
+    let mut builder = Builder::new();
+    builder.enable_connect_protocol();
+    application_by(builder, serve).await
 }
 
 fn late() -> Vec<u8> {
@@ -265,7 +256,7 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
                 gone.notified().await;
-                // The codec resets a stream of which nobody reads the rest.
+                // The codec resets a stream when its unread body is dropped.
                 drop(request);
             }
         });
