@@ -12,8 +12,6 @@ use crate::request::RequestView;
 
 pub(crate) use denial::DenialMatcher;
 
-pub use crate::query::percent_decoded;
-
 /// A [`RequestMatch`], compiled. Matching allocates nothing, but for a query parameter that is
 /// percent-encoded and compared with a regular expression.
 ///

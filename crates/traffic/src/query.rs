@@ -19,6 +19,15 @@ pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> 
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
+/// The parameters of a query that an application may take for the one of this name, each as it was sent, whichever
+/// character separates them.
+pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item = &'q str> {
+    let folded = folded_name(name);
+    query.split(['&', ';']).filter(move |pair| {
+        may_be_named(pair.split_once('=').map_or(pair, |(name, _)| name), &folded)
+    })
+}
+
 /// True when applications may take the encoded name of a parameter for this one, which is [folded](folded_name): without
 /// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks before it, and with `.`, a blank or
 /// a `[` that nothing closes for `_`.
@@ -96,7 +105,7 @@ pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
 }
 
 /// RFC 3986, section 2.1: `%` and two hexadecimal digits are one byte.
-pub fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
+pub(crate) fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     bytes_of::<b'+'>(encoded)
 }
 

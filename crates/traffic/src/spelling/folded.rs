@@ -76,14 +76,16 @@ pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     }
 }
 
-/// Letters are equal when either their upper or their lower cases are: Java compares so, and it equates the most.
+/// Letters are equal when either their upper or their lower cases are: Java compares so, and it equates the most. The lower
+/// case comes first, because `ẞ` has no other upper case and `ß`, its lower case, has `SS`.
 fn fold_case(text: &str, folded: &mut String) {
     for c in text.chars() {
         match c {
             '\0'..='\x7f' => folded.push(c.to_ascii_lowercase()),
             // Its lower case is two characters in Unicode and one in Java.
             '\u{130}' => folded.push('i'),
-            _ => folded.extend(c.to_uppercase().flat_map(char::to_lowercase)),
+            _ => folded
+                .extend(c.to_lowercase().flat_map(char::to_uppercase).flat_map(char::to_lowercase)),
         }
     }
 }
@@ -248,5 +250,20 @@ mod tests {
             assert!(!climbs(path), "{path}");
         }
         assert_eq!(decoded_throughout("/%25252525252e"), None);
+    }
+
+    /// The lower case of `İ` is two characters, and an application that removes the second reads `i`.
+    const DOTTED_I: char = '\u{130}';
+
+    #[test]
+    fn a_letter_and_its_upper_and_lower_case_are_equal() {
+        for c in (char::MIN..=char::MAX).filter(|c| *c != DOTTED_I) {
+            let folded = folded_case(&c.to_string()).into_owned();
+            for other in [c.to_uppercase().collect::<String>(), c.to_lowercase().collect()] {
+                assert_eq!(folded_case(&other), folded, "{c} and {other}");
+            }
+        }
+        assert_eq!(folded_case("STRA\u{1e9e}E"), folded_case("stra\u{df}e"));
+        assert_eq!(folded_case("\u{130}"), "i");
     }
 }

@@ -8,7 +8,7 @@ use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
 use leno_model::{FixedAnswer, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtPlace, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::guard::CompiledJwtValidation;
-use leno_traffic::{Fields, RequestView, is_similar_name, percent_decoded};
+use leno_traffic::{Fields, RequestView, is_similar_name, similar_parameters};
 use serde_json::{Map, Value};
 
 use super::Exchange;
@@ -156,12 +156,7 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
             Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
         }
         JwtPlace::Query(name) => {
-            let parameters = view.query.unwrap_or_default().split(['&', ';']);
-            let named = |it: &&str| {
-                let written = it.split_once('=').map_or(*it, |(written, _)| written);
-                percent_decoded(written).eq(name.bytes())
-            };
-            let mut parameters = parameters.filter(named);
+            let mut parameters = similar_parameters(view.query.unwrap_or_default(), name);
             match (parameters.next(), parameters.next()) {
                 (None, _) => Ok(None),
                 // Another spelling of the name, or none of a value, is for nobody who verifies.
