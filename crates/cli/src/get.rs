@@ -1,7 +1,7 @@
 //! `leno get`: asks the running mesh.
 
 pub(crate) mod changes;
-mod circuits;
+pub(crate) mod circuits;
 mod connections;
 pub(crate) mod removed;
 mod rules;

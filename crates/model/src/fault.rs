@@ -64,3 +64,11 @@ pub struct Abort {
     /// The status that a call of gRPC gets, 1 to 16; when absent that which stands for the status.
     pub grpc: Option<u8>,
 }
+
+impl Abort {
+    /// True when no request passes.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.share_ppm >= 1_000_000
+    }
+}

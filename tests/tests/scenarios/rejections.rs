@@ -431,6 +431,32 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 }
 
 /// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
+#[test]
+fn requests_to_no_service_are_a_finding_of_their_client() {
+    let door = free_port();
+    let mesh = Mesh::up_with(
+        &(mesh_config("permissive") + &client("web", &[], &[("missing", door)])),
+        &["--report-every", "1s"],
+    );
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let views: [(&[&str], &str); 3] = [
+        (&["status"], "outside the mesh with unknown-service"),
+        (&["diagnose", "shop/web-1"], "outside the mesh with unknown-service"),
+        (&["top", "--once"], "outside the mesh  unknown-service"),
+    ];
+    for (command, expected) in views {
+        eventually(&format!("{command:?} names the reason"), PATIENCE, || {
+            for _ in 0..REQUESTS {
+                assert_eq!(get(address, "/").ok()?.reason(), Some("unknown-service"));
+            }
+            let output = mesh.leno(command);
+            let fails = command == ["top", "--once"] || output.status.code() == Some(1);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            (fails && text.contains(expected)).then_some(())
+        });
+    }
+}
+
 const ALONE: &str = "HTTP, alone";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,11 +4,11 @@ use leno_control::findings::rejected_sidecar;
 use leno_control::port_remedy;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 
-use super::steps::{Facts, Step};
+use super::steps::{Facts, Step, is_on_the_way};
 use crate::duration::short;
 
-/// The steps in the order in which a start needs them.
-pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+/// The steps in the order in which a start needs them. An open circuit is no problem of the way to another service.
+pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) -> Vec<Step> {
     let mut steps: Vec<Step> = token(facts, workload).into_iter().collect();
     if let Some(application) = &workload.application {
         steps.push(run(application));
@@ -32,7 +32,12 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
         steps.push(Step::fine("state", "is written to disk"));
     }
     steps.extend(of_kind(workload, "circuit-open").map(|it| {
-        Step::problem(
+        let service = it.subject.split(':').next().unwrap_or_default();
+        let step = match to.is_none_or(|to| is_on_the_way(facts, to, service)) {
+            true => Step::problem,
+            false => Step::notice,
+        };
+        step(
             "circuit",
             format!("to {} is open: {}", it.subject, it.reason),
             "repair the service, and it closes by itself: leno get circuits",
@@ -140,13 +145,36 @@ mod tests {
             (json!([]), looping, "application"),
         ] {
             let workload = workload(conditions, application);
-            let found = steps(&Facts::default(), &workload);
+            let found = steps(&Facts::default(), &workload, None);
             let failed = found.iter().filter(|step| step.verdict == Verdict::Problem);
             let failed: Vec<&str> = failed.map(|step| step.name).collect();
             assert!(!failed.is_empty() && failed.iter().all(|it| *it == name), "{found:?}");
         }
         let well = workload(json!([]), json!(null));
-        let found = steps(&Facts::default(), &well);
+        let found = steps(&Facts::default(), &well, None);
         assert!(found.iter().all(|step| step.verdict == Verdict::Fine), "{found:?}");
+    }
+
+    #[test]
+    fn a_circuit_is_a_problem_of_the_services_that_it_is_about() {
+        let open =
+            json!([{ "kind": "circuit-open", "subject": "shop/api-v2:80", "reason": "a cause" }]);
+        let route = json!({
+            "kind": "HTTPRoute", "name": "shop/canary", "parents": ["shop/api"], "rules": 1,
+            "backends": ["shop/api-v1:80 (90 %)", "shop/api-v2:80 (10 %)"], "problems": [],
+        });
+        let routes = vec![serde_json::from_value(route).unwrap()];
+        let facts = Facts { routes, ..Facts::default() };
+        for (to, fails) in [
+            (None, true),
+            (Some("shop/api-v2"), true),
+            (Some("shop/api"), true),
+            (Some("shop/api-v1"), false),
+            (Some("shop/ap"), false),
+        ] {
+            let found = steps(&facts, &workload(open.clone(), json!(null)), to);
+            let failed = found.iter().any(|step| step.verdict == Verdict::Problem);
+            assert_eq!(failed, fails, "{to:?}: {found:?}");
+        }
     }
 }

@@ -145,7 +145,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
     steps.push(sidecar(facts, workload, proxy));
     steps.push(identity(facts, name));
-    steps.extend(conditions::steps(facts, workload));
+    steps.extend(conditions::steps(facts, workload, to));
     steps.extend(doors(facts, workload));
     steps.extend(policies(facts, workload));
     steps.extend(workload.services.iter().filter_map(|service| requests(facts, service)));
@@ -153,10 +153,27 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
         Some(to) => steps.extend(way_to(facts, name, to)),
         None => {
             steps.extend(facts.reached.iter().flat_map(Reached::steps));
+            let is_outside = |it: &RejectionStatus| {
+                it.service.is_empty() && it.clients.iter().any(|it| it == name)
+            };
+            steps.extend(rejected(facts, is_outside));
             steps.extend(unknown_names(&facts.unknown));
         }
     }
     steps
+}
+
+/// True for the service that is called, and for those to which its routes forward requests.
+pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
+    let names = |text: &str, service: &str| {
+        let rest = text.strip_prefix(service);
+        rest.is_some_and(|rest| {
+            !rest.starts_with(|c: char| c.is_alphanumeric() || ".-".contains(c))
+        })
+    };
+    let mut routes =
+        facts.routes.iter().filter(|route| route.parents.iter().any(|it| names(it, to)));
+    service == to || routes.any(|route| route.backends.iter().any(|it| names(it, service)))
 }
 
 /// The names without a service that the workload called: for its owner to know, and no failure of the mesh.
@@ -287,7 +304,7 @@ fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
 
 /// How requests to a service fare, and what most of the failed ones failed with.
 fn requests(facts: &Facts, service: &str) -> Option<Step> {
-    if let Some(step) = rejected(facts, service) {
+    if let Some(step) = rejected(facts, |it| it.service == service) {
         return Some(step);
     }
     let history = facts.histories.get(service)?;
@@ -309,10 +326,10 @@ fn requests(facts: &Facts, service: &str) -> Option<Step> {
     Some(Step::told(("requests", verdict), what, remedy))
 }
 
-/// The rejections that are most of what a service fails with.
-fn rejected(facts: &Facts, service: &str) -> Option<Step> {
-    let of_service = facts.rejections.iter().filter(|it| it.service == service);
-    let notable = of_service.filter(|it| rejection_text::is_notable(it));
+/// The largest share of requests that the mesh rejects for one reason, among those that are of interest.
+fn rejected(facts: &Facts, of_interest: impl Fn(&RejectionStatus) -> bool) -> Option<Step> {
+    let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
+    let notable = of_interest.filter(|it| rejection_text::is_notable(it));
     let most = notable.max_by(|one, other| one.share.total_cmp(&other.share))?;
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
@@ -355,7 +372,8 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
         let what = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
         Step::problem("route", what, "that part of it is answered 500 until then")
     }));
-    let removed = facts.removed.iter().filter(|endpoint| endpoint.service == to);
+    let removed =
+        facts.removed.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
     steps.extend(removed.map(|endpoint| {
         Step::notice(
             "removed",

@@ -55,6 +55,16 @@ pub(super) fn with_port(
         marks: Vec::new(),
         openings: Vec::new(),
     };
+    let faults = way.and_then(|(_, (treatment, _))| treatment?.faults.as_ref());
+    let fault = faults.and_then(|faults| Some((faults, faults.rule(request?, &caller.account)?)));
+    let mut status = None;
+    let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
+    if let (None, Some(abort)) = (refused, abort) {
+        refused = Some(Reason::FaultInjected);
+        status = abort.answer.status;
+    }
+    let mut treated = way.map(|way| told_treatment(way, caller, request)).unwrap_or_default();
+    treated.extend(fault.map(|(faults, rule)| injected(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),
         port: backend.port,
@@ -63,9 +73,10 @@ pub(super) fn with_port(
         endpoints: endpoints
             .map(|endpoints| endpoints.iter().filter(left).map(decided).collect())
             .unwrap_or_default(),
-        treated: way.map(|way| told_treatment(way, caller, request)).unwrap_or_default(),
+        treated,
         unapplied: Vec::new(),
         refused,
+        status,
         tags,
         ungranted: false,
     }
@@ -79,11 +90,6 @@ fn told_treatment(
 ) -> Vec<Treated> {
     let Some(treatment) = treatment else { return Vec::new() };
     let mut told = treated(treatment);
-    if let (Some(faults), Some(request)) = (&treatment.faults, request)
-        && let Some(rule) = faults.rule(request, &caller.account)
-    {
-        told.push(injected(faults.policy(), rule));
-    }
     let balancing = treatment.balancing.as_ref();
     let key = balancing
         .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));

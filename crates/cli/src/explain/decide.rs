@@ -106,6 +106,8 @@ pub(super) struct DecidedBackend {
     pub(super) unapplied: Vec<Unapplied>,
     /// Why the client's own sidecar would answer instead of it.
     pub(super) refused: Option<Reason>,
+    /// The status of that answer, where a policy sets it.
+    pub(super) status: Option<u16>,
     /// What tag rules make of such requests, where there are some.
     pub(super) tags: Option<DecidedTags>,
     /// It is in another namespace, and no grant permits the route to lead there.
@@ -419,7 +421,9 @@ impl Decision {
         for backend in &self.backends {
             if backend.refused.is_some() {
                 add(backend.refused);
-            } else if backend.tags.as_ref().is_some_and(DecidedTags::may_leave_nobody) {
+                continue;
+            }
+            if backend.tags.as_ref().is_some_and(DecidedTags::may_leave_nobody) {
                 add(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
@@ -427,6 +431,12 @@ impl Decision {
             }
         }
         outcomes
+    }
+
+    /// The status of the answer to a rejected request; 0 for a reset.
+    pub(super) fn status(&self, reason: Reason) -> u16 {
+        let rejecting = self.backends.iter().filter(|backend| backend.refused == Some(reason));
+        rejecting.filter_map(|backend| backend.status).next().unwrap_or(reason.status())
     }
 }
 

@@ -1,5 +1,5 @@
-//! `leno explain request` on a running mesh: its control plane decides, the client's sidecar adds what it
-//! has removed.
+//! `leno explain request` on a running mesh: its control plane decides, the client's sidecar adds the endpoints that it
+//! removed and the circuits that it opened.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{ExplainFormat, REFUSED, RequestArgs};
 use crate::duration::short;
+use crate::get::circuits::{self, Circuit};
 use crate::get::removed::{self, Endpoint};
 use crate::get::{Mesh, parsed};
 use crate::output;
@@ -44,14 +45,14 @@ async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained>
     let proxies: Vec<ProxyStatus> = parsed(mesh.ask("/proxies").await?)?;
     let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
     let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
-    let removed = match proxies.iter().find(|proxy| proxy.workload == client) {
-        Some(proxy) => removed::of_one(mesh, proxy).await,
+    let sidecar = match proxies.iter().find(|proxy| proxy.workload == client) {
+        Some(proxy) => Sidecar::asked(mesh, proxy).await,
         None => Err(match mesh.scope().await {
             None => format!("the sidecar of {client} is not connected"),
             Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
         }),
     };
-    Ok(Seen { services, removed }.told(answer))
+    Ok(Seen { services, sidecar }.told(answer))
 }
 
 /// The path that asks the control plane.
@@ -70,8 +71,22 @@ fn question(args: &RequestArgs) -> anyhow::Result<String> {
 /// What of the mesh is seen only while it runs.
 struct Seen {
     services: Vec<ServiceStatus>,
-    /// What the client's sidecar has removed, or why that is not known.
-    removed: Result<Vec<Endpoint>, String>,
+    /// The state of the client's sidecar, or the reason why it is unknown.
+    sidecar: Result<Sidecar, String>,
+}
+
+/// The client's sidecar.
+#[derive(Default)]
+struct Sidecar {
+    removed: Vec<Endpoint>,
+    circuits: Vec<Circuit>,
+}
+
+impl Sidecar {
+    async fn asked(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Self, String> {
+        let removed = removed::of_one(mesh, proxy).await?;
+        Ok(Self { removed, circuits: circuits::of_one(mesh, proxy).await? })
+    }
 }
 
 impl Seen {
@@ -106,12 +121,19 @@ impl Seen {
                 });
             }
         }
-        if was_any && let Err(why) = &self.removed {
+        if was_any && let Err(why) = &self.sidecar {
             lines.push(("removed", format!("what is removed is not known: {why}")));
         }
-        decision["removed_unknown"] = self.removed.as_ref().err().cloned().into();
-        let verdict = (was_any && ready == 0 && decision["allowed"] == true).then(|| {
-            let reason = Reason::NoEndpoint;
+        decision["removed_unknown"] = self.sidecar.as_ref().err().cloned().into();
+        let open = self.open_circuits(&decision);
+        lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
+        let reason = match () {
+            () if was_any && ready == 0 => Some(Reason::NoEndpoint),
+            () if reject(&open, &decision) => Some(Reason::CircuitOpen),
+            () => None,
+        };
+        let reason = reason.filter(|_| decision["allowed"] == true);
+        let verdict = reason.map(|reason| {
             decision["allowed"] = false.into();
             decision["status"] = reason.status().into();
             decision["reason"] = reason.label().into();
@@ -125,6 +147,16 @@ impl Seen {
         Explained { text: with_lines(&text, &lines, verdict.as_deref()), decision }
     }
 
+    /// The open circuits to the called service and to the backends.
+    fn open_circuits(&self, decision: &Value) -> Vec<&Circuit> {
+        let circuits = self.sidecar.iter().flat_map(|sidecar| &sidecar.circuits);
+        let is_used = |circuit: &&Circuit| {
+            let backends = decision["backends"].as_array().into_iter().flatten();
+            backends.chain([decision]).any(|place| is_at(circuit, place))
+        };
+        circuits.filter(|circuit| circuit.is_open()).filter(is_used).collect()
+    }
+
     fn is_ready(&self, (service, port): (&str, u16), workload: &str) -> bool {
         let service = self.services.iter().find(|found| found.name == service);
         let mut ports = service.into_iter().flat_map(|service| &service.ports);
@@ -133,9 +165,27 @@ impl Seen {
     }
 
     fn removed(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
-        let mut removed = self.removed.iter().flatten();
+        let mut removed = self.sidecar.iter().flat_map(|sidecar| &sidecar.removed);
         removed.find(|it| it.service == service && it.port == port && it.workload == workload)
     }
+}
+
+/// True when circuits reject every such request: the one of the called service, or those of all backends.
+fn reject(open: &[&Circuit], decision: &Value) -> bool {
+    let is_rejected = |place: &Value| open.iter().any(|circuit| is_at(circuit, place));
+    let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
+    is_rejected(decision) || !backends.is_empty() && backends.iter().all(is_rejected)
+}
+
+/// True for the circuit of this service and port.
+fn is_at(circuit: &Circuit, place: &Value) -> bool {
+    place["service"] == circuit.service.as_str() && place["port"] == circuit.port
+}
+
+fn circuit_text(circuit: &Circuit) -> String {
+    let since = short(Duration::from_secs(circuit.age_s));
+    let Circuit { service, port, policy, trigger, .. } = circuit;
+    format!("to {service} port {port} is open ({trigger}), since {since}, by the {policy}")
 }
 
 fn told_removed(removed: &Endpoint) -> String {
@@ -177,7 +227,8 @@ mod tests {
 
     #[test]
     fn who_is_not_there_is_left_out_and_the_rest_decides() {
-        let seen = Seen { services: services(&["shop/web-1"]), removed: Ok(Vec::new()) };
+        let sidecar = Ok(Sidecar::default());
+        let seen = Seen { services: services(&["shop/web-1"]), sidecar };
         let Explained { text, decision } = seen.told(answer());
         expect_test::expect![[r#"
             backend   shop/web
@@ -192,12 +243,35 @@ mod tests {
     #[test]
     fn where_nobody_is_there_no_request_arrives() {
         let why = "the sidecar of shop/user-1 is not connected".to_owned();
-        let seen = Seen { services: services(&[]), removed: Err(why) };
+        let seen = Seen { services: services(&[]), sidecar: Err(why) };
         let Explained { text, decision } = seen.told(answer());
         assert_eq!(decision["allowed"], false);
         assert_eq!(decision["reason"], "no-endpoint");
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("verdict   503 no-endpoint: "), "{text}");
         assert!(text.contains("removed   what is removed is not known: the sidecar of"), "{text}");
+    }
+
+    #[test]
+    fn an_open_circuit_decides_when_no_backend_is_left() {
+        let circuit = |service: &str, state: &str| -> Circuit {
+            serde_json::from_value(json!({
+                "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": state,
+                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1,
+            }))
+            .unwrap()
+        };
+        for (circuits, allowed) in [
+            (vec![circuit("shop/web", "open")], false),
+            (vec![circuit("shop/web", "half-open")], true),
+            (vec![circuit("shop/other", "open")], true),
+        ] {
+            let sidecar = Ok(Sidecar { removed: Vec::new(), circuits });
+            let services = services(&["shop/web-1", "shop/web-2"]);
+            let Explained { text, decision } = Seen { services, sidecar }.told(answer());
+            assert_eq!(decision["allowed"], allowed, "{text}");
+            let verdict = text.lines().last().unwrap();
+            assert_eq!(verdict.starts_with("verdict   503 circuit-open: "), !allowed, "{text}");
+        }
     }
 }

@@ -164,7 +164,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             .as_ref()
             .map(|redirection| redirection.status)
             .or(decision.is_preflight.then_some(200))
-            .or(reason.map(Reason::status)),
+            .or(reason.map(|reason| decision.status(reason))),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -185,7 +185,7 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     match outcomes.as_slice() {
         [None] => "200-range: allowed; the application answers".to_owned(),
         [Some(reason)] => {
-            let status = match reason.status() {
+            let status = match decision.status(*reason) {
                 0 => "reset".to_owned(),
                 status => status.to_string(),
             };
@@ -414,7 +414,9 @@ fn told_backend(backend: &DecidedBackend) -> String {
     let share = share.trim_end_matches('0').trim_end_matches('.');
     let refused = match backend.refused {
         None => String::new(),
-        Some(reason) => format!(": {} {}", reason.status(), reason.label()),
+        Some(reason) => {
+            format!(": {} {}", backend.status.unwrap_or(reason.status()), reason.label())
+        }
     };
     let ungranted = match backend.ungranted {
         true => " (no ReferenceGrant permits it)",

@@ -34,15 +34,28 @@ struct Circuits {
 
 /// One circuit, as the admin page lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Circuit {
-    service: String,
-    port: u16,
-    policy: String,
+pub(crate) struct Circuit {
+    pub(crate) service: String,
+    pub(crate) port: u16,
+    pub(crate) policy: String,
     state: String,
-    trigger: String,
-    age_s: u64,
+    pub(crate) trigger: String,
+    pub(crate) age_s: u64,
     open_for_ms: u64,
     threads: usize,
+}
+
+impl Circuit {
+    /// True while it rejects every request.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == "open"
+    }
+}
+
+/// The circuits of one sidecar that are not closed, or the reason why they are unknown.
+pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Circuit>, String> {
+    let found = sidecars::ask_one::<Circuits>(mesh, &proxy.workload, "/circuits").await;
+    found.map(|found| found.circuits)
 }
 
 /// Asks every sidecar.

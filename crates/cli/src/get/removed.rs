@@ -44,8 +44,7 @@ pub(crate) struct Endpoint {
 
 /// What one sidecar has removed, or why it does not say.
 pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
-    let found = sidecars::ask::<Removed>(mesh, std::slice::from_ref(proxy), "/removed").await;
-    let found = found.into_iter().next().unwrap_or_else(|| Err("the query failed".to_owned()));
+    let found = sidecars::ask_one::<Removed>(mesh, &proxy.workload, "/removed").await;
     found.map(|found| found.removed)
 }
 

@@ -36,7 +36,8 @@ pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
     found.into_iter().map(answer).collect()
 }
 
-async fn ask_one<T: DeserializeOwned>(
+/// The answer of the sidecar of one workload.
+pub(super) async fn ask_one<T: DeserializeOwned>(
     mesh: &Mesh,
     workload: &str,
     path: &str,

@@ -240,7 +240,7 @@ fn rejections(view: &View) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for rejection in &view.traffic.rejections {
         listing.row([
-            rejection.service.clone(),
+            rejection.destination().to_owned(),
             rejection.reason.clone(),
             share(Some(rejection.share)),
             rejection.requests.to_string(),

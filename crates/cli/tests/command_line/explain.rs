@@ -383,6 +383,24 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
 }
 
 #[test]
+fn a_fault_that_aborts_every_request_is_the_verdict() {
+    for (percent, expected, code) in [(100, "418 fault-injected: ", 3), (50, "200-range: ", 0)] {
+        let fault = format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: FaultInjection\nmetadata: {{name: broken, namespace: shop}}\n\
+             spec:\n  targetRefs: [{{kind: Service, name: reviews}}]\n  \
+             rules: [{{abort: {{percent: {percent}, status: 418}}}}]\n"
+        );
+        let place = Place::with(&[("mesh.yaml", MESH), ("fault.yaml", &fault)]);
+        let url = "http://reviews:9080/reviews/1";
+        let done =
+            place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+        let verdict = done.out.lines().last().unwrap_or_default();
+        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{percent}: {}", done.out);
+        assert_eq!(done.code, Some(code), "{percent}");
+    }
+}
+
+#[test]
 fn a_circuit_breaker_is_told_with_its_bounds_and_when_it_opens() {
     let policy = "
 apiVersion: policy.openservicemesh.io/v1alpha1

@@ -26,8 +26,18 @@ pub fn is_notable(rejection: &RejectionStatus) -> bool {
 /// One sentence: service, share, reason, sidecars, policies.
 #[must_use]
 pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
-    let RejectionStatus { service, reason, sidecars, .. } = rejection;
+    let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
     let share = share(Some(rejection.share));
+    let decided = match deciding(rejection, objects).as_slice() {
+        [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
+        [] => String::new(),
+        [one] => format!("; decided by {one}"),
+        several => format!("; decided by one of {}", several.join(", ")),
+    };
+    if let ("", [client, ..]) = (service.as_str(), clients.as_slice()) {
+        let which = "requests to destinations outside the mesh";
+        return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
+    }
     let whose = match rejection.by.as_str() {
         "server" => "",
         _ => " of its clients",
@@ -36,12 +46,6 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
         [] => String::new(),
         [one] => format!(" at the sidecar{whose} {one}"),
         several => format!(" at {} sidecars{whose}: {}", several.len(), several.join(", ")),
-    };
-    let decided = match deciding(rejection, objects).as_slice() {
-        [] if is_for_lack_of_policy(reason) => "; no policy allows it".to_owned(),
-        [] => String::new(),
-        [one] => format!("; decided by {one}"),
-        several => format!("; decided by one of {}", several.join(", ")),
     };
     format!("{service}: the mesh rejects {share} of the requests with {reason}{place}{decided}")
 }
@@ -53,6 +57,7 @@ pub fn remedy(rejection: &RejectionStatus) -> String {
     let explained = format!("leno explain {reason} says what that means and what to do");
     match clients.first() {
         None => explained,
+        Some(client) if service.is_empty() => format!("{explained}; leno diagnose {client}"),
         Some(client) => format!("{explained}; leno diagnose {client} --to {service}"),
     }
 }
@@ -107,7 +112,7 @@ fn kinds(reason: &str) -> &'static [&'static str] {
 
 /// True for reasons that stand for the lack of a policy that allows the request.
 fn is_for_lack_of_policy(reason: &str) -> bool {
-    matches!(reason, "denied" | "no-policy-route" | "denied-outbound")
+    matches!(reason, "denied" | "no-policy-route" | "denied-outbound" | "egress-denied")
 }
 
 /// Fewer rejections prove nothing.

@@ -1,4 +1,4 @@
-//! Rejections: requests that sidecars rejected lately, by service and reason, with the policies that decided.
+//! Rejections: requests that sidecars rejected lately, by destination and reason, with the policies that decided.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::track::{REACH, Track, step_number};
 use crate::mesh::Mesh;
 use crate::status::{RECENT_STEPS, RejectionStatus};
 
-/// Requests that sidecars rejected, by service and reason.
+/// Requests that sidecars rejected, by destination and reason.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
@@ -21,12 +21,22 @@ pub(super) struct Rejections {
     inbound: RecentTable<Key, Rejected, KEPT_MAX>,
     /// All requests of clients without a sidecar, by service.
     unmeshed: RecentTable<ServiceName, Recent, KEPT_MAX>,
+    /// All requests of a workload to destinations that are no service of the mesh.
+    outside: RecentTable<WorkloadName, Recent, KEPT_MAX>,
 }
 
-type Key = (ServiceName, &'static str);
+type Key = (Destination, &'static str);
 type Policy = (RuleKind, Name, Name);
 
-/// The rejections of one service for one reason.
+/// The destination of requests. The names that clients ask for are not kept, because a client chooses them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Destination {
+    Service(ServiceName),
+    /// All that is no service of the mesh, for the requests of one workload.
+    Outside(WorkloadName),
+}
+
+/// The rejections at one destination for one reason.
 #[derive(Debug, Default)]
 struct Rejected {
     recent: Recent,
@@ -50,18 +60,20 @@ impl Rejections {
     ) -> u64 {
         let mut evicted = 0;
         for series in &told.series {
-            let Some(service) = service_of(mesh, name, series) else { continue };
+            let Some(destination) = destination(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
-            if is_unmeshed {
-                let (all, old) = self.unmeshed.entry(service.clone(), Recent::default);
-                all.add(at, series.requests());
-                evicted += u64::from(old.is_some());
-            }
+            evicted += u64::from(match &destination {
+                Destination::Outside(client) => add(&mut self.outside, client, series, at),
+                Destination::Service(service) if is_unmeshed => {
+                    add(&mut self.unmeshed, service, series, at)
+                }
+                Destination::Service(_) => false,
+            });
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             for (reason, count) in &series.reasons {
                 let Some(reason) = reason.filter(|reason| reason.is_rejection()) else { continue };
-                let key = (service.clone(), reason.label());
+                let key = (destination.clone(), reason.label());
                 let (rejected, old) = kept.entry(key, Rejected::default);
                 evicted += u64::from(old.is_some());
                 rejected.recent.add(at, if is_inbound && !is_unmeshed { 0 } else { *count });
@@ -76,13 +88,18 @@ impl Rejections {
         evicted
     }
 
-    /// Forgets all that was not reported for an hour, and services that the mesh does not have any more.
+    /// Forgets all that was not reported for an hour, and services and workloads that the mesh does not have any more.
     pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
-        let exists = |service: &ServiceName| mesh.service(service).is_some();
+        let exists = |destination: &Destination| match destination {
+            Destination::Service(service) => mesh.service(service).is_some(),
+            Destination::Outside(client) => mesh.workload(client).is_some(),
+        };
         for kept in [&mut self.inbound, &mut self.outbound] {
-            kept.retain(|(service, _), rejected| exists(service) && rejected.last() + REACH > at);
+            kept.retain(|(to, _), rejected| exists(to) && rejected.last() + REACH > at);
         }
-        self.unmeshed.retain(|service, recent| exists(service) && recent.sum(at) > 0);
+        let is_service = |service: &ServiceName| mesh.service(service).is_some();
+        self.unmeshed.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
+        self.outside.retain(|_, recent| recent.sum(at) > 0);
     }
 
     /// The rejections of the last half minute, as far as clients got them; those that a retry made good are left out.
@@ -94,16 +111,22 @@ impl Rejections {
         let keys: std::collections::BTreeSet<&Key> =
             self.outbound.iter().chain(self.inbound.iter()).map(|(key, _)| key).collect();
         let status = |key: &Key| {
-            let (service, reason) = key;
+            let (destination, reason) = key;
             let [outbound, inbound] = [&self.outbound, &self.inbound]
                 .map(|kept| kept.get(key).filter(|it| it.is_fresh(at)));
             let requests = [outbound, inbound].into_iter().flatten();
             let requests = requests.map(|rejected| rejected.recent.sum(at)).sum::<u64>();
-            let all = services.get(service).map_or(0, |track| track.recent_requests(at))
-                + self.unmeshed.get(service).map_or(0, |recent| recent.sum(at));
+            let recent = |recent: Option<&Recent>| recent.map_or(0, |recent| recent.sum(at));
+            let all = match destination {
+                Destination::Service(service) => {
+                    services.get(service).map_or(0, |track| track.recent_requests(at))
+                        + recent(self.unmeshed.get(service))
+                }
+                Destination::Outside(client) => recent(self.outside.get(client)),
+            };
             let source = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
-                service: service.to_string(),
+                service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
                 share: requests as f64 / all.max(requests) as f64,
@@ -158,19 +181,43 @@ impl Recent {
     }
 }
 
-/// The service that a series is about: a request that is rejected at once may name none.
-fn service_of<'a>(
-    mesh: &'a Mesh,
-    workload: &WorkloadName,
-    series: &'a TrafficSeries,
-) -> Option<&'a ServiceName> {
-    match (&series.service, series.direction) {
-        (Some(service), _) => Some(service).filter(|service| mesh.service(service).is_some()),
-        (None, Direction::Inbound) => {
-            mesh.in_front_of(workload).map(|service| &service.name).next()
+impl Destination {
+    fn service(&self) -> Option<&ServiceName> {
+        match self {
+            Self::Service(service) => Some(service),
+            Self::Outside(_) => None,
         }
-        (None, Direction::Outbound) => None,
     }
+}
+
+/// The destination of a series: the server's sidecar may reject a request before it knows the service.
+fn destination(
+    mesh: &Mesh,
+    workload: &WorkloadName,
+    series: &TrafficSeries,
+) -> Option<Destination> {
+    let named = series.service.as_ref().filter(|service| mesh.service(service).is_some());
+    match (named, series.direction) {
+        (Some(service), _) => Some(Destination::Service(service.clone())),
+        (None, Direction::Outbound) => Some(Destination::Outside(workload.clone())),
+        (None, Direction::Inbound) if series.service.is_none() => {
+            let mut services = mesh.in_front_of(workload);
+            services.next().map(|service| Destination::Service(service.name.clone()))
+        }
+        (None, Direction::Inbound) => None,
+    }
+}
+
+/// Adds the requests of a series; true when another entry was evicted for it.
+fn add<K: Ord + Clone>(
+    table: &mut RecentTable<K, Recent, KEPT_MAX>,
+    key: &K,
+    series: &TrafficSeries,
+    at: Duration,
+) -> bool {
+    let (all, evicted) = table.entry(key.clone(), Recent::default);
+    all.add(at, series.requests());
+    evicted.is_some()
 }
 
 /// The policies of a report that may have rejected requests for this reason.

@@ -33,13 +33,13 @@ pub struct TrafficStatus {
 /// Requests to a service that sidecars rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RejectionStatus {
-    /// `namespace/name`.
+    /// `namespace/name`; empty for the requests of one client to destinations that are no service of the mesh.
     pub service: String,
     /// From the closed list.
     pub reason: String,
     /// Rejections that clients received within the last half minute.
     pub requests: u64,
-    /// The share of the service's requests, from 0 to 1.
+    /// The share of the requests to the service, or of the client to such destinations, from 0 to 1.
     pub share: f64,
     /// `server`: sidecars of the service rejected them; `client`: those of its clients.
     pub by: String,
@@ -49,6 +49,17 @@ pub struct RejectionStatus {
     pub clients: Vec<String>,
     /// The policies that decided, kind and name, as far as sidecars report it.
     pub policies: Vec<String>,
+}
+
+impl RejectionStatus {
+    /// The destination in words.
+    #[must_use]
+    pub fn destination(&self) -> &str {
+        match self.service.as_str() {
+            "" => "outside the mesh",
+            service => service,
+        }
+    }
 }
 
 /// How often a rule decided.

@@ -90,3 +90,19 @@ fn a_few_rejections_are_not_worth_a_line() {
         assert_eq!(is_notable(&rejection), expected, "{requests} {share}");
     }
 }
+
+#[test]
+fn requests_to_no_service_are_those_of_their_client() {
+    let none = Objects { workloads: &[], routes: &[], policies: &[] };
+    let outside = |reason| RejectionStatus {
+        service: String::new(),
+        sidecars: vec!["shop/web-1".to_owned()],
+        ..rejection(reason, "client", &[])
+    };
+    let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations outside the mesh with";
+    let unknown = outside("unknown-service");
+    assert_eq!(sentence(&unknown, none), format!("{start} unknown-service"));
+    assert!(remedy(&unknown).ends_with("; leno diagnose shop/web-1"), "{}", remedy(&unknown));
+    let denied = sentence(&outside("egress-denied"), none);
+    assert_eq!(denied, format!("{start} egress-denied; no policy allows it"));
+}

@@ -139,3 +139,36 @@ fn invented_names_take_no_room() {
     let found = history.status(&mesh, at(5), None).rejections;
     assert!(found[0].policies.is_empty(), "there is no such RateLimit");
 }
+
+#[test]
+fn rejections_of_requests_to_no_service_count_for_their_client() {
+    let mesh = mesh(BOOKINFO);
+    let mut history = History::default();
+    let to = |service, requests, reasons: &[(Reason, u64)]| TrafficSeries {
+        service,
+        ..series(Direction::Outbound, requests, reasons)
+    };
+    let missing = Some(service("missing"));
+    let client = report(
+        vec![
+            to(missing, 30, &[(Reason::UnknownService, 30)]),
+            to(None, 10, &[(Reason::EgressDenied, 6)]),
+            series(Direction::Outbound, 100, &[]),
+        ],
+        Vec::new(),
+    );
+    history.take(&mesh, &workload("productpage-1"), &client, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    let found: Vec<_> = found
+        .iter()
+        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.by, &it.clients))
+        .collect();
+    let client = vec!["bookinfo/productpage-1".to_owned()];
+    let expected = [
+        ("", "egress-denied", 6, 0.15, "client", &client),
+        ("", "unknown-service", 30, 0.75, "client", &client),
+    ];
+    assert_eq!(found, expected);
+    history.sweep(&mesh, at(4000));
+    assert!(history.rejections.outbound.is_empty() && history.rejections.outside.is_empty());
+}
