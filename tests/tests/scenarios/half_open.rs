@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -89,8 +89,11 @@ fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize
     })
 }
 
-/// Prints one line for each kind of flood.
+/// Prints one line for each kind of flood. One flood at a time: two of them have more connections open than a process may
+/// have descriptors, and honest clients would fail for the lack of one.
 pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let hello = honest.hello();
     let kinds = [("one byte", hello[..1].to_vec()), ("a whole ClientHello", hello)];
     for (kind, sent) in kinds {
