@@ -84,7 +84,7 @@ pub(crate) struct MeshArgs {
     jwks_allow: Option<PermittedServers>,
     /// The one directory below which `JwtValidation`s may name files with keys [default: all files; with
     /// --kubernetes none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
     jwks_files: Option<PathBuf>,
     /// How often sidecars tell what they counted, at least 1s; `off` when they are not to
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
@@ -96,6 +96,11 @@ pub(crate) struct MeshArgs {
     /// How long a token of `leno token` can be used
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_positive)]
     token_lifetime: Duration,
+}
+
+/// The path from the root, because rules name files so.
+fn absolute(path: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(path)
 }
 
 impl MeshArgs {
@@ -339,6 +344,14 @@ mod tests {
         for bad in ["80", "localhost:80", "127.0.0.1", "http://127.0.0.1:80/"] {
             assert!(parse_page(bad).unwrap_err().contains("127.0.0.1:15080"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_relative_directory_of_keys_is_one_of_this_process() {
+        let directory = std::env::current_dir().unwrap().join("keys");
+        assert_eq!(absolute("keys").unwrap(), directory);
+        assert_eq!(absolute("./keys").unwrap(), directory);
+        assert_eq!(absolute("/keys").unwrap(), PathBuf::from("/keys"));
     }
 
     #[test]

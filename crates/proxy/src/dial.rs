@@ -4,7 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use leno_model::Reason;
 use leno_outside::Dial;
+use rustix::io::Errno;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -21,6 +23,17 @@ pub(crate) async fn dial(
     }
     prepare(SockRef::from(&socket))?;
     socket.connect(address).await
+}
+
+/// The reason of a connection that could not be opened. A lack of descriptors, memory or local ports is one of this process, and
+/// says nothing about the endpoint (socket(2), connect(2)).
+pub(crate) fn dial_reason(error: &io::Error) -> Reason {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
+            Reason::TooManyConnections
+        }
+        _ => Reason::ConnectFailed,
+    }
 }
 
 impl Dial for Interception {
@@ -44,3 +57,21 @@ const ALIVE_AFTER: Duration = Duration::from_secs(60);
 const ALIVE_AGAIN: Duration = Duration::from_secs(10);
 /// Unanswered questions after which the connection is given up.
 const ALIVE_RETRIES: u32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_or_ports_is_not_the_fault_of_the_endpoint() {
+        for (errno, expected) in [
+            (Errno::MFILE, Reason::TooManyConnections),
+            (Errno::NFILE, Reason::TooManyConnections),
+            (Errno::ADDRNOTAVAIL, Reason::TooManyConnections),
+            (Errno::CONNREFUSED, Reason::ConnectFailed),
+            (Errno::HOSTUNREACH, Reason::ConnectFailed),
+        ] {
+            assert_eq!(dial_reason(&errno.into()), expected, "{errno}");
+        }
+    }
+}

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::connection::{Ended, until};
 use crate::connections::Counted;
-use crate::dial::dial;
+use crate::dial::{dial, dial_reason};
 use crate::first_bytes::{detect, server_name};
 use crate::http::message::{Reader, Writer};
 use crate::http::server::serve;
@@ -159,7 +159,7 @@ async fn connected(worker: &Worker, (at, told): (SocketAddr, &Told)) -> Result<T
     drop(scene);
     let dialled = dial(at, &worker.config.interception);
     let dialled = timeout(worker.config.limits.connect_timeout, dialled).await;
-    dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|_| Reason::ConnectFailed)
+    dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
 /// Resolves when a connection is let out no more.

@@ -20,7 +20,7 @@ use super::ward::Ward;
 use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
-use crate::dial::dial;
+use crate::dial::{dial, dial_reason};
 use crate::http2::client::greet;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
@@ -453,7 +453,7 @@ pub(crate) async fn application(
 }
 
 pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {
-    dial(address, &config.interception).await.map_err(|_| Reason::ConnectFailed)
+    dial(address, &config.interception).await.map_err(|error| dial_reason(&error))
 }
 
 /// Attempts that one request joins before it gives up on an endpoint that ends each connection at once.
