@@ -187,7 +187,7 @@ where
         .body(())
         .map_err(protocol)?;
     let exchange = async {
-        let mut send = send.ready().await.map_err(protocol)?;
+        let mut send = send.ready().await.map_err(broken_call)?;
         let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
         stream.send_data(message::framed(sent), true).map_err(broken_call)?;
         let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
@@ -201,7 +201,7 @@ where
             body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
             message::take(&mut answer, &chunk).map_err(protocol)?;
         }
-        let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
+        let trailers = body.trailers().await.map_err(broken_call)?.unwrap_or_default();
         let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
         match field("grpc-status").as_deref() {
             // A yes without a message that can be read is a yes.
@@ -219,10 +219,8 @@ where
     tokio::select! {
         biased;
         outcome = &mut exchange => outcome,
-        ended = &mut connection => match ended {
-            Ok(()) => Err(Failed::Broken("it was closed".to_owned())),
-            Err(error) => Err(broken_call(error)),
-        },
+        // A response that has arrived may not have been read yet. Otherwise the stream has the error of the connection.
+        _ = &mut connection => exchange.await,
     }
 }
 

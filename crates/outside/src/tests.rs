@@ -1,5 +1,6 @@
 //! Collectors are told what was counted, and one that is away costs nothing but that.
 
+mod called;
 mod pushed;
 mod receiver;
 

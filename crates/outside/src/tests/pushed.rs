@@ -235,9 +235,9 @@ impl Teller for Numbers {
 
 /// What became of points: taken, and not.
 #[derive(Default)]
-struct Became {
-    exported: Cell<u64>,
-    refused: Cell<u64>,
+pub(super) struct Became {
+    pub(super) exported: Cell<u64>,
+    pub(super) refused: Cell<u64>,
 }
 
 impl Counts for &Became {
@@ -250,7 +250,7 @@ impl Counts for &Became {
     }
 }
 
-struct Plain;
+pub(super) struct Plain;
 
 impl Dial for Plain {
     async fn dial(&self, address: SocketAddr) -> std::io::Result<TcpStream> {

@@ -1,0 +1,79 @@
+//! Calls of gRPC to collectors whose connections end: a response that has arrived counts.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use leno_model::{Collector, CollectorProtocol, Signal};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::pushed::{Became, Plain};
+use super::run;
+use crate::{Fate, Parcel, Post, message};
+
+/// A frame of HTTP/2 (RFC 9113 §4.1).
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], payload].concat()
+}
+
+/// Reads the request to the end of its stream.
+async fn read_request(tcp: &mut TcpStream) {
+    let mut preface = [0; 24];
+    tcp.read_exact(&mut preface).await.unwrap();
+    let mut head = [0; 9];
+    while tcp.read_exact(&mut head).await.is_ok() {
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        tcp.read_exact(&mut payload).await.unwrap();
+        if (head[3], head[4]) == (DATA, END_STREAM) {
+            return;
+        }
+    }
+}
+
+/// A collector that sends so many bytes of its response in one piece and ends the connection after them.
+async fn collector(response: Vec<u8>) -> (SocketAddr, Rc<Cell<u32>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let calls = Rc::<Cell<u32>>::default();
+    let count = calls.clone();
+    tokio::task::spawn_local(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            read_request(&mut tcp).await;
+            count.set(count.get() + 1);
+            tcp.write_all(&response).await.unwrap();
+        }
+    });
+    (address, calls)
+}
+
+#[test]
+fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
+    run(async {
+        let settings = frame(SETTINGS, 0, 0, &[]);
+        let head = frame(HEADERS, END_HEADERS, 1, &[0x88]);
+        let data = frame(DATA, 0, 1, &message::framed(&[]));
+        let status = b"\x00\x0bgrpc-status\x010";
+        let trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, status);
+        let goaway = frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
+        let response = [settings, head, data, trailers].concat();
+        for response in [[&*response, &*goaway].concat(), response] {
+            let (address, calls) = collector(response).await;
+            let url = format!("http://{address}");
+            let to = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
+            let became = Became::default();
+            let mut fate = Fate::new("spans", &became);
+            let parcel = Parcel::otlp((b"spans".to_vec(), 7));
+            Post::new(Plain, None).deliver(&to, &parcel, &mut fate).await;
+            assert_eq!((calls.get(), became.exported.get(), became.refused.get()), (1, 7, 0));
+        }
+    });
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
