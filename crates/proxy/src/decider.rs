@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use self::outside::Connection;
+use self::outside::Connections;
 use crate::http::ahead::Taken;
 use crate::http::grpc::message::{self, NotOne};
 use crate::worker::Worker;
@@ -40,8 +40,8 @@ struct Contact {
     at: DeciderAddress,
     /// Room for questions under way.
     places: Semaphore,
-    /// The connection to one outside the mesh.
-    connection: Rc<Connection>,
+    /// The connections to one outside the mesh.
+    connections: Rc<Connections>,
     /// Whether it answered last: its trouble is logged once.
     is_well: Cell<bool>,
     /// One that answers every other time is logged no more often than others.
@@ -97,7 +97,7 @@ impl Deciders {
         let contact = Rc::new(Contact {
             at: at.clone(),
             places: Semaphore::new(UNDER_WAY_MAX),
-            connection: Rc::default(),
+            connections: Rc::default(),
             is_well: Cell::new(true),
             logs: RefCell::default(),
         });
@@ -125,14 +125,14 @@ pub(crate) async fn ask<T>(
                 inside::ask(worker, (service, *port), &question).await
             }
             DeciderAddress::Outside(server) => {
-                contact.connection.ask(worker, server, &question).await
+                contact.connections.ask(worker, server, &question).await
             }
         }
     };
     let answer = match timeout(decider.timeout, asked).await {
         Ok(answer) => answer.and_then(read),
         Err(_) => {
-            contact.connection.was_late();
+            contact.connections.was_late();
             Err(NoAnswer::Late)
         }
     };

@@ -1,10 +1,9 @@
-//! Asking a decider outside the mesh: one connection of HTTP/2, opened beside the questions.
+//! Requests to deciders outside the mesh, over few connections of HTTP/2 that one thread shares.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use h2::Reason as Code;
 use h2::client::SendRequest;
 use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::{Request, Version};
@@ -14,21 +13,19 @@ use tokio::time::timeout;
 
 use super::{NoAnswer, Question};
 use crate::http::grpc::message;
-use crate::http2::client::greet;
+use crate::http2::client::{Http2Lease, Http2Pool, greet, is_unprocessed};
 use crate::io::{Io, Stream};
 use crate::worker::Worker;
 
-/// The connection of one thread to one decider, while there is one.
+/// The connections of one thread to one decider.
 #[derive(Default)]
-pub(super) struct Connection {
-    /// With its number among all of them.
-    send: RefCell<Option<(u64, SendRequest<Bytes>)>>,
-    opened_count: Cell<u64>,
-    /// Whether somebody is opening it.
+pub(super) struct Connections {
+    pool: Http2Pool,
+    /// True while a task opens another connection.
     is_opening: Cell<bool>,
-    /// Why it could not be opened the last time.
+    /// The error of the last attempt to open one.
     failed: RefCell<Option<NoAnswer>>,
-    /// Told when opening it has ended.
+    /// Wakes the questions that wait for such an attempt.
     opened: Notify,
     /// Questions in a row that had no answer in time.
     late: Cell<u32>,
@@ -36,8 +33,8 @@ pub(super) struct Connection {
 
 /// The end of one attempt without an answer.
 enum Unanswered {
-    /// The server did not process it (RFC 9113 §6.8 and §8.7), or it was not sent: it may be sent again.
-    Unprocessed(NoAnswer),
+    /// The server did not process it (RFC 9113 §6.8 and §8.7): it may be sent again.
+    Unprocessed(Http2Lease, NoAnswer),
     /// The server may have processed it.
     Final(NoAnswer),
 }
@@ -48,8 +45,9 @@ impl From<NoAnswer> for Unanswered {
     }
 }
 
-impl Connection {
-    /// Sends a question, over another connection if the server goes away without processing it.
+impl Connections {
+    /// Sends a question, again if the server did not process it. As long as the server processes other questions, the time of the
+    /// question is the only bound.
     pub(super) async fn ask(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -58,12 +56,16 @@ impl Connection {
     ) -> Result<Bytes, NoAnswer> {
         let mut attempts = 1;
         loop {
-            match self.attempt(worker, server, question).await {
+            let (lease, error) = match self.attempt(worker, server, question).await {
                 Ok(answer) => return Ok(answer),
-                Err(Unanswered::Unprocessed(_)) if attempts < ATTEMPTS_MAX => attempts += 1,
-                Err(Unanswered::Unprocessed(error) | Unanswered::Final(error)) => {
+                Err(Unanswered::Final(error)) => return Err(error),
+                Err(Unanswered::Unprocessed(lease, error)) => (lease, error),
+            };
+            if !lease.progresses().await {
+                if attempts == ATTEMPTS_MAX {
                     return Err(error);
                 }
+                attempts += 1;
             }
         }
     }
@@ -74,8 +76,7 @@ impl Connection {
         server: &Server,
         question: &Question,
     ) -> Result<Bytes, Unanswered> {
-        let (number, send) = self.open(worker, server).await?;
-        let mut send = send.ready().await.map_err(|error| self.unsent(number, &error))?;
+        let mut lease = self.lease(worker, server).await?;
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
@@ -83,13 +84,22 @@ impl Connection {
             .header("grpc-timeout", question.timeout())
             .body(())
             .map_err(protocol)?;
-        let opened = send.send_request(request, false);
-        let (response, mut stream) = opened.map_err(|error| self.unsent(number, &error))?;
+        let (response, mut stream) = match lease.send(request, false) {
+            Ok(opened) => opened,
+            Err(reason) => return Err(Unanswered::Unprocessed(lease, reason.into())),
+        };
         // A stream that the server ended before says so by its response.
         drop(stream.send_data(question.message.clone(), true));
-        let response = response.await.map_err(|error| self.unanswered(number, &error))?;
-        let (head, mut body) = response.into_parts();
+        let response = match response.await {
+            Ok(response) => response,
+            Err(error) if is_unprocessed(&error) => {
+                return Err(Unanswered::Unprocessed(lease, protocol(error)));
+            }
+            Err(error) => return Err(protocol(error).into()),
+        };
+        lease.processed();
         self.late.set(0);
+        let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
             return Err(NoAnswer::Status(head.status.as_u16()).into());
         }
@@ -107,82 +117,57 @@ impl Connection {
         }
     }
 
-    /// The connection takes no more streams: the server has announced its end, or it broke.
-    fn unsent(&self, number: u64, error: &h2::Error) -> Unanswered {
-        self.retire(number);
-        Unanswered::Unprocessed(NoAnswer::Unreachable(error.to_string()))
-    }
-
-    fn unanswered(&self, number: u64, error: &h2::Error) -> Unanswered {
-        // The codec gives the error of a GOAWAY to the streams above the last one that the server processed.
-        let is_above_last = error.is_go_away() && error.is_remote();
-        if is_above_last || error.is_io() {
-            self.retire(number);
-        }
-        let is_rejected = error.is_remote() && error.reason() == Some(Code::REFUSED_STREAM);
-        match is_above_last || is_rejected {
-            true => Unanswered::Unprocessed(NoAnswer::Protocol(error.to_string())),
-            false => Unanswered::Final(NoAnswer::Protocol(error.to_string())),
-        }
-    }
-
-    /// Forgets a connection; another one may have taken its place already.
-    fn retire(&self, number: u64) {
-        let mut send = self.send.borrow_mut();
-        if send.as_ref().is_some_and(|(current, _)| *current == number) {
-            *send = None;
-        }
-    }
-
-    /// A question had no answer in time. A server that is gone without a word never has one.
+    /// A question had no answer in time. After several of them in a row the connections may lead nowhere.
     pub(super) fn was_late(&self) {
         let late = self.late.get().saturating_add(1);
         self.late.set(late);
         if late >= LATE_MAX {
             self.late.set(0);
-            self.send.take();
+            self.pool.clear();
         }
     }
 
-    /// The connection, when there is one. It is opened by a task of its own: the next question finds
-    /// it open, if this one cannot wait so long.
-    async fn open(
+    /// A connection with room for one stream. A task of its own opens it: the next question finds it open, if this one cannot wait
+    /// so long.
+    async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-    ) -> Result<(u64, SendRequest<Bytes>), NoAnswer> {
-        if let Some(send) = self.send.borrow().as_ref() {
-            return Ok(send.clone());
-        }
-        let opened = self.opened.notified();
-        tokio::pin!(opened);
-        opened.as_mut().enable();
-        if !self.is_opening.replace(true) {
-            let (this, worker, server) = (self.clone(), worker.clone(), server.clone());
-            // It ends by itself, soon: with a connection or without.
-            tokio::task::spawn_local(async move {
-                let patience = worker.config.limits.connect_timeout;
-                let opened = timeout(patience, connect(&worker, &server)).await;
-                match opened.unwrap_or(Err(NoAnswer::Late)) {
-                    Ok(send) => this.keep(send),
-                    Err(error) => *this.failed.borrow_mut() = Some(error),
-                }
-                this.is_opening.set(false);
-                this.opened.notify_waiters();
-            });
-        }
-        opened.await;
-        match self.send.borrow().as_ref() {
-            Some(send) => Ok(send.clone()),
-            None => Err(self.failed.borrow().clone().unwrap_or(NoAnswer::Late)),
+    ) -> Result<Http2Lease, NoAnswer> {
+        loop {
+            if let Some(lease) = self.pool.room().await {
+                return Ok(lease);
+            }
+            let opened = self.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if !self.is_opening.replace(true) {
+                // It ends by itself, soon: with a connection or without.
+                tokio::task::spawn_local(self.clone().open(worker.clone(), server.clone()));
+            }
+            opened.await;
+            if let Some(lease) = self.pool.ready() {
+                return Ok(lease);
+            }
+            if let Some(error) = self.failed.borrow().clone() {
+                return Err(error);
+            }
         }
     }
 
-    fn keep(&self, send: SendRequest<Bytes>) {
-        let number = self.opened_count.get() + 1;
-        self.opened_count.set(number);
-        *self.send.borrow_mut() = Some((number, send));
-        self.failed.take();
+    async fn open(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
+        let patience = worker.config.limits.connect_timeout;
+        let opened = timeout(patience, connect(&worker, &server)).await;
+        let failed = match opened.unwrap_or(Err(NoAnswer::Late)) {
+            Ok(send) => {
+                self.pool.keep(send, None);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        self.failed.replace(failed);
+        self.is_opening.set(false);
+        self.opened.notify_waiters();
     }
 }
 
@@ -213,7 +198,7 @@ fn protocol(error: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Protocol(error.to_string())
 }
 
-/// Attempts of one question that the server does not process.
+/// Attempts of one question that a server does not process, where it processes no other question either.
 pub(super) const ATTEMPTS_MAX: u32 = 3;
 /// Questions without an answer in time after which another connection is opened.
 const LATE_MAX: u32 = 8;

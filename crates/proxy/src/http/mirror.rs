@@ -149,7 +149,7 @@ impl Copy {
                 plain::over_http1(&worker, (&upstream, connection), head, body).await
             }
             Ok(Lease::Http2(lease)) if upstream.is_plain() => {
-                plain::over_http2(&worker, (&upstream, lease), head, body).await
+                plain::over_http2(&worker, (&upstream, ward.as_deref()), lease, head, body).await
             }
             // It proves nothing: what was tried is not what failed.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use h2::client::{Builder, ResponseFuture, SendRequest};
-use h2::{Ping, SendStream};
+use h2::{Ping, Reason as Code, SendStream};
 use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::sync::{Mutex, MutexGuard, Notify};
@@ -302,6 +302,12 @@ impl Connection {
         matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             || self.expires.is_some_and(|expires| expires <= Instant::now())
     }
+}
+
+/// True where the server did not process the stream that has this error, so that it may be sent again. The codec gives the error of
+/// a GOAWAY to the streams above the last one that the server processed (RFC 9113 §6.8), and that of the connection to the others.
+pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
+    error.reason() == Some(Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
 }
 
 /// Begins to speak HTTP/2 over a connection. `kept` lives as long as that does.

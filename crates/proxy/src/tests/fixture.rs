@@ -38,10 +38,12 @@ mod application;
 mod client;
 pub(crate) mod frames;
 mod peer;
+mod short;
 
 pub(crate) use application::Application;
 pub(crate) use client::{Answer, Client, End};
 pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_narrow};
+pub(crate) use short::Short;
 
 /// The port of the service that all tests call.
 pub(crate) const PORT: u16 = 9080;

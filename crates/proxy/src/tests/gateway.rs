@@ -13,7 +13,7 @@ use leno_model::{
 use leno_telemetry::Count;
 use tokio::io::AsyncWriteExt as _;
 
-use super::fixture::{Application, Client, End, OK, Setup, run, until};
+use super::fixture::{Application, Client, End, OK, Setup, Short, run, until};
 use super::http2::{application, call, connect, whole};
 use crate::config::Limits;
 use fixture::{Gate, HTTP, TCP, backend, host, http, listener, rule, tcp_rule};
@@ -323,6 +323,29 @@ fn copies_reach_applications_without_a_sidecar() {
         assert_eq!(told, [&b""[..], b"abc", b"abc"]);
         assert!(seen[1].head.starts_with("POST /b "), "{}", seen[1].head);
         assert_eq!(copied.accepted.get(), 1, "a connection is used again");
+    });
+}
+
+#[test]
+fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
+    run(async {
+        let (app, copied) = (mirror("meshed").await, Short::start(1).await);
+        let gate = Gate::new(app.address, (Protocol::Http2, copied.application.address)).await;
+        let mut copying = rule("/", backend("ratings"));
+        let mut mirrors = backend("plain");
+        mirrors[0].weight = 1_000_000;
+        copying.actions.mirrors = mirrors;
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![copying])])])]);
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = Client::connect(gate.at(HTTP).await).await;
+            client.send("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc").await;
+            clients.push(client);
+        }
+        let count = |count| gate.mesh.client.telemetry.count(count);
+        until(|| count(Count::MirrorsAnswered) + count(Count::MirrorsFailed) == 20).await;
+        assert_eq!(count(Count::MirrorsFailed), 0);
+        assert!(copied.take_refused() > 0, "a connection got more streams than it took");
     });
 }
 

@@ -1,14 +1,12 @@
 //! Issue 26, case f02: streams above the last one of a GOAWAY were not processed and are sent again (RFC 9113 §6.8).
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leno_model::Protocol;
-use tokio::net::TcpStream;
 
-use super::fixture::frames::{self, DATA, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, RST_STREAM};
-use super::fixture::{Application, Client, Mesh, run};
+use super::fixture::frames::{self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway};
+use super::fixture::{Application, Client, Mesh, Short, run};
 use super::http2::{application, mesh};
 
 /// An application of HTTP/2 that answers the first whole request with `rejects`, given its number, and others with 200 and the body.
@@ -42,10 +40,6 @@ async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
         }
     })
     .await
-}
-
-fn goaway(last: u32) -> Vec<u8> {
-    frames::frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat())
 }
 
 async fn answer(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
@@ -102,67 +96,6 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
     });
 }
 
-/// An application of HTTP/2 that processes so many streams of each connection, as nginx does (`keepalive_requests`), and says so only when
-/// it has begun the last of them.
-struct Short {
-    application: Application,
-    per_connection: Rc<Cell<usize>>,
-    /// The streams that it refused.
-    refused: Rc<Cell<usize>>,
-}
-
-impl Short {
-    async fn start(streams: usize) -> Self {
-        let per_connection = Rc::new(Cell::new(streams));
-        let refused = Rc::new(Cell::new(0));
-        let counts = (per_connection.clone(), refused.clone());
-        let serve = move |client| Self::serve(client, counts.clone());
-        Self { application: Application::start(serve).await, per_connection, refused }
-    }
-
-    async fn serve(
-        mut client: Client<TcpStream>,
-        (most, refused): (Rc<Cell<usize>>, Rc<Cell<usize>>),
-    ) {
-        client.bytes(24).await;
-        client.send(&OPENING[24..]).await;
-        let (mut processed, mut has_ended) = (0, false);
-        let mut bodies: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
-        while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
-            if kind == frames::PING && flags == 0 {
-                client.send(frames::frame(frames::PING, 1, 0, &payload)).await;
-            }
-            if kind == HEADERS {
-                if processed >= most.get() {
-                    refused.set(refused.get() + 1);
-                    if !std::mem::replace(&mut has_ended, true) {
-                        client.send(goaway(0)).await;
-                    }
-                    continue;
-                }
-                processed += 1;
-                bodies.insert(stream, Vec::new());
-                if processed == most.get() {
-                    has_ended = true;
-                    client.send(goaway(stream)).await;
-                }
-            }
-            if kind == DATA
-                && let Some(body) = bodies.get_mut(&stream)
-            {
-                body.extend(payload);
-            }
-            if flags & END_STREAM != 0
-                && let Some(body) = bodies.remove(&stream)
-            {
-                let head = frames::frame(HEADERS, frames::END_HEADERS, stream, &[0x88]);
-                let data = frames::frame(DATA, END_STREAM, stream, &body);
-                client.send([head, data].concat()).await;
-            }
-        }
-    }
-}
-
 async fn answers(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
     let (door, request) = (mesh.door, Rc::<str>::from(request));
     let each = (0..requests).map(|_| {
@@ -192,7 +125,7 @@ fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
                 assert_eq!(wrong, 0, "{streams} streams per connection, {request}");
             }
             assert!(mesh.client.failures().is_empty());
-            assert!(app.refused.get() > 0, "the first connection got more streams than it took");
+            assert!(app.take_refused() > 0, "the first connection got more streams than it took");
         }
     });
 }
@@ -203,12 +136,12 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
         let app = Short::start(5).await;
         let mesh = mesh(app.application.address, Protocol::Http2).await;
         answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        app.refused.set(0);
+        app.take_refused();
         answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(app.refused.get(), 0, "each connection has got five streams");
+        assert_eq!(app.take_refused(), 0, "each connection has got five streams");
 
         // A server that takes more than before gets more.
-        app.per_connection.set(usize::MAX);
+        app.set_per_connection(usize::MAX);
         for _ in 0..20 {
             answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
@@ -228,7 +161,7 @@ fn a_server_that_refuses_all_streams_gets_few_connections() {
             let mesh = mesh(app.application.address, Protocol::Http2).await;
             if learned {
                 answers(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-                app.per_connection.set(0);
+                app.set_per_connection(0);
             }
             let before = app.application.accepted.get();
             let given = answers(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;

@@ -177,8 +177,8 @@ impl Asked {
                 })?
             }
             Lease::Http2(lease) => {
-                let to = (&**upstream, lease);
-                plain::over_http2(&self.worker, to, head.into(), Vec::new()).await?
+                let to = (upstream, None);
+                plain::over_http2(&self.worker, to, lease, head.into(), Vec::new()).await?
             }
         };
         Ok(Ending::Answered { status, grpc: None })

@@ -3,10 +3,10 @@
 use leno_wire::link::GoAwayCode;
 
 use super::*;
-use crate::tests::fixture::endpoint;
 use crate::tests::fixture::frames::{
-    self, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, PING, RST_STREAM,
+    self, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, OPENING, PING, RST_STREAM, goaway,
 };
+use crate::tests::fixture::{Short, endpoint};
 
 /// The frames of an answer, and the end of the connection after them.
 type Frames = (Vec<u8>, bool);
@@ -39,10 +39,6 @@ async fn written(
         }
     });
     (server.await, asked)
-}
-
-fn goaway(last: u32) -> Vec<u8> {
-    frames::frame(GOAWAY, 0, 0, &[last.to_be_bytes(), [0; 4]].concat())
 }
 
 fn accepted(stream: u32) -> Vec<u8> {
@@ -78,6 +74,51 @@ fn a_question_that_the_server_did_not_process_is_sent_again() {
             assert_eq!(Client::connect(mesh.door).await.ask(BARE).await.verdict(), (200, None));
             assert_eq!(asked.get(), 2);
         }
+    });
+}
+
+/// The verdicts on so many requests at once.
+async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
+    let door = mesh.door;
+    let each = (0..requests).map(|_| {
+        tokio::task::spawn_local(async move { Client::connect(door).await.ask(BARE).await.status })
+    });
+    let mut given = Vec::new();
+    for status in each.collect::<Vec<_>>() {
+        given.push(status.await.unwrap());
+    }
+    given
+}
+
+#[test]
+fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
+    run(async {
+        for streams in [1, 3, 10] {
+            let app = Application::canned(OK).await;
+            let mesh = Mesh::permissive(app.address).await;
+            let server = Short::responding(streams, |stream, _| accepted(stream)).await;
+            let decider = at(server.application.address, Unanswered::Deny);
+            mesh.guard(vec![guard(authorization(decider))], Vec::new());
+            assert_eq!(verdicts(&mesh, 60).await, [200; 60], "{streams} streams per connection");
+            assert!(server.take_refused() > 0, "the first connection got more than it took");
+            assert_eq!(verdicts(&mesh, 60).await, [200; 60], "{streams} streams per connection");
+            assert_eq!(server.take_refused(), 0, "each connection got what it takes");
+        }
+    });
+}
+
+#[test]
+fn a_server_that_processes_no_question_gets_few_connections() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let server = Short::responding(0, |stream, _| accepted(stream)).await;
+        let decider = at(server.application.address, Unanswered::Deny);
+        mesh.guard(vec![guard(authorization(decider))], Vec::new());
+        assert_eq!(verdicts(&mesh, 30).await, [403; 30]);
+        assert_eq!(server.take_refused(), 30 * outside::ATTEMPTS_MAX as usize);
+        let opened = server.application.accepted.get();
+        assert!(opened <= 10, "{opened} connections");
     });
 }
 

@@ -14,6 +14,7 @@ use leno_model::Reason;
 use leno_wire::link::ResetCode;
 
 use crate::http::replay::Hold;
+use crate::http2::client::is_unprocessed;
 use crate::http2::head;
 
 /// What the interim heads of an answer may still take. No window holds heads back: the codec of
@@ -129,10 +130,7 @@ impl From<Reason> for Unanswered {
 impl From<h2::Error> for Unanswered {
     fn from(error: h2::Error) -> Self {
         let reason = match error.reason() {
-            Some(Code::REFUSED_STREAM) => Reason::UpstreamRefused,
-            // The codec gives the error of a GOAWAY to the streams above the last one, which the server did not process
-            // (RFC 9113 §6.8), and that of the connection to the others.
-            Some(_) if error.is_go_away() && error.is_remote() => Reason::UpstreamRefused,
+            _ if is_unprocessed(&error) => Reason::UpstreamRefused,
             Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
             _ => Reason::UpstreamReset,
         };

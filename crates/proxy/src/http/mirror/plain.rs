@@ -17,7 +17,8 @@ use crate::http::request::Request;
 use crate::http2::client::Http2Lease;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
-use crate::upstream::{Destined, Http1Upstream, Upstream};
+use crate::upstream::ward::Ward;
+use crate::upstream::{Destined, Http1Upstream, Lease, Upstream, Wait};
 use crate::worker::Worker;
 
 /// Sends a whole request over a connection of HTTP/1.1, and reads its answer; the status of that.
@@ -58,31 +59,68 @@ pub(crate) async fn over_http1(
     Ok(head.status)
 }
 
-/// The same over a stream of HTTP/2.
+/// The same over HTTP/2, again as long as the server processes other streams and not this one. `ward`: the policies that bound the
+/// request.
 pub(crate) async fn over_http2(
-    worker: &Worker,
-    (upstream, mut lease): (&Upstream, Http2Lease),
+    worker: &Rc<Worker>,
+    (upstream, ward): (&Rc<Upstream>, Option<&Ward>),
+    mut lease: Http2Lease,
     bytes: Bytes,
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
-    let asked = {
-        let mut lent = worker.request_heads.lend();
-        parse(&mut lent, &bytes)?;
-        let request = Request { bytes, head: &lent, upgrade: false };
-        let aim = request.aim()?;
-        let target = std::str::from_utf8(request.head.target.of(&request.bytes));
-        let address = upstream.endpoint.address.to_string();
-        let authority = if aim.authority.is_empty() { &address } else { aim.authority };
-        let scheme = if upstream.is_plain() { "http" } else { "https" };
-        let place = (scheme, authority, target.unwrap_or_default());
-        head::request_to(&request.bytes, request.head, place)?
-    };
+    loop {
+        let asked = head_of(worker, upstream, &bytes)?;
+        match over_stream(worker, &mut lease, asked, body.clone()).await {
+            Err(Reason::UpstreamRefused) => {}
+            outcome => return outcome,
+        }
+        if !lease.progresses().await {
+            return Err(Reason::UpstreamRefused);
+        }
+        let again = upstream.lease(worker, None, Wait::Whole);
+        let again = match ward {
+            None => again.await?,
+            Some(ward) => ward.wait(again).await?,
+        };
+        lease = match again {
+            Lease::Http2(lease) => lease,
+            // The endpoint speaks another protocol since.
+            Lease::Link(_) | Lease::Http1(_) => return Err(Reason::UpstreamRefused),
+        };
+    }
+}
+
+/// The head of a request as HTTP/2 writes it.
+fn head_of(
+    worker: &Worker,
+    upstream: &Upstream,
+    bytes: &Bytes,
+) -> Result<http::Request<()>, Reason> {
+    let mut lent = worker.request_heads.lend();
+    parse(&mut lent, bytes)?;
+    let request = Request { bytes: bytes.clone(), head: &lent, upgrade: false };
+    let aim = request.aim()?;
+    let target = std::str::from_utf8(request.head.target.of(&request.bytes));
+    let address = upstream.endpoint.address.to_string();
+    let authority = if aim.authority.is_empty() { &address } else { aim.authority };
+    let scheme = if upstream.is_plain() { "http" } else { "https" };
+    let place = (scheme, authority, target.unwrap_or_default());
+    head::request_to(&request.bytes, request.head, place)
+}
+
+async fn over_stream(
+    worker: &Worker,
+    lease: &mut Http2Lease,
+    asked: http::Request<()>,
+    body: Vec<Piece>,
+) -> Result<u16, Reason> {
     let (response, stream) = lease.send(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
         let patience = worker.config.limits.body_stall_timeout;
         let sink = Sink::Http2 { stream: Outgoing::new(stream), patience };
-        awaited.meanwhile(give(sink, body)).await??;
+        // A stream that the server ended before the end of the body says so by its response.
+        awaited.meanwhile(give(sink, body)).await?.ok();
     }
     loop {
         if let Http2Answer::Final(parts, body) =
