@@ -219,6 +219,10 @@ reasons! {
     /// Another process listens at the application's port: nothing is forwarded to it.
     PortTaken "E2011" "port-taken" 503 Upstream Always
         "Stop the process that `leno status` names, or give the application another port.";
+    /// The application answered HTTP/2 in another protocol: it does not speak HTTP/2, or not in clear text.
+    ProtocolMismatch "E2012" "protocol-mismatch" 502 Upstream Always
+        "Declare what the application speaks, and its sidecar translates: `appProtocol: http` for the port of the Service, or \
+         `protocol: HTTP` for that of the Workload.";
     /// The peer's account or workload is revoked, whatever its certificate says.
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
         "Take it out of `spec.revoked` of the MeshConfig, or use `leno revoke --undo`, if it is to be a member again.";
@@ -346,6 +350,7 @@ mod tests {
         ("E2009", "request-timeout"),
         ("E2010", "attempt-timeout"),
         ("E2011", "port-taken"),
+        ("E2012", "protocol-mismatch"),
         ("E1012", "revoked-peer"),
         ("E3012", "no-tagged-endpoint"),
         ("E3013", "circuit-open"),

@@ -546,8 +546,10 @@ impl Destined {
         if let Self::Upstream(upstream) = self {
             match outcome {
                 Ok(()) => upstream.welcome(),
-                // Its sidecar answers, but the application behind it takes no connection.
-                Err(Reason::ConnectFailed | Reason::PortTaken) => upstream.avoid(worker),
+                // Its sidecar answers, but the application behind it takes no connection, or none of this protocol.
+                Err(Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch) => {
+                    upstream.avoid(worker);
+                }
                 Err(_) => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Calls of gRPC to collectors whose connections end: a response that has arrived counts.
+//! Calls of gRPC to collectors: a response that arrives with the end of its connection counts.
 
 use std::cell::Cell;
 use std::net::SocketAddr;

@@ -373,7 +373,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
     let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
-            let arrived = stream.next().await.map_err(|lost| reply.lost(lost))?;
+            let arrived = stream.next().await.map_err(|lost| reply.lost(lost, stream))?;
             // The state machine of the link lets nothing precede a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
@@ -589,10 +589,11 @@ impl Reply<'_, '_> {
     }
 
     #[cold]
-    fn lost(&self, lost: Lost) -> Reason {
+    fn lost(&self, lost: Lost, stream: &LinkStream) -> Reason {
         if let Lost::Http2(code) = lost {
             self.reset.set(Some(code));
         }
-        lost_reason(lost)
+        let reported = (lost == Lost::Unreachable).then(|| stream.unreachable_for()).flatten();
+        reported.unwrap_or_else(|| lost_reason(lost))
     }
 }

@@ -43,7 +43,7 @@ pub(crate) async fn answer(
         }
         // Nothing reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
-            stream.reset(ResetCode::Unreachable);
+            stream.reset_for(ResetCode::Unreachable, failure.reason);
             true
         }
         // It broke half-way: only the client's sidecar knows whether another may be asked.

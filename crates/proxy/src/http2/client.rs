@@ -1,6 +1,7 @@
 //! Speaking HTTP/2 to a server: few connections, shared by the requests of one thread.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -11,6 +12,7 @@ use h2::client::{Builder, ResponseFuture, SendRequest};
 use h2::{Ping, Reason as Code, SendStream};
 use leno_model::Reason;
 use leno_telemetry::Count;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::{Mutex, MutexGuard, Notify};
 use tokio::time::timeout;
 
@@ -311,25 +313,53 @@ pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
 }
 
 /// Begins to speak HTTP/2 over a connection. `kept` lives as long as that does.
+///
+/// # Errors
+/// `protocol-mismatch` when the peer answers in another protocol, `connect-failed` when it ends the connection.
 pub(crate) async fn greet(
     io: Io,
     kept: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
-    let shaken = builder().handshake(Transport::new(io, BytesMut::new()));
+    let shaken = builder().handshake(Transport::new(io.clone(), BytesMut::new()));
     let (send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
-    let ping = connection.ping_pong();
+    // Its settings come before its answer: how many streams it takes is known then, and that it
+    // speaks HTTP/2 at all.
+    if let Some(mut ping) = connection.ping_pong() {
+        tokio::select! {
+            biased;
+            ended = &mut connection => return Err(ended_by(ended, &io).await),
+            pong = ping.ping(Ping::opaque()) => {
+                pong.map_err(|_| Reason::ConnectFailed)?;
+            }
+        }
+    }
     tokio::task::spawn_local(async move {
         let _kept = kept;
         if let Err(error) = connection.await {
             tracing::debug!(%error, "an HTTP/2 connection to a server broke");
         }
     });
-    // Its settings come before its answer: how many streams it takes is known then, and that it
-    // speaks HTTP/2 at all.
-    if let Some(mut ping) = ping {
-        ping.ping(Ping::opaque()).await.map_err(|_| Reason::ConnectFailed)?;
-    }
     Ok(send)
+}
+
+/// The reason of a connection that ended before its server's settings and answer came.
+async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
+    match ended {
+        // The codec found no frames in the bytes that came.
+        Err(error) if error.is_go_away() && error.is_library() => Reason::ProtocolMismatch,
+        Err(error) if !error.is_io() => Reason::ConnectFailed,
+        // Bytes that came before the end may be unread, where the codec could not write any more. No frame that a server
+        // begins with is so long that its first byte is not zero.
+        Ok(()) | Err(_) => {
+            let mut first = [0];
+            let mut room = ReadBuf::new(&mut first);
+            let read = poll_fn(|cx| io.with(|stream| stream.poll_read(cx, &mut room))).await;
+            match read.is_ok() && first != [0] {
+                true => Reason::ProtocolMismatch,
+                false => Reason::ConnectFailed,
+            }
+        }
+    }
 }
 
 fn builder() -> Builder {

@@ -244,6 +244,14 @@ impl LinkStream {
         reported == Some(Reason::AttemptAbandoned)
     }
 
+    /// The reason that the peer's sidecar reports for an application that could not be reached; `None` where the code of the reset
+    /// says as much.
+    pub(crate) fn unreachable_for(&self) -> Option<Reason> {
+        let state = self.shared.state.borrow();
+        let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
+        reported.filter(|it| matches!(it, Reason::PortTaken | Reason::ProtocolMismatch))
+    }
+
     /// The reason for which the peer's sidecar rejected the stream. It is for counts only: the code of the reset
     /// decides.
     pub(crate) fn rejection(&self) -> Option<Reason> {

@@ -15,6 +15,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::fixture::{Application, Client, End, OK, Setup, Short, run, until};
 use super::http2::{application, call, connect, whole};
+use super::prior_knowledge::without_http2;
 use crate::config::Limits;
 use fixture::{Gate, HTTP, TCP, backend, host, http, listener, rule, tcp_rule};
 
@@ -242,6 +243,32 @@ fn an_endpoint_that_nobody_listens_at_is_passed_over() {
         for _ in 0..10 {
             let answer = client.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
             assert_eq!(answer.verdict(), (200, None));
+        }
+    });
+}
+
+#[test]
+fn an_application_that_does_not_speak_http2_is_passed_over() {
+    run(async {
+        let without = without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
+        let with = application(|_, mut respond| async move {
+            respond.send_response(http::Response::new(()), true).unwrap();
+        })
+        .await;
+        let gate = Gate::new(with.address, (Protocol::Http2, without.address)).await;
+        let rules = || vec![rule("/", backend("plain"))];
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules())])])]);
+        // The sidecar does not read the body of a request that goes nowhere, so it closes the connection of that.
+        let ask = async |request| Client::connect(gate.at(HTTP).await).await.ask(request).await;
+        let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
+        assert_eq!(ask(post).await.verdict(), (502, Some("protocol-mismatch")));
+        until(|| gate.mesh.client.failures() == [("protocol-mismatch", 1)].into()).await;
+
+        gate.also_at(with.address);
+        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules())])])]);
+        let before = without.accepted.get();
+        while without.accepted.get() == before || with.accepted.get() == 0 {
+            assert_eq!(ask(post).await.verdict(), (200, None));
         }
     });
 }

@@ -6,6 +6,7 @@ use std::task::Poll;
 use http::{Request, Response};
 use leno_model::{Access, Endpoint, Protocol, Reach, ServiceView};
 use leno_wire::link::{Event, Limits, Role, StreamKind};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use super::fixture::{
@@ -74,6 +75,74 @@ fn a_rejected_request_is_read_to_its_end() {
         let reset = poll_fn(|cx| Poll::Ready(body.poll_reset(cx))).await;
         assert!(reset.is_pending(), "{reset:?}");
     });
+}
+
+const BAD_REQUEST: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n";
+
+/// An application that answers HTTP/2 with these bytes.
+pub(super) async fn without_http2(answered: &'static str) -> Application {
+    Application::start(move |mut client| async move {
+        client.bytes(24).await;
+        client.send(answered).await;
+        // It reads on, as servers do that mean their response to arrive.
+        client.stream.shutdown().await.unwrap();
+        drop(client.last().await);
+    })
+    .await
+}
+
+#[test]
+fn an_application_that_does_not_speak_http2_is_named() {
+    run(async {
+        for answered in [BAD_REQUEST, "<!DOCTYPE HTML>"] {
+            let app = without_http2(answered).await;
+            for protocol in [Protocol::Detect, Protocol::Http2, Protocol::Grpc] {
+                let setup = Setup { protocol, ..Setup::default() };
+                let mesh = Mesh::new(app.address, setup).await;
+                let response = answer(&mesh, get()).await;
+                let reason = response.headers()["leno-reason"].to_str().unwrap();
+                assert!(reason.starts_with("protocol-mismatch;"), "{protocol:?}: {reason}");
+                assert_eq!(response.status(), 502);
+                let response = answer(&mesh, call("/shop.Cart/Add")).await;
+                assert_eq!(response.headers()["grpc-status"], "14");
+                until(|| mesh.client.failures() == [("protocol-mismatch", 2)].into()).await;
+                // Each request is sent once more: its endpoint might have been another one.
+                until(|| mesh.server.failures() == [("protocol-mismatch", 4)].into()).await;
+            }
+        }
+        // A port that is closed is another fault.
+        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = closed.local_addr().unwrap();
+        drop(closed);
+        let mesh = super::http2::mesh(address, Protocol::Http2).await;
+        let reason = answer(&mesh, get()).await.headers()["leno-reason"].clone();
+        assert!(reason.to_str().unwrap().starts_with("connect-failed;"), "{reason:?}");
+    });
+}
+
+#[test]
+fn an_endpoint_that_speaks_http2_is_used_where_another_one_does_not() {
+    run(async {
+        let (without, with) = (without_http2(BAD_REQUEST).await, application(ok).await);
+        for protocol in [Protocol::Detect, Protocol::Http2] {
+            let mesh = super::http2::mesh(with.address, protocol).await;
+            let setup = Setup { protocol, ..Setup::default() };
+            let (other, mismatched) = mesh.server_with("ratings-2", without.address, &setup).await;
+            mesh.route_to(&[mesh.endpoint(), mismatched]);
+            while other.failures().is_empty() {
+                assert_eq!(answer(&mesh, get()).await.status(), 200, "{protocol:?}");
+            }
+            for _ in 0..10 {
+                assert_eq!(answer(&mesh, get()).await.status(), 200, "{protocol:?}");
+            }
+            assert_eq!(other.failures().keys().collect::<Vec<_>>(), [&"protocol-mismatch"]);
+            assert!(mesh.client.failures().is_empty());
+        }
+    });
+}
+
+async fn ok(_: Request<h2::RecvStream>, mut respond: h2::server::SendResponse<bytes::Bytes>) {
+    respond.send_response(Response::new(()), true).unwrap();
 }
 
 /// Media types are case-insensitive (RFC 9110 §8.3.1).

@@ -81,6 +81,7 @@ fn class_of(reason: Reason) -> Option<Class> {
     match reason {
         Reason::ConnectFailed
         | Reason::PortTaken
+        | Reason::ProtocolMismatch
         | Reason::UpstreamHandshakeFailed
         | Reason::WrongIdentity => Some(Class::Connect),
         Reason::ConnectTimeout
