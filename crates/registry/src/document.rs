@@ -198,6 +198,7 @@ impl Node {
             | Value::Boolean(_)
             | Value::Number(_)
             | Value::Text(_)
+            | Value::MergeKey
             | Value::Tagged(_) => {}
         }
     }
@@ -214,6 +215,8 @@ pub(crate) enum Value {
     List(Vec<Node>),
     /// Keys and values in order; keys may repeat.
     Map(Vec<(Node, Node)>),
+    /// The key `<<` of a merge, until its map ends; no text and no tag can be mistaken for it.
+    MergeKey,
     /// A value with a tag that means nothing here.
     Tagged(String),
 }
@@ -290,7 +293,7 @@ impl Builder {
             Event::Scalar(text, style, anchor, tag) => {
                 let value = match self.expects_key() && merge::is_key(&text, style, tag.as_deref())
                 {
-                    true => Value::Tagged(merge::TAG.to_owned()),
+                    true => Value::MergeKey,
                     false => scalar(&text, style, tag.as_deref()),
                 };
                 self.place(Node { mark, value }, anchor)
@@ -353,7 +356,11 @@ impl Builder {
             let problem = format!("aliases copy more than {COPIED_BYTES_MAX} bytes");
             return Err(Unreadable::bound(mark, problem, "use fewer aliases"));
         }
-        let value = node.value.clone();
+        let value = match &node.value {
+            // An alias of a merge key is a text, as kubectl reads it.
+            Value::MergeKey => Value::Text(merge::KEY.to_owned()),
+            value => value.clone(),
+        };
         self.place(Node { mark, value }, 0)
     }
 
@@ -396,7 +403,7 @@ impl Builder {
 fn weight(node: &Node) -> usize {
     let own = size_of::<Node>();
     match &node.value {
-        Value::Null | Value::Boolean(_) => own,
+        Value::Null | Value::Boolean(_) | Value::MergeKey => own,
         Value::Number(text) | Value::Text(text) | Value::Tagged(text) => own + text.len(),
         Value::List(list) => own + list.iter().map(weight).sum::<usize>(),
         Value::Map(map) => {

@@ -129,6 +129,7 @@ impl<'a> Field<'a> {
             Value::Text(text) => format!("{:?}", cut(text)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
+            Value::MergeKey => "a merge key".to_owned(),
             Value::Tagged(tag) => format!("a value tagged {}", cut(tag)),
         }
     }
@@ -435,7 +436,9 @@ impl<'a> Field<'a> {
                 shown == format!("{text:?}") && text.chars().all(is_plain)
             }
             Value::Number(_) | Value::Boolean(_) => true,
-            Value::Null | Value::List(_) | Value::Map(_) | Value::Tagged(_) => false,
+            Value::Null | Value::List(_) | Value::Map(_) | Value::MergeKey | Value::Tagged(_) => {
+                false
+            }
         };
         if !is_plain {
             return self.refuse(problem, remedy);
@@ -535,7 +538,7 @@ impl<'a> Fields<'a> {
             Value::Boolean(value) => !value,
             Value::Number(text) => text == "0",
             Value::Null => true,
-            Value::Tagged(_) => false,
+            Value::MergeKey | Value::Tagged(_) => false,
         };
         if !says_nothing {
             field.refuse(why, remedy);

@@ -30,7 +30,7 @@ fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
                 collect(value, below, values);
             }
         }
-        Value::Tagged(_) => values.push((path, String::new())),
+        Value::MergeKey | Value::Tagged(_) => values.push((path, String::new())),
     }
 }
 

@@ -6,13 +6,13 @@ use saphyr_parser::{ScalarStyle, Tag};
 
 use super::{Node, Unreadable, Value};
 
-/// The tag of a merge key, which no map keeps.
-pub(super) const TAG: &str = "!!merge";
+/// The text of a merge key.
+pub(super) const KEY: &str = "<<";
 
 /// True for a merge key; a `<<` in quotes is a text.
 pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool {
     let is_tagged = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "merge");
-    text == "<<" && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
+    text == KEY && (is_tagged || tag.is_none() && style == ScalarStyle::Plain)
 }
 
 /// The entries of a map with those of its merge keys. Entries of the map itself win, and of several maps in a list the
@@ -73,7 +73,7 @@ fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
 }
 
 fn is_merge(key: &Node) -> bool {
-    matches!(&key.value, Value::Tagged(tag) if tag == TAG)
+    matches!(key.value, Value::MergeKey)
 }
 
 /// The text of a key; other keys are rejected later.
@@ -123,11 +123,31 @@ mod tests {
             ("{<<: &m {<<: *b, t: 1}, s: 1}", "{x: 1, y: 1, t: 1, s: 1}"),
             ("{\"<<\": 1}", "{<<: 1}"),
             ("{!!merge <<: *b}", "{x: 1, y: 1}"),
+            ("{!!merge '<<': *b}", "{x: 1, y: 1}"),
+            ("{!!str <<: 1}", "{<<: 1}"),
+            ("{'<<': 1}", "{<<: 1}"),
+            ("{&m <<: *b, *m : 1}", "{x: 1, y: 1, <<: 1}"),
+            ("{&m <<: *b, z: *m}", "{x: 1, y: 1, z: <<}"),
             ("{w: <<}", "{w: <<}"),
         ] {
             let document = documents(&format!("{BASE}{map}\n")).unwrap().remove(0);
             let Value::Map(entries) = &document.value else { panic!() };
             assert_eq!(shown(&entries[2].1), expected, "{map}");
+        }
+    }
+
+    #[test]
+    fn a_tag_makes_no_other_key_a_merge_key() {
+        for key in
+            ["!!merge foo", "!!merge ''", "!!merge {a: 1}", "!!merge [a]", "!merge <<", "! <<"]
+        {
+            let document = documents(&format!("a: &a {{x: 1}}\nb:\n  ? {key}\n  : *a\n"));
+            let document = document.unwrap().remove(0);
+            let Value::Map(entries) = &document.value else { panic!() };
+            let Value::Map(inner) = &entries[1].1.value else { panic!() };
+            let [(key, value)] = inner.as_slice() else { panic!("{key}: {inner:?}") };
+            assert!(matches!(key.value, Value::Tagged(_)), "{key:?}");
+            assert!(matches!(value.value, Value::Map(_)), "{value:?}");
         }
     }
 

@@ -111,7 +111,12 @@ fn move_to(node: &mut Node, begins: Mark) {
             move_to(key, begins);
             move_to(node, begins);
         }),
-        Value::Null | Value::Boolean(_) | Value::Number(_) | Value::Text(_) | Value::Tagged(_) => {}
+        Value::Null
+        | Value::Boolean(_)
+        | Value::Number(_)
+        | Value::Text(_)
+        | Value::MergeKey
+        | Value::Tagged(_) => {}
     }
 }
 
