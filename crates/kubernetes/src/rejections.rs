@@ -13,7 +13,7 @@ use leno_model::{RejectedClient, SidecarFacts, WorkloadName};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-use crate::api::{ApiError, ObjectApi};
+use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::status::event::Told;
 
 /// Writes an event for each client that a sidecar of this control plane rejected, on the pod of the sidecar, in the name of
@@ -135,7 +135,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
         uid: Some(uid.as_ref()?.to_string()),
         ..ObjectReference::default()
     };
-    let owner = match pod_at(client, rejected.client).await {
+    let owner = match pod_at(client, workload, rejected.client).await {
         Ok(owner) => owner,
         Err(error) => {
             tracing::debug!(%error, "the pod of a client cannot be read");
@@ -146,22 +146,30 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
     Told::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
 }
 
-/// The pod with an address; `None` for the address of a node, which is that of several pods.
-async fn pod_at(client: &Client, address: IpAddr) -> Result<Option<String>, ApiError> {
-    let pods: ObjectApi<Pod> = ObjectApi::all(client.clone());
+/// The pod with an address in the namespace of the event; `None` for the address of a node, which is that of several pods,
+/// and for pods of other namespaces: users who read events here may have no rights there.
+async fn pod_at(
+    client: &Client,
+    workload: &WorkloadName,
+    address: IpAddr,
+) -> Result<Option<String>, ApiError> {
+    let namespace = NamespaceName::new(workload.namespace.as_str())?;
+    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &namespace);
     let at = format!("status.podIP={address},status.phase=Running");
     let found = pods.list(&ListParams::default().fields(&at).limit(2)).await?.items;
     let [pod] = found.as_slice() else { return Ok(None) };
     let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
-    let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-    Ok((!on_host).then_some(name))
+    Ok((!on_host).then(|| pod.name_any()))
 }
 
 fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
     let RejectedClient { client, port, .. } = rejected;
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
-        None => client.to_string(),
+        // Its name is for readers who may list the pods of all namespaces.
+        None => format!(
+            "{client} (`kubectl get pods -A --field-selector status.podIP={client}` names its pod)"
+        ),
     };
     format!(
         "the sidecar rejected a connection without mutual TLS from {client} to port {port}; start this client with a sidecar, open \
@@ -273,13 +281,20 @@ mod tests {
         assert_eq!(count(), Some(2));
     }
 
-    #[tokio::test]
-    async fn an_event_names_the_client_and_its_pod() {
+    /// The event about a client whose address a pod of this namespace has.
+    async fn event_about_client_in(namespace: &str) -> Value {
         let server = Server::open().await;
         let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
-            {"metadata": {"name": "legacy", "namespace": "old"}, "spec": {"containers": []}},
+            {"metadata": {"name": "legacy", "namespace": namespace}, "spec": {"containers": []}},
         ]});
-        server.store.lock().unwrap().objects.insert("/api/v1/pods".to_owned(), pods);
+        let nothing = json!({"metadata": {"resourceVersion": "1"}, "items": []});
+        {
+            let mut store = server.store.lock().unwrap();
+            let path = |namespace: &str| format!("/api/v1/namespaces/{namespace}/pods");
+            store.objects.insert(path("shop"), nothing);
+            store.objects.insert(path(namespace), pods.clone());
+            store.objects.insert("/api/v1/pods".to_owned(), pods);
+        }
         let facts = SidecarFacts {
             rejected_clients: vec![rejected("web-1", "10.0.0.1")],
             ..SidecarFacts::default()
@@ -299,6 +314,12 @@ mod tests {
         };
         drop(send);
         let [event] = events.as_slice() else { panic!("{events:?}") };
+        event.clone()
+    }
+
+    #[tokio::test]
+    async fn an_event_names_the_client_and_its_pod() {
+        let event = event_about_client_in("shop").await;
         assert_eq!(
             (&event["reason"], &event["type"]),
             (&json!("PlaintextRejected"), &json!("Warning"))
@@ -306,6 +327,16 @@ mod tests {
         assert_eq!(event["regarding"]["uid"], "uid-web-1");
         assert_eq!(event["reportingInstance"], "leno-control-1");
         let note = event["note"].as_str().unwrap();
-        assert!(note.contains("from 10.0.0.1 (pod old/legacy) to port 8080"), "{note}");
+        assert!(note.contains("from 10.0.0.1 (pod legacy) to port 8080"), "{note}");
+    }
+
+    /// Users who read events in one namespace need have no rights in another.
+    #[tokio::test]
+    async fn an_event_names_no_pod_of_another_namespace() {
+        let event = event_about_client_in("old").await;
+        let note = event["note"].as_str().unwrap();
+        assert!(!event.to_string().contains("legacy"), "{event}");
+        assert!(note.contains("from 10.0.0.1 (`kubectl get pods -A --field-selector "), "{note}");
+        assert!(note.contains("status.podIP=10.0.0.1` names its pod) to port 8080"), "{note}");
     }
 }

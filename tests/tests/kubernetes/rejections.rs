@@ -24,6 +24,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     let guarded = Namespace::new("guarded", Injection::Enabled);
     guarded.http_server("server", 1);
     guarded.client("member");
+    guarded.annotated_client("neighbor", "leno.dev/injection: disabled");
     guarded.wait_ready();
     let url = format!("http://server.{}/", guarded.name());
     guarded.expect_curl("member", &[&url], 0, 200);
@@ -31,21 +32,28 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     legacy.expect_curl("first", &[&url], 56, 0);
     legacy.expect_curl("first", &[&url], 56, 0);
     legacy.expect_curl("second", &[&url], 56, 0);
+    guarded.expect_curl("neighbor", &[&url], 56, 0);
     let servers = guarded.pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
-    let named = |notes: &[String], client: &str| {
-        let pod = format!("(pod {}/{client}) to port 8080", legacy.name());
-        notes.iter().filter(|note| note.contains(&pod)).count()
+    let address = |pod: &str| {
+        printed(&legacy.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
     };
-    let (notes, _) = eventually("both clients have an event", PATIENCE, || {
+    // Readers of these events may have no rights in the namespace of the first two.
+    let expected = [
+        format!("status.podIP={}` names its pod) to port 8080", address("first")),
+        format!("status.podIP={}` names its pod) to port 8080", address("second")),
+        "(pod neighbor) to port 8080".to_owned(),
+    ];
+    let count = |notes: &[String]| {
+        let with = |text: &String| notes.iter().filter(|note| note.contains(text)).count();
+        expected.each_ref().map(with)
+    };
+    let (notes, _) = eventually("each client has an event", PATIENCE, || {
         let notes = rejections(&guarded, pod);
-        (named(&notes, "first") > 0 && named(&notes, "second") > 0).then_some(notes)
+        count(&notes).iter().all(|count| *count > 0).then_some(notes)
     });
-    assert_eq!(
-        (named(&notes, "first"), named(&notes, "second"), notes.len()),
-        (1, 1, 2),
-        "{notes:?}"
-    );
+    assert_eq!((count(&notes), notes.len()), ([1, 1, 1], 3), "{notes:?}");
+    assert!(notes.iter().all(|note| !note.contains(legacy.name())), "{notes:?}");
     assert!(notes[0].contains("annotation leno.dev/plaintext: accept"), "{notes:?}");
     // `kubectl describe` shows it: the event has the UID of the pod.
     let described = printed(&guarded.kubectl(&["describe", "pod", pod]));
