@@ -1,16 +1,16 @@
 //! The data directory: where a mesh keeps its keys, tokens and sockets, one mesh per directory.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, Permissions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_identity::open_lock;
+use leno_identity::{create_private_directory, open_lock, quoted};
 
 /// Which data directory is meant.
 #[derive(Debug, Clone, Args)]
@@ -173,31 +173,26 @@ pub(crate) fn lock_within(file: &File, patience: Duration) -> io::Result<bool> {
 /// the umask is; one that exists is left as it is.
 ///
 /// # Errors
-/// When it cannot be created, or somebody else may change what is in it.
+/// When it cannot be created, or another user may change its content.
 pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
-    // The ancestor of all relative paths is the empty one: here.
-    let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !above.exists();
-    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
-    for above in missing.into_iter().rev() {
-        create_one(above).with_context(|| format!("cannot create the directory {shown}"))?;
-    }
+    create_private_directory(path)?;
     let found = std::fs::metadata(path).with_context(|| format!("cannot look at {shown}"))?;
     let us = rustix::process::geteuid().as_raw();
-    match Intruder::of(found.mode(), found.uid(), us) {
-        None => Ok(()),
-        Some(Intruder::Writer) => bail!(
-            "others may write to the directory {shown}, where keys are kept: `chmod 700 {}`, or \
-             use another one",
-            quoted(path)
-        ),
-        Some(Intruder::Owner) => bail!(
+    match is_foreign(found.uid(), us) {
+        false => Ok(()),
+        true => bail!(
             "the directory {shown}, where keys are kept, belongs to user {}: `chown {us} {}`, \
              or use another one",
             found.uid(),
-            quoted(path)
+            quoted(&shown.to_string())
         ),
     }
+}
+
+/// True for a directory of a user other than this one and root.
+fn is_foreign(owner: u32, us: u32) -> bool {
+    owner != us && owner != ROOT
 }
 
 /// Where a directory of ours is, in a volume that a container was given: Kubernetes makes them root's,
@@ -219,44 +214,6 @@ fn is_everybodys(mode: u32, owner: u32) -> bool {
     owner == ROOT && mode & 0o007 == 0o007 && mode & STICKY == 0
 }
 
-fn create_one(path: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(PRIVATE).create(path) {
-        // A umask may have taken even the owner's rights.
-        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
-        // Somebody else was faster.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
-    match text.chars().all(plain) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
-}
-
-/// Who beside us may change what is in a directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Intruder {
-    /// The group, or everybody.
-    Writer,
-    /// The owner, who is neither us nor root.
-    Owner,
-}
-
-impl Intruder {
-    fn of(mode: u32, owner: u32, us: u32) -> Option<Self> {
-        if owner != us && owner != ROOT {
-            return Some(Self::Owner);
-        }
-        (mode & 0o022 != 0).then_some(Self::Writer)
-    }
-}
-
 /// Longer than the end of a killed process takes.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -274,8 +231,6 @@ const LOCK_FILE: &str = "lock";
 const IN_VOLUME: &str = "leno";
 /// Only owners remove what is in such a directory, as in `/tmp`.
 const STICKY: u32 = 0o1000;
-/// Only the owner enters, reads and writes.
-const PRIVATE: u32 = 0o700;
 /// The user who may do everything anyway.
 const ROOT: u32 = 0;
 /// No process id is longer.
@@ -283,6 +238,9 @@ const PID_BYTES_MAX: u64 = 20;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -333,22 +291,10 @@ mod tests {
                 }
             }
         }
-        for (owner, us, expected) in [
-            (1000, 1000, None),
-            (0, 1000, None),
-            (1000, 0, Some(Intruder::Owner)),
-            (1001, 1000, Some(Intruder::Owner)),
-        ] {
-            assert_eq!(Intruder::of(0o40_755, owner, us), expected, "{owner} {us}");
-        }
-    }
-
-    #[test]
-    fn remedies_can_be_pasted_into_a_shell() {
-        for (path, expected) in
-            [("/var/lib/leno", "/var/lib/leno"), ("/a b/it's", "'/a b/it'\\''s'")]
+        for (owner, us, expected) in
+            [(1000, 1000, false), (0, 1000, false), (1000, 0, true), (1001, 1000, true)]
         {
-            assert_eq!(quoted(Path::new(path)), expected);
+            assert_eq!(is_foreign(owner, us), expected, "{owner} {us}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! The admin socket: JSON for `leno get` and metrics, on a Unix socket that only its owner opens.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,6 +12,7 @@ use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ChangeId, Operators};
+use leno_identity::create_private_directory;
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
 use leno_outside::over;
@@ -191,11 +192,9 @@ async fn removed(path: &Path) {
 async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
     let mut is_reported = false;
     loop {
-        if let Some(directory) = path.parent() {
-            // A data directory that was removed as a whole is made again, for its owner only.
-            drop(std::fs::DirBuilder::new().mode(0o700).recursive(true).create(directory));
-        }
-        match bind(path) {
+        // A data directory that was removed as a whole is made again.
+        let created = path.parent().map_or(Ok(()), create_private_directory);
+        match created.and_then(|()| bind(path)) {
             Ok(listener) => {
                 tracing::warn!(path = %path.display(), "the admin socket was removed; it is made again");
                 return Some(listener);

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_identity::{Authority, AuthorityError, AuthorityFiles, AuthoritySource, RevocationFile};
+use leno_identity::{
+    Authority, AuthorityError, AuthorityFiles, AuthoritySource, RevocationFile,
+    check_private_directory,
+};
 use leno_model::RevokedWorkload;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -115,7 +118,8 @@ impl OwnFiles {
         let Some(directory) = &self.directory else { return self };
         let Some(above) = directory.parent() else { return self };
         if !is_absent(directory) {
-            match AuthorityFiles::read(directory) {
+            let checked = check_private_directory(directory);
+            match checked.and_then(|()| AuthorityFiles::read(directory)) {
                 Ok(files)
                     if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
                 {
@@ -236,6 +240,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use leno_model::{TrustDomain, WorkloadName};
 
     use super::*;
@@ -287,6 +294,19 @@ mod tests {
             files = files.keep();
             assert!(source.open(&domain, now).unwrap() == first);
         }
+        // A data directory that another user may change has no authority for this process, whatever is in it.
+        let moved = scratch.path().join("moved");
+        fs::rename(&data, &moved).unwrap();
+        fs::create_dir(&data).unwrap();
+        let other = AuthoritySource::Own(directory.clone()).open_or_create(&domain, now).unwrap();
+        assert!(other != first);
+        fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
+        assert!(source.open(&domain, now).is_err_and(|it| it.to_string().contains("others may")));
+        files = files.keep();
+        fs::remove_dir_all(&data).unwrap();
+        fs::remove_dir_all(&moved).unwrap();
+        files.keep();
+        assert!(source.open(&domain, now).unwrap() == first);
         let of_others = OwnFiles::of(&AuthoritySource::Issuer(directory.clone())).keep();
         fs::remove_dir_all(&data).unwrap();
         of_others.keep();

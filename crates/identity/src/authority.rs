@@ -23,6 +23,7 @@ use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 
 use crate::credential::{CLOCK_SKEW, CredentialError, Issued, edition};
+use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
@@ -86,7 +87,7 @@ impl Authority {
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        disk::create_directory(dir)?;
+        create_private_directory(dir)?;
         // A key is always written before its root: a root without key means that it was lost,
         // and a key without root that a first start was cut short.
         let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;

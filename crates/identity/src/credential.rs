@@ -15,6 +15,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
+use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
@@ -156,7 +157,7 @@ impl Credential {
     /// # Errors
     /// When the directory cannot be created or written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
-        disk::create_directory(dir)?;
+        create_private_directory(dir)?;
         // The roots first: after a crash in between the old certificate is read with the new
         // roots, which overlap with the old ones. Key and chain are one file and never apart.
         let roots = self.roots.to_pem();

@@ -1,8 +1,8 @@
 //! Files that are written whole or not at all, and secrets that only their owner may read.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::rand;
@@ -112,15 +112,6 @@ pub(crate) fn create(path: &Path, contents: &[u8], readers: Readers) -> io::Resu
     fs::remove_file(&draft).ok();
     linked.map_err(|cause| file_error("create", path, cause))?;
     sync_directory_of(path)
-}
-
-/// Creates a directory that only its owner may enter; one that exists is left as it is.
-pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|cause| file_error("create", path, cause))
 }
 
 /// Moves a directory to a place where there is none, or an empty one.

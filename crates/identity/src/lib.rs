@@ -12,6 +12,7 @@ mod authority;
 mod browser;
 mod client_hello;
 mod credential;
+mod directory;
 mod disk;
 mod edge;
 mod guest;
@@ -40,6 +41,7 @@ pub use authority::{
 pub use browser::{ForeignPage, OwnNames, check_origin, named_host};
 pub use client_hello::{ClientHello, ClientHelloReader, offers};
 pub use credential::{Credential, CredentialError, Issued};
+pub use directory::{check_private_directory, create_private_directory, quoted};
 pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
 pub use edge::{BadCertificate, edge_config};
 pub use guest::{Guest, GuestCertificate, GuestSubject, Held, guest};

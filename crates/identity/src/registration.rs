@@ -11,6 +11,7 @@ use aws_lc_rs::digest;
 use leno_model::WorkloadName;
 
 use crate::authority::LEAF_LIFETIME_MAX;
+use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
 /// The newest registration of each workload that joined with a token: one small file each, shared by all control
@@ -32,7 +33,7 @@ impl Registrations {
     /// # Errors
     /// When it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
-        disk::create_directory(dir)?;
+        create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), known: Mutex::default() })
     }
 
@@ -48,7 +49,7 @@ impl Registrations {
         }
         let known = self.known().get(workload).copied();
         let Some(number) = known else { return Ok(0) };
-        disk::create_directory(&self.dir)?;
+        create_private_directory(&self.dir)?;
         match disk::create(&self.path_of(workload), &record(workload, number), Readers::Owner) {
             Ok(()) => Ok(number),
             // Another control plane has registered the workload meanwhile.
@@ -61,6 +62,7 @@ impl Registrations {
 
     /// The number in the file of a workload, if there is one.
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
+        check_if_exists(&self.dir)?;
         let path = self.path_of(workload);
         let Some(text) = disk::read(&path, Readers::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, rest)| {
@@ -81,7 +83,7 @@ impl Registrations {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         // It may have been removed since.
-        disk::create_directory(&self.dir)?;
+        create_private_directory(&self.dir)?;
         let newest = self.newest(workload)?;
         if newest == 0 && self.sweep(now)? >= REGISTRATIONS_MAX {
             let message = format!("{REGISTRATIONS_MAX} workloads have joined in the last 90 days");

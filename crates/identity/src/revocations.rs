@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
 
+use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
 /// The file `revoked` of a directory: one workload a line, with the UID of a pod behind it where one pod is meant.
@@ -37,6 +38,7 @@ impl RevocationFile {
     /// # Errors
     /// As [`RevocationFile::read`].
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
+        check_if_exists(&self.dir)?;
         let path = self.dir.join(FILE);
         let Some(text) = disk::read(&path, Readers::Everyone)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -105,7 +107,7 @@ impl RevocationFile {
         &self,
         change: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        disk::create_directory(&self.dir)?;
+        create_private_directory(&self.dir)?;
         let path = self.dir.join(LOCK);
         let at = |cause| disk::file_error("lock", &path, cause);
         let mut options = OpenOptions::new();

@@ -1,5 +1,8 @@
 //! For tests: an authority in a temporary directory, forged certificates, handshakes in memory.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -147,3 +150,55 @@ fn exchange<A, B>(
 }
 
 const ROUNDS_MAX: usize = 10;
+
+/// A directory that everybody may write to, as `/tmp`, with directories of two users.
+pub(crate) struct SharedDirectory {
+    scratch: TempDir,
+    /// The user that the checks are for.
+    pub(crate) us: u32,
+    /// The owner of foreign directories.
+    pub(crate) other: u32,
+}
+
+impl SharedDirectory {
+    pub(crate) fn new() -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        // Without the rights to give a directory away, the checks are for another user.
+        match own {
+            0 => Self { scratch, us: 0, other: 54_321 },
+            _ => Self { scratch, us: own + 1, other: own },
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// A directory of the other user.
+    pub(crate) fn foreign(&self, name: &str) -> PathBuf {
+        let path = self.own(name);
+        self.give_away(&path);
+        path
+    }
+
+    /// A directory of the user that runs the test.
+    pub(crate) fn own(&self, name: &str) -> PathBuf {
+        self.inside(self.path(), name)
+    }
+
+    /// The same in another directory.
+    pub(crate) fn inside(&self, above: &Path, name: &str) -> PathBuf {
+        let path = above.join(name);
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// Makes a directory or a link the other user's.
+    pub(crate) fn give_away(&self, path: &Path) {
+        if self.us == 0 {
+            std::os::unix::fs::lchown(path, Some(self.other), None).unwrap();
+        }
+    }
+}

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aws_lc_rs::{digest, rand};
 use leno_model::WorkloadName;
 
+use crate::directory::{check_if_exists, create_private_directory};
 use crate::disk::{self, Readers};
 
 /// The tokens that were made and not yet used: one small file each, so that a restart of the
@@ -38,7 +39,7 @@ impl Tokens {
     /// # Errors
     /// When it cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
-        disk::create_directory(dir)?;
+        create_private_directory(dir)?;
         Ok(Self { dir: dir.to_owned(), swept: Mutex::new(None) })
     }
 
@@ -64,7 +65,7 @@ impl Tokens {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         // It may have been removed since.
-        disk::create_directory(&self.dir)?;
+        create_private_directory(&self.dir)?;
         self.sweep_if_due(now)?;
         let token = format!("{TOKEN_PREFIX}{}", secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
@@ -89,6 +90,7 @@ impl Tokens {
         if !is_token(token) {
             return Err(TokenError::Unknown);
         }
+        check_if_exists(&self.dir)?;
         let path = self.path_of(token);
         let text = disk::read(&path, Readers::Owner)?.ok_or(TokenError::Unknown)?;
         let record = Record::parse(&text).ok_or(TokenError::Unknown)?;

@@ -1,16 +1,19 @@
 //! What survives a restart: key and certificate, the last good world, the listeners' addresses.
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use leno_discovery::Subscriber;
-use leno_identity::{Credential, open_lock, remove_drafts, replace_private};
+use leno_identity::{
+    Credential, check_private_directory, create_private_directory, open_lock, remove_drafts,
+    replace_private,
+};
 use leno_model::WorkloadName;
 use tokio::sync::Notify;
 
@@ -50,7 +53,7 @@ impl StateDir {
     /// Opens the directory, made if it does not exist, for its owner only, and for one proxy at
     /// a time: two would share their addresses and push each other off the control plane.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        create_private_directory(path)?;
         let lock = match locked(path) {
             Ok(file) => Lock::Held(file),
             Err(error) => match error.kind() {
@@ -123,7 +126,7 @@ impl StateDir {
             Lock::Held(_) | Lock::Absent => {}
             Lock::Released => return Ok(()),
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        create_private_directory(&self.path)?;
         *lock = Lock::Held(locked(&self.path)?);
         tracing::warn!(path = %self.path.display(), "the state directory was removed; it is made again");
         Ok(())
@@ -204,7 +207,8 @@ impl StateDir {
     /// Whole or not at all. A full disk costs the survival of a restart, not the running proxy.
     fn keep(&self, name: &str, bytes: &[u8]) {
         // The world of a gateway holds private keys.
-        match replace_private(&self.path.join(name), bytes) {
+        let checked = check_private_directory(&self.path);
+        match checked.and_then(|()| replace_private(&self.path.join(name), bytes)) {
             Ok(()) => self.unwritten().written(name),
             Err(error) => {
                 if self.unwritten().failed(name, bytes, &error) {
@@ -369,6 +373,18 @@ mod tests {
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700);
         }
+        // A directory to which others may write is not used, whoever made it.
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(state.is_damaged(true));
+        state.restore(Some(b"world"));
+        state.keep_world(b"world");
+        assert!(state.problem().unwrap().contains("others may write"), "{:?}", state.problem());
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        state.restore(Some(b"world"));
+        assert_eq!(state.problem(), None);
         std::fs::remove_dir_all(&path).unwrap();
         let other = StateDir::open(&path).unwrap();
         state.restore(Some(b"world"));

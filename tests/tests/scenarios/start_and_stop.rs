@@ -1,6 +1,8 @@
 //! Start and stop of a mesh lose no request, and addresses stay the same from one start to the next.
 
+use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -8,6 +10,7 @@ use std::time::Duration;
 use leno_tests::{
     AdminPage, Load, Mesh, Program, eventually, exchange, free_port, get, leno, manifest,
 };
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -364,4 +367,39 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     assert!(first.stop(Duration::from_secs(60)).success());
     let _second = up(folder.path());
     assert!(read().is_some());
+}
+
+/// Another user makes the data directory first after it was removed.
+#[test]
+fn a_directory_that_another_user_made_in_its_place_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifests = manifest("", free_port(), free_port(), "permissive");
+    std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+    let mesh = up(folder.path());
+    let [data, other] = ["data", "other"].map(|name| folder.path().join(name));
+    std::fs::create_dir(&other).unwrap();
+    let problem = match leno_tests::is_root() {
+        true => {
+            std::os::unix::fs::chown(&other, Some(54_321), None).unwrap();
+            format!("the directory {}, on the way to keys, belongs to user 54321", data.display())
+        }
+        // Without the rights to give it away, it is one that another user may change.
+        false => {
+            std::fs::set_permissions(&other, Permissions::from_mode(0o777)).unwrap();
+            format!("others may write to the directory {}", data.display())
+        }
+    };
+    // At once: no process of the mesh makes it meanwhile.
+    renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+    for what in ["the admin socket cannot be made again", "the authority cannot be made again"] {
+        let line = mesh.wait_for_line(what, Duration::from_secs(60));
+        assert!(line.contains(&problem) && line.contains("or use another one"), "{line}");
+    }
+    assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+    std::fs::remove_dir(&data).unwrap();
+    eventually("the admin socket is made again", Duration::from_secs(60), || {
+        data.join("control.sock").exists().then_some(())
+    });
+    assert_eq!(std::fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
 }

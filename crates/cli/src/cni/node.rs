@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use leno_identity::create_private_directory;
 use leno_kubernetes::node::{Interception, Node};
 use leno_listen::{Listener, SocketPath};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -73,8 +74,7 @@ impl NodeArgs {
 
     fn listen(&self) -> anyhow::Result<UnixListener> {
         if let Some(parent) = self.socket.parent() {
-            std::fs::create_dir_all(parent)
-                .with_context(|| format!("cannot make {}", parent.display()))?;
+            create_private_directory(parent)?;
         }
         // Of an agent that was here before.
         std::fs::remove_file(&self.socket).ok();

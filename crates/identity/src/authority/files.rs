@@ -11,6 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 use super::rotation::{FORMER_FILE, NEXT_FILE};
 use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
+use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::is_self_issued;
@@ -61,7 +62,7 @@ impl AuthorityFiles {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
             return self.replace(dir);
         };
-        disk::create_directory(parent)?;
+        create_private_directory(parent)?;
         // Control planes share directories, and all of them write the same draft.
         let path = dir.with_extension("lock");
         let locked = disk::open_lock(&path).and_then(|lock| lock.lock().map(|()| lock));
@@ -76,7 +77,7 @@ impl AuthorityFiles {
             }
             Ok(()) | Err(_) => {}
         }
-        disk::create_directory(&draft)?;
+        create_private_directory(&draft)?;
         // Keys come before their roots, as in a new authority.
         for (file, readers) in FILES.into_iter().rev() {
             if let Some(text) = self.0.get(file) {
@@ -87,7 +88,7 @@ impl AuthorityFiles {
     }
 
     fn replace(&self, dir: &Path) -> io::Result<()> {
-        disk::create_directory(dir)?;
+        create_private_directory(dir)?;
         // What is trusted comes first: nothing is to be signed by what nobody trusts yet.
         for (file, readers) in FILES {
             let path = dir.join(file);

@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject;
 
 use super::{Authority, AuthorityError, LEAF_LIFETIME_MIN, Subject};
 use crate::credential::{Credential, CredentialError, verify_unpinned};
+use crate::directory::check_if_exists;
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::request::CertificateRequest;
@@ -39,7 +40,10 @@ impl AuthoritySource {
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::Own(dir) => Authority::open(dir, trust_domain, now),
+            Self::Own(dir) => {
+                check_if_exists(dir)?;
+                Authority::open(dir, trust_domain, now)
+            }
             Self::Issuer(dir) => issuer(dir, trust_domain, now),
         }
     }

@@ -14,6 +14,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::der_parser::asn1_rs::Tag;
 
 use super::{Authority, AuthorityError, parameters};
+use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::{Roots, is_self_issued};
@@ -80,7 +81,7 @@ impl Authority {
             return Ok(());
         }
         if let Some(dir) = file.parent() {
-            disk::create_directory(dir)?;
+            create_private_directory(dir)?;
         }
         disk::replace(file, text.as_bytes(), Readers::Everyone)
     }

@@ -5,6 +5,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use leno_identity::create_private_directory;
 
 use super::{best_effort, ip, remove_namespace};
 use crate::data_directory::{LOCK_PATIENCE, lock_within};
@@ -23,7 +24,7 @@ impl Claim {
     /// # Errors
     /// When another process has it, or the lock cannot be written.
     pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
-        fs::create_dir_all(LOCKS).with_context(|| format!("{LOCKS} cannot be created"))?;
+        create_private_directory(Path::new(LOCKS))?;
         let path = lock_of(bridge);
         let file = File::create(&path);
         let file = file.with_context(|| format!("{} cannot be written", path.display()))?;

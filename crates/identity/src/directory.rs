@@ -1,0 +1,230 @@
+//! Private directories: made for their owner only, and rejected where another user may have made them or may change them.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use crate::disk::file_error;
+
+/// Makes a directory that only its owner may enter, and those above it that are missing, whatever the umask is. One that
+/// exists is checked as by [`check_private_directory`].
+///
+/// # Errors
+/// When it cannot be made, or another user may control it.
+pub fn create_private_directory(path: &Path) -> io::Result<()> {
+    // The ancestor of all relative paths is the empty one: the current directory.
+    let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !above.exists();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    for above in missing.into_iter().rev() {
+        create_one(above).map_err(|cause| file_error("create", path, cause))?;
+    }
+    check_private_directory(path)
+}
+
+/// Checks that no other user can control a directory: that the group and others may not write to it, and that where others may
+/// write to a directory on its path (as to `/tmp`), the next one on the path is this user's or root's. Otherwise another user
+/// may have made it first.
+///
+/// # Errors
+/// When it does not exist, or another user may control it.
+pub fn check_private_directory(path: &Path) -> io::Result<()> {
+    check_for(rustix::process::geteuid().as_raw(), path).map_err(|error| match error {
+        Check::Failed(cause) => file_error("use", path, cause),
+        Check::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
+    })
+}
+
+/// The same check of a directory that need not exist.
+///
+/// # Errors
+/// As for [`check_private_directory`].
+pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
+    match check_private_directory(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        checked => checked,
+    }
+}
+
+/// Why a directory is not used.
+enum Check {
+    Failed(io::Error),
+    Unsafe(UnsafeDirectory),
+}
+
+/// A directory that another user may control.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum UnsafeDirectory {
+    #[error(
+        "others may write to the directory {path}, where keys are kept: `chmod 700 {}`, or use another one",
+        quoted(path)
+    )]
+    Writable { path: String },
+    #[error(
+        "the directory {path}, on the way to keys, belongs to user {owner}, who may have made it because others may write to \
+         {above}: remove it or `chown -h {us} {}`, or use another one",
+        quoted(path)
+    )]
+    Foreign { path: String, above: String, owner: u32, us: u32 },
+}
+
+fn check_for(us: u32, path: &Path) -> Result<(), Check> {
+    let path = std::path::absolute(path).map_err(Check::Failed)?;
+    check_steps(us, &path)?;
+    // The targets of links on the path.
+    let target = fs::canonicalize(&path).map_err(Check::Failed)?;
+    if target != path {
+        check_steps(us, &target)?;
+    }
+    let found = fs::metadata(&target).map_err(Check::Failed)?;
+    match found.mode() & OTHERS_WRITE {
+        0 => Ok(()),
+        _ => Err(Check::Unsafe(UnsafeDirectory::Writable { path: path.display().to_string() })),
+    }
+}
+
+/// Checks the owner of each step of a path that others could have made. The owner of the directory above a step controls the
+/// step anyway; of the last step the owner is this user or root.
+fn check_steps(us: u32, path: &Path) -> Result<(), Check> {
+    let steps: Vec<&Path> = path.ancestors().collect();
+    for pair in steps.windows(2) {
+        let [step, above] = pair else { continue };
+        let above_found = fs::metadata(above).map_err(Check::Failed)?;
+        if above_found.mode() & OTHERS_WRITE == 0 {
+            continue;
+        }
+        let owner = fs::symlink_metadata(step).map_err(Check::Failed)?.uid();
+        let is_trusted = |owner: u32| owner == us || owner == ROOT;
+        if !is_trusted(owner) && (*step == path || owner != above_found.uid()) {
+            let (path, above) = (step.display().to_string(), above.display().to_string());
+            return Err(Check::Unsafe(UnsafeDirectory::Foreign { path, above, owner, us }));
+        }
+    }
+    Ok(())
+}
+
+fn create_one(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(PRIVATE).create(path) {
+        // A umask may have taken even the owner's rights.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE)),
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// A path as a shell takes it.
+#[must_use]
+pub fn quoted(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
+    match path.chars().all(plain) {
+        true => path.to_owned(),
+        false => format!("'{}'", path.replace('\'', "'\\''")),
+    }
+}
+
+/// Only the owner enters, reads and writes.
+const PRIVATE: u32 = 0o700;
+/// The group or everybody writes.
+const OTHERS_WRITE: u32 = 0o022;
+/// The user with all rights.
+const ROOT: u32 = 0;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing::SharedDirectory;
+
+    fn problem(us: u32, path: &Path) -> Option<String> {
+        match check_for(us, path) {
+            Ok(()) => None,
+            Err(Check::Failed(cause)) => panic!("{}: {cause}", path.display()),
+            Err(Check::Unsafe(problem)) => Some(problem.to_string()),
+        }
+    }
+
+    #[test]
+    fn a_directory_is_made_for_its_owner_only_with_those_above_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("a/b");
+        create_private_directory(&path).unwrap();
+        create_private_directory(&path).unwrap();
+        for made in [&path, &scratch.path().join("a")] {
+            assert_eq!(fs::metadata(made).unwrap().mode() & 0o777, 0o700);
+        }
+        for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let created = create_private_directory(&path);
+            let hint = format!("`chmod 700 {}`", path.display());
+            match created {
+                Ok(()) => assert!(accepted, "{mode:o}"),
+                Err(error) => assert!(!accepted && error.to_string().contains(&hint), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_another_user_may_have_made_in_a_shared_directory_is_rejected() {
+        let shared = SharedDirectory::new();
+        let SharedDirectory { us, other, .. } = shared;
+        let foreign = shared.foreign("data");
+        let above = shared.path().display();
+        let expected = format!("{above}/data, on the way to keys, belongs to user {other}, ");
+        for path in [foreign.clone(), shared.inside(&foreign, "tokens")] {
+            let problem = problem(us, &path).expect("it is another user's");
+            assert!(problem.contains(&expected), "{problem}");
+            assert!(problem.contains(&format!("others may write to {above}: ")), "{problem}");
+            assert!(problem.contains(&format!("`chown -h {us} {above}/data`")), "{problem}");
+        }
+        // A link counts by its own owner, and by the directories on the path of its target.
+        let link = shared.path().join("link");
+        std::os::unix::fs::symlink(&foreign, &link).unwrap();
+        assert!(problem(us, &link).expect("its target is another user's").contains("belongs to"));
+        let private = tempfile::tempdir().unwrap();
+        let foreign_link = shared.path().join("foreign-link");
+        std::os::unix::fs::symlink(private.path(), &foreign_link).unwrap();
+        shared.give_away(&foreign_link);
+        assert!(problem(us, &foreign_link).expect("the link is").contains("foreign-link"));
+        // Directories of this user and of root are accepted.
+        let runs_as = rustix::process::geteuid().as_raw();
+        let own = shared.own("own");
+        assert_eq!(problem(runs_as, &own), None);
+        assert_eq!(problem(runs_as, &shared.inside(&own, "tokens")), None);
+    }
+
+    /// What is read from a directory counts as little as what would be written to it.
+    #[test]
+    fn nothing_is_read_from_a_directory_that_others_may_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = std::time::SystemTime::now();
+        let workload = crate::testing::workload_name("a");
+        let tokens = crate::Tokens::open(dir.path()).unwrap();
+        let registrations = crate::Registrations::open(dir.path()).unwrap();
+        let revoked = crate::RevocationFile::in_directory(dir.path());
+        let token = tokens.mint(&workload, Duration::from_secs(60), now).unwrap();
+        let number = registrations.advance(&workload, now).unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+        for error in [
+            tokens.redeem(&token, &workload, now).unwrap_err().to_string(),
+            registrations.newest(&workload).unwrap_err().to_string(),
+            revoked.read().unwrap_err().to_string(),
+        ] {
+            assert!(error.contains("others may write to the directory"), "{error}");
+        }
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
+        tokens.redeem(&token, &workload, now).unwrap();
+        assert_eq!(registrations.newest(&workload).unwrap(), number);
+        assert!(revoked.read().unwrap().is_empty());
+    }
+
+    #[test]
+    fn hints_can_be_pasted_into_a_shell() {
+        for (path, expected) in
+            [("/var/lib/leno", "/var/lib/leno"), ("/a b/it's", "'/a b/it'\\''s'")]
+        {
+            assert_eq!(quoted(path), expected);
+        }
+    }
+}
