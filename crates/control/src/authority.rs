@@ -31,7 +31,7 @@ pub(crate) fn follow_files(
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
     let (source, pins) = (config.authority(), config.pins());
-    let file = RevocationFile::in_directory(config.keep());
+    let file = FollowedFile::of(RevocationFile::in_directory(config.keep()));
     async move {
         let current = keep_current(source, pins, authority, directory);
         let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
@@ -148,8 +148,8 @@ impl OwnFiles {
 }
 
 /// A directory as it was opened. It stays open, so that no later one gets its inode number.
-#[derive(Debug, Default)]
-struct OpenedDirectory(Option<(Inode, File)>);
+#[derive(Debug, Clone, Default)]
+struct OpenedDirectory(Option<(Inode, Arc<File>)>);
 
 impl OpenedDirectory {
     /// Opens the directory that has the path now, unless it is this one.
@@ -157,7 +157,8 @@ impl OpenedDirectory {
         if self.0.is_some() && !self.is_removed_from(path) {
             return;
         }
-        let opened = File::open(path).and_then(|file| Ok((inode(&file.metadata()?), file)));
+        let opened =
+            File::open(path).and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))));
         if let Ok(opened) = opened {
             self.0 = Some(opened);
         }
@@ -187,11 +188,16 @@ fn is_absent(path: &Path) -> bool {
 
 /// Looks for workloads that `leno revoke` has revoked, until no receiver is left. A file that cannot be
 /// read changes nothing, and one that was removed is written again.
-async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
+async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
     let mut failed = false;
     loop {
-        let (file, known) = (file.clone(), revoked.borrow().clone());
-        if let Ok(read) = spawn_blocking(move || read_or_restore(&file, &known)).await {
+        let (mut followed, known) = (file.clone(), revoked.borrow().clone());
+        let read = spawn_blocking(move || {
+            let read = followed.read(&known);
+            (followed, read)
+        });
+        if let Ok((followed, read)) = read.await {
+            file = followed;
             match read {
                 Ok(new) => {
                     failed = false;
@@ -217,19 +223,40 @@ async fn keep_revoked(file: RevocationFile, revoked: watch::Sender<Revoked>) {
     }
 }
 
-/// Reads the revoked workloads. An absent file does not mean that none is revoked: the operator takes them back by
-/// `leno revoke --undo`, which leaves an empty file.
-fn read_or_restore(file: &RevocationFile, known: &Revoked) -> io::Result<Revoked> {
-    if let Some(read) = file.read_existing()? {
-        return Ok(read);
+/// The file of revoked workloads, with the directory in which it was read last.
+#[derive(Debug, Clone)]
+struct FollowedFile {
+    file: RevocationFile,
+    directory: OpenedDirectory,
+}
+
+impl FollowedFile {
+    fn of(file: RevocationFile) -> Self {
+        let mut directory = OpenedDirectory::default();
+        directory.follow(file.directory());
+        Self { file, directory }
     }
-    if !known.is_empty() && file.restore(known)? {
-        tracing::warn!(
-            workloads = known.len(),
-            "the file of revoked workloads was removed; it is written again"
-        );
+
+    /// Reads the revoked workloads. An absent file does not mean that none is revoked, and the file of a directory that
+    /// was made again does not mean that those before are members again: the operator takes them back by `leno revoke
+    /// --undo`, which leaves an empty file in the same directory.
+    fn read(&mut self, known: &Revoked) -> io::Result<Revoked> {
+        let is_other = self.directory.is_removed_from(self.file.directory());
+        let found = self.file.read_existing()?;
+        let lost = match &found {
+            None => !known.is_empty() && self.file.restore(known)?,
+            Some(found) => is_other && !known.is_subset(found) && self.file.add_former(known)?,
+        };
+        if lost {
+            tracing::warn!(
+                workloads = known.len(),
+                "the file of revoked workloads was removed; it is written again"
+            );
+        }
+        let read = self.file.read()?;
+        self.directory.follow(self.file.directory());
+        Ok(read)
     }
-    file.read()
 }
 
 /// The workloads that `leno revoke` has revoked.
@@ -243,7 +270,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;
 
-    use leno_model::{TrustDomain, WorkloadName};
+    use leno_model::TrustDomain;
 
     use super::*;
 
@@ -252,24 +279,31 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let data = above.path().join("data");
         let file = RevocationFile::in_directory(&data);
-        assert!(read_or_restore(&file, &Revoked::new()).unwrap().is_empty());
+        let mut followed = FollowedFile::of(file.clone());
+        assert!(followed.read(&Revoked::new()).unwrap().is_empty());
         assert!(!data.exists());
-        let workload: WorkloadName = "shop/web-1".parse().unwrap();
-        let stolen = RevokedWorkload { workload, uid: None };
+        let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
+        let stolen = workload("shop/web-1");
         file.add(stolen.clone()).unwrap();
-        let known = read_or_restore(&file, &Revoked::new()).unwrap();
+        let known = followed.read(&Revoked::new()).unwrap();
         assert_eq!(known, [stolen.clone()].into());
         fs::remove_dir_all(&data).unwrap();
-        assert_eq!(read_or_restore(&file, &known).unwrap(), known);
+        assert_eq!(followed.read(&known).unwrap(), known);
         assert_eq!(file.read().unwrap(), known);
         // It cannot be written: the caller keeps those before.
         fs::remove_dir_all(&data).unwrap();
         fs::write(&data, "").unwrap();
-        read_or_restore(&file, &known).unwrap_err();
+        followed.read(&known).unwrap_err();
         fs::remove_file(&data).unwrap();
-        file.add(stolen.clone()).unwrap();
+        // `leno revoke` is faster than this process.
+        file.add(workload("shop/web-2")).unwrap();
+        let both: Revoked = [stolen.clone(), workload("shop/web-2")].into();
+        assert_eq!(followed.read(&known).unwrap(), both);
+        assert_eq!(file.read().unwrap(), both);
         file.remove(&stolen).unwrap();
-        assert!(read_or_restore(&file, &known).unwrap().is_empty());
+        assert_eq!(followed.read(&both).unwrap(), [workload("shop/web-2")].into());
+        file.remove(&workload("shop/web-2")).unwrap();
+        assert!(followed.read(&both).unwrap().is_empty());
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub fn quoted(path: &str) -> String {
 
 /// Only the owner enters, reads and writes.
 const PRIVATE: u32 = 0o700;
-/// The group or everybody writes.
+/// The group or others write.
 const OTHERS_WRITE: u32 = 0o022;
 /// The user with all rights.
 const ROOT: u32 = 0;
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(problem(runs_as, &shared.inside(&own, "tokens")), None);
     }
 
-    /// What is read from a directory counts as little as what would be written to it.
+    /// The checks of a directory hold for reading as well.
     #[test]
     fn nothing_is_read_from_a_directory_that_others_may_change() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! The workloads that an operator has revoked on this machine, in a file that all control planes of the mesh read.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
@@ -70,6 +70,24 @@ impl RevocationFile {
         })
     }
 
+    /// The directory of the file.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Adds workloads that were in a former file of this directory, which was removed; false when all were there.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
+        self.edit(|all| {
+            let before = all.len();
+            all.extend(workloads.iter().cloned());
+            Ok(all.len() > before)
+        })
+    }
+
     /// Adds a workload; false when it was there.
     ///
     /// # Errors
@@ -107,13 +125,8 @@ impl RevocationFile {
         &self,
         change: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        create_private_directory(&self.dir)?;
         let path = self.dir.join(LOCK);
-        let at = |cause| disk::file_error("lock", &path, cause);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600);
-        let lock = options.open(&path).map_err(at)?;
-        lock.lock().map_err(at)?;
+        let _lock = self.lock().map_err(|cause| disk::file_error("lock", &path, cause))?;
         let mut all = self.read()?;
         let changed = change(&mut all)?;
         if changed {
@@ -129,6 +142,25 @@ impl RevocationFile {
             disk::replace(&self.dir.join(FILE), text.as_bytes(), Readers::Everyone)?;
         }
         Ok(changed)
+    }
+
+    /// The lock of the directory that has the path now: it may be removed while this program waits for the lock.
+    fn lock(&self) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600);
+        for _ in 0..LOCKS_MAX {
+            create_private_directory(&self.dir)?;
+            let lock = match options.open(self.dir.join(LOCK)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            lock.lock()?;
+            if lock.metadata()?.nlink() > 0 {
+                return Ok(lock);
+            }
+        }
+        let problem = "the directory is removed again and again: repeat the command";
+        Err(io::Error::new(io::ErrorKind::NotFound, problem))
     }
 }
 
@@ -147,6 +179,8 @@ pub const REVOKED_MAX: usize = 1024;
 
 const FILE: &str = "revoked";
 const LOCK: &str = "revoked.lock";
+/// The most locks that are taken because the directory was removed meanwhile.
+const LOCKS_MAX: usize = 5;
 
 #[cfg(test)]
 mod tests {
@@ -188,6 +222,26 @@ mod tests {
         file.remove(&workload).unwrap();
         assert!(!file.restore(&known).unwrap());
         assert_eq!(file.read_existing().unwrap(), Some(BTreeSet::new()));
+    }
+
+    #[test]
+    fn a_lock_that_is_removed_while_a_program_waits_for_it_counts_for_nothing() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("data");
+        let file = RevocationFile::in_directory(&dir);
+        let held = file.lock().unwrap();
+        let (begun, wait) = std::sync::mpsc::channel();
+        let other = file.clone();
+        let adding = std::thread::spawn(move || {
+            begun.send(()).unwrap();
+            other.add(RevokedWorkload { workload: workload_name("a"), uid: None })
+        });
+        wait.recv().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        let second = file.lock().unwrap();
+        drop((held, second));
+        assert!(adding.join().unwrap().unwrap());
+        assert_eq!(file.read().unwrap().len(), 1);
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn exchange<A, B>(
 
 const ROUNDS_MAX: usize = 10;
 
-/// A directory that everybody may write to, as `/tmp`, with directories of two users.
+/// A directory that all users may write to, as `/tmp`, with directories of two users.
 pub(crate) struct SharedDirectory {
     scratch: TempDir,
     /// The user that the checks are for.

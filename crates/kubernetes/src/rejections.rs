@@ -147,7 +147,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
 }
 
 /// The pod with an address in the namespace of the event; `None` for the address of a node, which is that of several pods,
-/// and for pods of other namespaces: users who read events here may have no rights there.
+/// and for pods of other namespaces: readers of events here may have no rights there.
 async fn pod_at(
     client: &Client,
     workload: &WorkloadName,
@@ -166,7 +166,7 @@ fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
     let RejectedClient { client, port, .. } = rejected;
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
-        // Its name is for readers who may list the pods of all namespaces.
+        // Its name is for readers with the right to list the pods of all namespaces.
         None => format!(
             "{client} (`kubectl get pods -A --field-selector status.podIP={client}` names its pod)"
         ),
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(count(), Some(2));
     }
 
-    /// The event about a client whose address a pod of this namespace has.
+    /// The event about a client with the address of a pod in this namespace.
     async fn event_about_client_in(namespace: &str) -> Value {
         let server = Server::open().await;
         let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
@@ -330,7 +330,7 @@ mod tests {
         assert!(note.contains("from 10.0.0.1 (pod legacy) to port 8080"), "{note}");
     }
 
-    /// Users who read events in one namespace need have no rights in another.
+    /// Readers of events in one namespace may have no rights in another.
     #[tokio::test]
     async fn an_event_names_no_pod_of_another_namespace() {
         let event = event_about_client_in("old").await;

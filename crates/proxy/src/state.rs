@@ -373,7 +373,7 @@ mod tests {
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700);
         }
-        // A directory to which others may write is not used, whoever made it.
+        // A directory to which others may write is not used, also one of the same user.
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();

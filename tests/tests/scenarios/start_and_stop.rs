@@ -300,6 +300,14 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     };
     let first = up(folder.path());
     answers();
+    // The record of the application is written again after the removal of the data directory.
+    let data = folder.path().join("data");
+    eventually("the directory is removed", Duration::from_secs(60), || {
+        std::fs::remove_dir_all(&data).ok()
+    });
+    eventually("the record is written again", Duration::from_secs(60), || {
+        data.join("applications/bookinfo/ratings-1").exists().then_some(())
+    });
     kill(first);
     let second = up(folder.path());
     second.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));

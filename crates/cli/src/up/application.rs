@@ -224,6 +224,7 @@ async fn run(
     let is_apart = !placement.wrapper.is_empty();
     let workload = on.workload.clone();
     let watching = watch_ports(Observed { pid, workload, before, is_apart }, state);
+    let record = launcher.record_of(&on.workload.borrow().name);
     let Signals { workload, reports, stop } = on;
     let outdated = outdated(workload, reports, launch);
     let ended = tokio::select! {
@@ -234,6 +235,7 @@ async fn run(
         () = outdated => Ended::Outdated,
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
         never = watching => match never {},
+        never = groups::keep(&record, pid) => match never {},
     };
     if matches!(ended, Ended::Outdated) {
         // New requests wait for its successor while it finishes its work.

@@ -1,6 +1,7 @@
 //! Process groups of applications, recorded in the data directory: the next start ends those that a killed `leno up` left.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::sockets::{self, Process};
 use crate::data_directory::create_private;
+use crate::output;
 
 /// A process group, with all that tells it apart from a later one of the same number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +43,38 @@ pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
 /// # Errors
 /// When the file cannot be written.
 pub(crate) fn record(path: &Path) -> anyhow::Result<()> {
-    let own = i32::try_from(std::process::id()).ok().and_then(sockets::process);
-    let own = own.context("/proc does not show this process")?;
+    write(path, i32::try_from(std::process::id())?)
+}
+
+/// Writes the record of an application that runs as this process again whenever it is absent, as after the removal of the
+/// data directory. Never ends.
+pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
+    let mut is_reported = false;
+    loop {
+        sleep(RECORD_LOOK_EVERY).await;
+        let found = fs::symlink_metadata(path);
+        if !found.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            continue;
+        }
+        match write(path, pid) {
+            Ok(()) => {
+                is_reported = false;
+                tracing::warn!(path = %path.display(), "the record of an application was removed; it is written again");
+            }
+            Err(error) if !is_reported => {
+                is_reported = true;
+                let error = output::failure(&error);
+                tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be written again yet");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Records the process group of an application with this first process, a child of `leno up`.
+fn write(path: &Path, pid: i32) -> anyhow::Result<()> {
+    let own = sockets::process(pid).filter(|it| !it.is_zombie);
+    let own = own.with_context(|| format!("/proc does not show the process {pid}"))?;
     let (boot, namespace) = (boot()?, namespace()?);
     let supervisor = (own.parent, sockets::process(own.parent).map_or(0, |it| it.started));
     let Process { group, session, started, .. } = own;
@@ -173,6 +205,8 @@ const NAMESPACE: &str = "/proc/self/ns/pid";
 /// The kernel needs no longer, unless a process hangs in the kernel.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// The time between two looks for the record of an application that runs.
+const RECORD_LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -197,7 +231,7 @@ mod tests {
         (Group { boot, namespace, leader: group, started, session, supervisor }, shell)
     }
 
-    fn write(data: &Path, group: &Group) -> PathBuf {
+    fn write_group(data: &Path, group: &Group) -> PathBuf {
         let path = file_of(data, &"shop/cart-1".parse().unwrap());
         create_private(path.parent().unwrap()).unwrap();
         leno_identity::replace_private(&path, &serde_json::to_vec(group).unwrap()).unwrap();
@@ -226,15 +260,40 @@ mod tests {
             // The number belongs to a process that began at another time.
             (other(&|it| (it.leader, it.started) = (own, 1)), false),
         ] {
-            let path = write(data.path(), &other);
+            let path = write_group(data.path(), &other);
             assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
             assert_eq!(path.exists(), is_kept, "{other:?}");
             assert_eq!(group.members().len(), 1);
         }
-        write(data.path(), &group);
+        write_group(data.path(), &group);
         let ended = end_leftovers(data.path()).await;
         assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
         assert!(group.members().is_empty());
         assert_eq!(end_leftovers(data.path()).await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_removed_is_written_again() {
+        let above = tempfile::tempdir().unwrap();
+        let data = above.path().join("data");
+        let path = file_of(&data, &"shop/cart-1".parse().unwrap());
+        let mut child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        write(&path, pid).unwrap();
+        let text = fs::read(&path).unwrap();
+        fs::remove_dir_all(&data).unwrap();
+        let written = async {
+            while !path.exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            never = keep(&path, pid) => match never {},
+            () = written => {}
+        }
+        assert_eq!(fs::read(&path).unwrap(), text);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(write(&path, pid).is_err(), "it has ended");
     }
 }
