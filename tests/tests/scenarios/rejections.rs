@@ -440,9 +440,9 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
     );
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
     let views: [(&[&str], &str); 3] = [
-        (&["status"], "outside the mesh with unknown-service"),
-        (&["diagnose", "shop/web-1"], "outside the mesh with unknown-service"),
-        (&["top", "--once"], "outside the mesh  unknown-service"),
+        (&["status"], "no service with unknown-service"),
+        (&["diagnose", "shop/web-1"], "no service with unknown-service"),
+        (&["top", "--once"], "(no service)  unknown-service"),
     ];
     for (command, expected) in views {
         eventually(&format!("{command:?} names the reason"), PATIENCE, || {

@@ -35,7 +35,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
         several => format!("; decided by one of {}", several.join(", ")),
     };
     if let ("", [client, ..]) = (service.as_str(), clients.as_slice()) {
-        let which = "requests to destinations outside the mesh";
+        let which = "requests to destinations that are no service";
         return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
     }
     let whose = match rejection.by.as_str() {

@@ -56,7 +56,7 @@ impl RejectionStatus {
     #[must_use]
     pub fn destination(&self) -> &str {
         match self.service.as_str() {
-            "" => "outside the mesh",
+            "" => "(no service)",
             service => service,
         }
     }
