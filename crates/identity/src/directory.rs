@@ -13,13 +13,7 @@ use crate::disk::file_error;
 /// # Errors
 /// When it cannot be made, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    // The ancestor of all relative paths is the empty one: the current directory.
-    let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !above.exists();
-    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
-    for above in missing.into_iter().rev() {
-        create_one(above).map_err(|cause| file_error("create", path, cause))?;
-    }
-    check_private_directory(path)
+    create_for(own_user(), path).map_err(|error| error.about("create", path))
 }
 
 /// Checks that no other user can control a directory: that the group and others may not write to it, and that where others may
@@ -29,10 +23,7 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// When it does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for(rustix::process::geteuid().as_raw(), path).map_err(|error| match error {
-        Check::Failed(cause) => file_error("use", path, cause),
-        Check::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
-    })
+    check_for(own_user(), path).map_err(|error| error.about("use", path))
 }
 
 /// The same check of a directory that need not exist.
@@ -68,18 +59,49 @@ enum UnsafeDirectory {
     Foreign { path: String, above: String, owner: u32, us: u32 },
 }
 
+impl Check {
+    fn about(self, action: &'static str, path: &Path) -> io::Error {
+        match self {
+            Self::Failed(cause) => file_error(action, path, cause),
+            Self::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
+        }
+    }
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn create_for(us: u32, path: &Path) -> Result<(), Check> {
+    let path = std::path::absolute(path).map_err(Check::Failed)?;
+    let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
+    if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
+        // Nothing is made in a directory of another user.
+        check_path(us, existing)?;
+    }
+    for above in missing.into_iter().rev() {
+        create_one(above).map_err(Check::Failed)?;
+    }
+    check_for(us, &path)
+}
+
 fn check_for(us: u32, path: &Path) -> Result<(), Check> {
     let path = std::path::absolute(path).map_err(Check::Failed)?;
-    check_steps(us, &path)?;
-    // The targets of links on the path.
-    let target = fs::canonicalize(&path).map_err(Check::Failed)?;
-    if target != path {
-        check_steps(us, &target)?;
-    }
-    let found = fs::metadata(&target).map_err(Check::Failed)?;
+    check_path(us, &path)?;
+    let found = fs::metadata(&path).map_err(Check::Failed)?;
     match found.mode() & OTHERS_WRITE {
         0 => Ok(()),
         _ => Err(Check::Unsafe(UnsafeDirectory::Writable { path: path.display().to_string() })),
+    }
+}
+
+/// Checks the steps of an absolute path, and those of the target of links on it.
+fn check_path(us: u32, path: &Path) -> Result<(), Check> {
+    check_steps(us, path)?;
+    let target = fs::canonicalize(path).map_err(Check::Failed)?;
+    match target == path {
+        true => Ok(()),
+        false => check_steps(us, &target),
     }
 }
 
@@ -178,6 +200,8 @@ mod tests {
             assert!(problem.contains(&format!("others may write to {above}: ")), "{problem}");
             assert!(problem.contains(&format!("`chown -h {us} {above}/data`")), "{problem}");
         }
+        assert!(create_for(us, &foreign.join("authority/new")).is_err());
+        assert!(!foreign.join("authority").exists(), "nothing is made there");
         // A link counts by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
