@@ -14,7 +14,8 @@ use crate::snapshot::WorkloadPlan;
 pub enum RequestNeed {
     /// Connections are enough.
     None,
-    /// Requests, on ports where some may be hidden in opaque bytes. A port that is declared `TCP` carries none.
+    /// Requests, on ports where some may be hidden in opaque bytes. A port that is declared `TCP` carries none: bytes in which
+    /// HTTP begins are rejected there.
     WhereSpoken,
     /// Requests, and nothing else comes in at any port: each has to prove something.
     Always,
@@ -104,11 +105,21 @@ impl WorkloadPlan {
     #[must_use]
     pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
         let declared = self.declared(port);
+        self.needs(port).find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
+    }
+
+    /// The policy that makes a port reject opaque bytes of every peer in which HTTP begins, whatever the port declares.
+    #[must_use]
+    pub fn rejects_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
+        self.needs(port).find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
+    }
+
+    /// The needs of all policies about a port.
+    fn needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
         let guards = self.guards.get(&port).into_iter().flatten();
         let guards = guards.map(|guard| (guard.guard.request_need(), &guard.policy));
         let limits = self.limits.get(&port).into_iter().flatten();
         let limits = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
-        let mut all = guards.chain(limits);
-        all.find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
+        guards.chain(limits)
     }
 }

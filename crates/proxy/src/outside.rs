@@ -142,7 +142,7 @@ async fn pass(
     let mut client = ends(io);
     client.0.buffer = early;
     tokio::select! {
-        spliced = splice((client, ends(&server)), patience, record) => spliced,
+        spliced = splice((client, ends(&server)), patience, record, None) => spliced,
         () = forbidden(&worker.world, (at, told)) => {
             server.reset();
             Err(Reason::EgressDenied)

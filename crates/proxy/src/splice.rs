@@ -12,13 +12,15 @@ use crate::http::message::{Reader, Writer};
 use crate::io::Io;
 use crate::patience::silence;
 use crate::record::Record;
+use crate::tcp::Examination;
 
 /// Carries bytes between a client and a server until both have said all (half-close), or nobody
-/// has said anything for as long as `patience`.
+/// has said anything for as long as `patience`. The client's first line is examined where that is needed.
 pub(crate) async fn splice(
     (client, server): ((Reader, Writer), (Reader, Writer)),
     patience: Duration,
     record: &Record<'_>,
+    examination: Option<&Examination<'_>>,
 ) -> Result<(), Reason> {
     let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
     let ends = (to_client.io.clone(), to_server.io.clone());
@@ -27,6 +29,9 @@ pub(crate) async fn splice(
     let forth = async {
         let mut source = Source::http1(&mut client, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };
+        if let Some(examination) = examination {
+            examination.carry(&mut source, &mut sink, bytes_in).await?;
+        }
         pump(&mut source, &mut sink, Silence::Allowed, &noted(bytes_in)).await?;
         end(&ends.1).await
     };

@@ -1,5 +1,6 @@
 //! Opaque TCP: the same corridor without the HTTP stations.
 
+mod hidden;
 mod inbound;
 mod silent;
 
@@ -45,6 +46,7 @@ use crate::upstream::{
 use crate::worker::Worker;
 use crate::world::Scene;
 
+pub(crate) use hidden::Examination;
 pub(crate) use inbound::{plainly, to_application};
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
@@ -102,7 +104,7 @@ async fn pass(
         Ok((Passage::Plain(connection), _under_way)) => {
             let server = Writer::new(connection.writer.io.clone(), patience);
             let server = (connection.reader, server);
-            Box::pin(splice((ends(early), server), patience, &record)).await
+            Box::pin(splice((ends(early), server), patience, &record, None)).await
         }
         Err(unopened) => Err(unopened.counted()),
     };
@@ -470,22 +472,23 @@ pub(crate) async fn http2_tunnel(
 
 /// Which way the client's bytes go.
 #[derive(Clone, Copy)]
-enum Towards {
+enum Towards<'a> {
     Link,
-    Application,
+    /// With the examination of the client's bytes, where one is needed.
+    Application(Option<&'a Examination<'a>>),
 }
 
 /// Both directions at once, each ending on its own (half-close) until both have ended.
 async fn carry(
     ends: &mut (Reader, Writer),
     stream: &LinkStream,
-    towards: Towards,
+    towards: Towards<'_>,
     patience: Duration,
     record: &mut Record<'_>,
 ) -> Result<(), Reason> {
     let counted = match towards {
         Towards::Link => (&record.bytes_in, &record.bytes_out),
-        Towards::Application => (&record.bytes_out, &record.bytes_in),
+        Towards::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
     relay(ends, stream, towards, patience, counted).await
 }
@@ -494,7 +497,7 @@ async fn carry(
 async fn relay(
     (reader, writer): &mut (Reader, Writer),
     stream: &LinkStream,
-    towards: Towards,
+    towards: Towards<'_>,
     patience: Duration,
     (to_stream, to_plain): (&Cell<u64>, &Cell<u64>),
 ) -> Result<(), Reason> {
@@ -511,6 +514,9 @@ async fn relay(
     };
     let back = async {
         let pumped = async {
+            if let Towards::Application(Some(examination)) = towards {
+                examination.carry(&mut from_stream, &mut into_plain, to_plain).await?;
+            }
             pump(&mut from_stream, &mut into_plain, Silence::Allowed, &noted(to_plain)).await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
         };
@@ -532,19 +538,19 @@ enum Way {
     Back,
 }
 
-impl Towards {
+impl Towards<'_> {
     /// Whose fault a broken pump was.
     fn reason(self, way: Way, broken: &Broken) -> Reason {
         match (self, way, broken) {
             (Self::Link, Way::Forth, Broken::Source(error))
-            | (Self::Application, Way::Back, Broken::Source(error)) => downstream_reason(error),
+            | (Self::Application(_), Way::Back, Broken::Source(error)) => downstream_reason(error),
             (Self::Link, Way::Back, Broken::Source(error))
-            | (Self::Application, Way::Forth, Broken::Source(error)) => upstream_reason(error),
+            | (Self::Application(_), Way::Forth, Broken::Source(error)) => upstream_reason(error),
             (_, _, Broken::SinkStalled) => Reason::IdleTimeout,
             (Self::Link, Way::Forth, Broken::Sink)
-            | (Self::Application, Way::Back, Broken::Sink) => Reason::UpstreamReset,
+            | (Self::Application(_), Way::Back, Broken::Sink) => Reason::UpstreamReset,
             (Self::Link, Way::Back, Broken::Sink)
-            | (Self::Application, Way::Forth, Broken::Sink) => Reason::DownstreamClosed,
+            | (Self::Application(_), Way::Forth, Broken::Sink) => Reason::DownstreamClosed,
         }
     }
 
@@ -552,7 +558,7 @@ impl Towards {
     fn lost(self) -> Reason {
         match self {
             Self::Link => Reason::UpstreamReset,
-            Self::Application => Reason::DownstreamClosed,
+            Self::Application(_) => Reason::DownstreamClosed,
         }
     }
 }

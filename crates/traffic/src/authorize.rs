@@ -170,6 +170,17 @@ impl InboundAccess {
         self.enforced(&rights, self.judge_bytes(&rights, permit.0.port))
     }
 
+    /// Decides on opaque bytes to a port of the application in which a request begins, whatever the port declares.
+    ///
+    /// # Errors
+    /// `denied-by-policy` where a rule denies some requests of the peer; also the errors of [`Self::connection`].
+    pub fn hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
+        let rights = self.current_rights(permit)?;
+        let rules = self.policies.as_ref().zip(rights.policies.as_ref());
+        let judgement = rules.and_then(|(policies, rules)| policies.judge_hidden_request(rules));
+        self.enforced(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
+    }
+
     fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
         if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
             return Ok(By::Nobody);

@@ -1,5 +1,9 @@
 //! What protocol the first bytes of a connection speak, from as few of them as will do.
 
+mod first_line;
+
+pub use first_line::{FirstLine, FirstLineReader};
+
 /// What the first bytes of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sniffed {

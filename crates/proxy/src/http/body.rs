@@ -278,7 +278,7 @@ fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, 
 
 impl Sink<'_> {
     /// Takes a piece; waits while the sink is full. `last`: nothing comes after it.
-    pub(super) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
+    pub(crate) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
                 let room = writer.room();
@@ -315,7 +315,7 @@ impl Sink<'_> {
     }
 
     /// Hands on what is buffered.
-    async fn flush(&mut self) -> Result<(), Broken> {
+    pub(crate) async fn flush(&mut self) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, .. } => flush(writer).await,
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),

@@ -12,6 +12,7 @@ use leno_wire::link::ResetCode;
 use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
+use super::hidden::Examination;
 use super::{FACT_HTTP2, MEMORY_BYTES, Towards, carry, relay};
 use crate::connection::list;
 use crate::error::Failure;
@@ -56,11 +57,13 @@ async fn attempt(
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let patience = session.worker.config.limits.idle_connection;
     let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
+    let examination = Examination::of(session, port);
+    let towards = Towards::Application(examination.as_ref());
     let carried = tokio::select! {
-        carried = carry(&mut plain, stream, Towards::Application, patience, record) => {
+        carried = carry(&mut plain, stream, towards, patience, record) => {
             carried.map_err(Failure::from)
         }
-        denied = denied(session, port) => Err(denied),
+        denied = denied(session, port, examination.as_ref()) => Err(denied),
     };
     if carried.is_err() {
         plain.1.io.reset();
@@ -102,8 +105,8 @@ async fn serve_http2(session: &Session, port: u16, stream: &LinkStream) {
         Ok(())
     };
     let (sent, received) = (Cell::new(0), Cell::new(0));
-    let carried =
-        relay(&mut plain, stream, Towards::Application, limits.idle_connection, (&sent, &received));
+    let towards = Towards::Application(None);
+    let carried = relay(&mut plain, stream, towards, limits.idle_connection, (&sent, &received));
     if let Err(reason) = tokio::try_join!(carried, served) {
         if reason == Reason::DeniedByPolicy {
             session.worker.shard.refuse(reason.label());
@@ -139,9 +142,10 @@ async fn attempt_plainly(
     let client = (reader, Writer::new(io.clone(), patience));
     let server = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
     let cut = server.1.io.clone();
+    let examination = Examination::of(session, port);
     tokio::select! {
-        spliced = splice((client, server), patience, record) => Ok(spliced?),
-        denied = denied(session, port) => {
+        spliced = splice((client, server), patience, record, examination.as_ref()) => Ok(spliced?),
+        denied = denied(session, port, examination.as_ref()) => {
             cut.reset();
             Err(denied)
         }
@@ -187,7 +191,7 @@ fn sees_requests(scene: &Scene, port: u16) -> Result<(), Failure> {
 }
 
 /// Resolves when the rules of the day do not let the peer's bytes in any more.
-async fn denied(session: &Session, port: u16) -> Failure {
+async fn denied(session: &Session, port: u16, examination: Option<&Examination<'_>>) -> Failure {
     let world = &session.worker.world;
     let mut changes = world.access_changes();
     loop {
@@ -202,10 +206,24 @@ async fn denied(session: &Session, port: u16) -> Failure {
             if let Err(denial) = sees_requests(&scene, port) {
                 return denial;
             }
+            if let Some(Err(denial)) = examination.map(|it| it.permits(&scene)) {
+                return denial;
+            }
         }
-        if changes.changed().await.is_err() {
-            // The world ends with the sidecar.
-            std::future::pending::<()>().await;
+        let rejected = async {
+            match examination {
+                Some(examination) => examination.rejected().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    // The world ends with the sidecar.
+                    std::future::pending::<()>().await;
+                }
+            }
+            () = rejected => {}
         }
     }
 }

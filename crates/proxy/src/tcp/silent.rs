@@ -41,7 +41,7 @@ pub(super) async fn pass(
             }
             Passage::Plain(connection) => {
                 let server = Writer::new(connection.writer.io.clone(), patience);
-                splice((client, (connection.reader, server)), patience, record).await
+                splice((client, (connection.reader, server)), patience, record, None).await
             }
         }
     };

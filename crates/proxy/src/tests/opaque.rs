@@ -134,6 +134,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 let answer = peer.next().await.unwrap();
                 if protocol == Protocol::Tcp && passes_tcp {
                     assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
+                    no_request_passes(&mesh, policy).await;
                     continue;
                 }
                 let expected = Event::Reset {
@@ -147,6 +148,53 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 until(|| denied() > Some(before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
+            assert!(app.seen.borrow().is_empty(), "{protocol:?}");
+        }
+    });
+}
+
+/// The program that a member has put in the place of its sidecar sends requests to a port that is declared `TCP`.
+async fn no_request_passes(mesh: &Mesh, policy: &str) {
+    let identity = credential(&mesh.authority, "productpage");
+    for pieces in [
+        &[GET][..],
+        &["GE", "T /ratings HTTP/1.1\r\n\r\n"],
+        &["\r\n", "get\t/ratings HTTP/1.1\r\n\r\n"],
+        &["ANY  x HTTP/1.1\r\n\r\n"],
+        &["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ] {
+        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let stream = peer.open(StreamKind::Tcp, "", false);
+        assert!(matches!(peer.next().await, Some(Event::Head { .. })));
+        for piece in pieces {
+            peer.data(stream, piece.as_bytes(), false);
+        }
+        loop {
+            match peer.next().await.unwrap() {
+                Event::Reset { code, reason, .. } => {
+                    assert_eq!((code, &*reason), (ResetCode::Denied, &b"denied-by-policy"[..]));
+                    break;
+                }
+                Event::Credit { .. } => {}
+                event => panic!("{policy} {pieces:?}: {event:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them() {
+    run(async {
+        let app = Application::canned(OK).await;
+        for (policy, _, enforced) in policies(app.address.port()) {
+            let mesh = mesh(app.address, Protocol::Tcp).await;
+            let mut client = Client::connect(mesh.door).await;
+            assert_eq!(client.ask(GET).await.status, 200, "{policy}");
+            mesh.enforce_with(&enforced);
+            assert_eq!(client.end().await, End::Reset, "{policy}");
+            let mut later = Client::connect(mesh.door).await;
+            later.send(GET).await;
+            assert_eq!(later.end().await, End::Reset, "{policy}");
         }
     });
 }

@@ -141,9 +141,17 @@ impl World<'_> {
             && concerned.peek().is_some()
             && concerned.all(|port| port.protocol == Protocol::Tcp)
         {
+            let problem = match rule.action {
+                PolicyAction::Allow => {
+                    "can never match: the ports carry TCP, in which nobody sees requests"
+                }
+                PolicyAction::Deny => {
+                    "cannot tell requests apart: the ports carry TCP, where it denies each connection in which HTTP begins"
+                }
+            };
             lint.warn(
                 format!("{field}.requests"),
-                "can never match: the ports carry TCP, in which nobody sees requests".to_owned(),
+                problem.to_owned(),
                 "remove `requests`, or use ports that speak HTTP",
             );
         }

@@ -130,7 +130,7 @@ fn rules_that_can_never_decide_are_remarked() {
         &expect![[r#"
             AccessPolicy shop/guard: spec.serviceAccounts[1]: no workload runs under the account shop/stok; did you mean `stock`?
             AccessPolicy shop/guard: spec.deny[0].from[0]: no workload runs under an account that fits else/*; correct the names, or add a Workload with such an account
-            AccessPolicy shop/guard: spec.deny[1].requests: can never match: the ports carry TCP, in which nobody sees requests; remove `requests`, or use ports that speak HTTP
+            AccessPolicy shop/guard: spec.deny[1].requests: cannot tell requests apart: the ports carry TCP, where it denies each connection in which HTTP begins; remove `requests`, or use ports that speak HTTP
             AccessPolicy shop/guard: spec.deny[2].ports[0]: no workload of the policy has a port 81; use ports of the workload, not of the service
             AccessPolicy shop/guard: spec.deny[4]: can never decide: the rule all does for all that it is about; remove one of the two, or say in `from`, `requests` or `ports` what differs
             AccessPolicy shop/guard: spec.allow[0]: allows what permissive mode allows already; set `trafficMode` to strict or audit, or remove the rule

@@ -153,6 +153,13 @@ impl PolicyRules {
         peer.allowed.map(|index| Ok(By::Policy(index)))
     }
 
+    /// The answer to opaque bytes in which a request begins, which no rule can see: a rule that denies some requests denies
+    /// it.
+    pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<Judgement> {
+        let hidden = || peer.deny.rules(self.denying.as_ref()).next();
+        peer.denied.or_else(hidden).map(denied)
+    }
+
     /// The name of a rule.
     pub(super) fn ruling(&self, index: usize) -> Option<&Ruling> {
         self.rules.get(index).map(|rule| &rule.ruling)

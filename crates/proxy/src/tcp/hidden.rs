@@ -1,0 +1,97 @@
+//! Requests that are hidden in the bytes of a port that is declared `TCP`: policies that decide by request reject them.
+
+use std::cell::Cell;
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+
+use leno_model::{Protocol, Reason};
+use leno_traffic::{Denial, Ruling};
+use leno_wire::sniff::{FirstLine, FirstLineReader};
+use tokio::sync::Notify;
+
+use crate::error::Failure;
+use crate::http::body::{Broken, Piece, Sink, Source};
+use crate::session::Session;
+use crate::world::Scene;
+
+/// The examination of the bytes of one client.
+pub(crate) struct Examination<'a> {
+    session: &'a Session,
+    port: u16,
+    /// HTTP began.
+    has_begun: Cell<bool>,
+    begun: Notify,
+}
+
+impl<'a> Examination<'a> {
+    /// The examination of a connection to a port, if the port is declared `TCP`: others reject all bytes where a policy
+    /// decides by request.
+    pub(super) fn of(session: &'a Session, port: u16) -> Option<Self> {
+        let scene = session.worker.world.scene()?;
+        let is_declared = scene.plans.snapshot.plan.declared(port) == Protocol::Tcp;
+        let (has_begun, begun) = (Cell::new(false), Notify::new());
+        is_declared.then_some(Self { session, port, has_begun, begun })
+    }
+
+    /// Carries bytes of the client until it is decided whether HTTP begins in them. Bytes that a policy rejects are not
+    /// carried: the denial ends the connection.
+    pub(crate) async fn carry(
+        &self,
+        source: &mut Source<'_>,
+        sink: &mut Sink<'_>,
+        bytes: &Cell<u64>,
+    ) -> Result<(), Broken> {
+        let mut line = FirstLineReader::default();
+        loop {
+            let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next = match at_once {
+                Poll::Ready(next) => next,
+                Poll::Pending => {
+                    sink.flush().await?;
+                    poll_fn(|cx| source.poll_next(cx)).await
+                }
+            };
+            let Some(Piece::Data(data)) = next.map_err(Broken::Source)? else { return Ok(()) };
+            let read = line.read(&data);
+            if read == FirstLine::Request {
+                self.has_begun.set(true);
+                if self.is_rejected() {
+                    self.begun.notify_one();
+                    return pending().await;
+                }
+            }
+            bytes.set(bytes.get() + data.len() as u64);
+            sink.push(Piece::Data(data), false).await?;
+            if read != FirstLine::More {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_rejected(&self) -> bool {
+        let scene = self.session.worker.world.scene();
+        scene.is_some_and(|scene| self.permits(&scene).is_err())
+    }
+
+    /// Resolves when HTTP has begun that a policy rejects.
+    pub(super) async fn rejected(&self) {
+        self.begun.notified().await;
+    }
+
+    /// # Errors
+    /// `denied-by-policy` when HTTP has begun and a policy has to see requests.
+    pub(super) fn permits(&self, scene: &Scene) -> Result<(), Failure> {
+        if !self.has_begun.get() {
+            return Ok(());
+        }
+        if let Some(policy) = scene.plans.snapshot.plan.rejects_hidden_requests(self.port) {
+            let policy = Some(Ruling::whole_policy(policy, &Arc::default()));
+            return Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into());
+        }
+        let access = &scene.plans.access;
+        let peer = (self.session.identity.as_deref(), self.port);
+        let permit = access.visit(peer, Some(self.session.origin()))?;
+        Ok(access.hidden_request(&permit)?)
+    }
+}

@@ -1,0 +1,154 @@
+//! The first line of a client where no HTTP is expected: a request in it, however loosely it is written.
+
+use super::METHODS;
+
+/// The decision about the bytes read so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstLine {
+    /// Not yet decided: no whole line is there.
+    More,
+    /// A request of HTTP/0.9, HTTP/1 or HTTP/2 begins, as the most forgiving server reads it.
+    Request,
+    /// Another protocol.
+    Other,
+}
+
+/// Reads the first line of a client in pieces. [`super::sniff`] accepts certain requests only; this reader accepts every line that
+/// some server may take for one: blanks before it, tabs or several blanks in it, methods of any case, any target.
+#[derive(Debug, Default)]
+pub struct FirstLineReader {
+    /// The beginning of the line, without the blanks before it.
+    start: Vec<u8>,
+    /// The length of the line without these blanks.
+    length: usize,
+    /// The number of elements of [`VERSION`] that the last bytes are.
+    matched: usize,
+}
+
+impl FirstLineReader {
+    /// Reads the next bytes.
+    pub fn read(&mut self, bytes: &[u8]) -> FirstLine {
+        for byte in bytes {
+            match self.take(*byte) {
+                FirstLine::More => {}
+                decided => return decided,
+            }
+        }
+        FirstLine::More
+    }
+
+    fn take(&mut self, byte: u8) -> FirstLine {
+        // Servers skip empty lines, and some skip blanks.
+        if self.length == 0 && is_blank(byte) {
+            return FirstLine::More;
+        }
+        if byte == b'\n' || self.length >= LINE_BYTES_MAX {
+            return FirstLine::Other;
+        }
+        self.length = self.length.saturating_add(1);
+        if self.start.len() < START_BYTES_MAX {
+            self.start.push(byte);
+        }
+        let is_next = VERSION.get(self.matched).is_some_and(|fits| fits(byte));
+        self.matched = match is_next {
+            true => self.matched.saturating_add(1),
+            false => usize::from(is_blank(byte)),
+        };
+        match self.matched == VERSION.len() || byte == b'/' && self.begins_request() {
+            true => FirstLine::Request,
+            false => FirstLine::More,
+        }
+    }
+
+    /// True when the line begins with a registered method and a path or a URL.
+    fn begins_request(&self) -> bool {
+        let mut words = self.start.split(|byte| is_blank(*byte)).filter(|word| !word.is_empty());
+        let (Some(method), Some(target)) = (words.next(), words.next()) else { return false };
+        let is_begun = |start: &&[u8]| {
+            target.get(..start.len()).is_some_and(|begins| begins.eq_ignore_ascii_case(start))
+        };
+        METHODS.iter().any(|known| known.eq_ignore_ascii_case(method))
+            && [&b"/"[..], b"http:/", b"https:/"].iter().any(is_begun)
+    }
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c)
+}
+
+/// A version behind a target: a blank, `HTTP/` and a digit.
+const VERSION: [fn(u8) -> bool; 7] = [
+    is_blank,
+    |byte| byte.eq_ignore_ascii_case(&b'h'),
+    |byte| byte.eq_ignore_ascii_case(&b't'),
+    |byte| byte.eq_ignore_ascii_case(&b't'),
+    |byte| byte.eq_ignore_ascii_case(&b'p'),
+    |byte| byte == b'/',
+    |byte| byte.is_ascii_digit(),
+];
+
+/// A method, blanks, and the beginning of a target.
+const START_BYTES_MAX: usize = 64;
+
+/// No server takes a longer request line.
+const LINE_BYTES_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> FirstLine {
+        FirstLineReader::default().read(bytes)
+    }
+
+    #[test]
+    fn every_line_that_a_server_may_take_for_a_request_is_one() {
+        for line in [
+            "GET / HTTP/1.1\r\n",
+            "get /admin HTTP/1.1\r\n",
+            "GET  /admin HTTP/1.1\r\n",
+            "GET\t/admin\tHTTP/1.1\r\n",
+            " GET /admin HTTP/1.1\r\n",
+            "\r\n\n GET /admin\r\n",
+            "GET /admin\n",
+            "POST HTTP://a.b/admin HTTP/1.1\r\n",
+            "PURGE  x http/1.0\n",
+            "OPTIONS * HTTP/1.1\r\n",
+            "CONNECT a.b:443 HTTP/1.1\r\n",
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ] {
+            assert_eq!(read(line.as_bytes()), FirstLine::Request, "{line:?}");
+            // However it is cut.
+            let mut reader = FirstLineReader::default();
+            let bytes = line.as_bytes().chunks(1).map(|byte| reader.read(byte));
+            assert!(bytes.into_iter().any(|read| read == FirstLine::Request), "{line:?}");
+        }
+        let blanks = [vec![b'\n'; 3 * LINE_BYTES_MAX], b"GET / HTTP/1.1\r\n".to_vec()].concat();
+        assert_eq!(read(&blanks), FirstLine::Request);
+        let long = format!("ANY {} HTTP/1.1\r\n", "a".repeat(100_000));
+        assert_eq!(read(long.as_bytes()), FirstLine::Request);
+    }
+
+    #[test]
+    fn lines_of_other_protocols_are_none() {
+        for line in [
+            "*1\r\n$4\r\nPING\r\n",
+            "PING\r\n",
+            "get http/foo\r\n",
+            "GET key\r\n",
+            "EHLO a.b\r\n",
+            "SSH-2.0-OpenSSH_9.2p1\r\n",
+            "INVITE sip:a@b SIP/2.0\r\n",
+            "OPTIONS rtsp://a/b RTSP/1.0\r\n",
+            "PUT 1 2 3 4\r\n",
+            "QUERY HTTP\n/1.1",
+        ] {
+            assert_eq!(read(line.as_bytes()), FirstLine::Other, "{line:?}");
+        }
+        assert_eq!(read(b""), FirstLine::More);
+        assert_eq!(read(b"GET"), FirstLine::More);
+        assert_eq!(read(&vec![0; LINE_BYTES_MAX]), FirstLine::More);
+        assert_eq!(read(&vec![0; LINE_BYTES_MAX + 1]), FirstLine::Other);
+    }
+}
