@@ -8,7 +8,7 @@ use crate::change::ObjectKey;
 use crate::decider::PortGuard;
 use crate::name::{RouteName, ServiceName};
 use crate::rate_limit::PortLimits;
-use crate::route::{HttpRoute, RouteKind, WeightedBackend};
+use crate::route::{HttpRoute, RouteKind, WeightedBackend, leads_back};
 use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
 use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
@@ -123,6 +123,25 @@ impl AttachedRoutes<'_> {
     }
 }
 
+impl HttpRoute {
+    /// True when the route forwards requests, or copies of them, to a port from another service.
+    #[must_use]
+    pub fn forwards_to(&self, (service, port): (&ServiceName, u16)) -> bool {
+        let rules = self.rules.iter();
+        let mut backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+        let is_only_its_own = !self.parents.is_empty() && leads_back(&self.parents, service);
+        !is_only_its_own && backends.any(|it| it.service == *service && it.port == port)
+    }
+}
+
+impl TrafficSplit {
+    /// True when the split forwards a part of the traffic of another service to a service.
+    #[must_use]
+    pub fn forwards_to(&self, service: &ServiceName) -> bool {
+        self.root.service != *service && self.backends.iter().any(|it| it.service == *service)
+    }
+}
+
 impl TlsRoute {
     fn is_at(&self, service: &ServiceName, port: u16) -> bool {
         self.rule.route.namespace == service.namespace
@@ -152,6 +171,8 @@ pub enum IdleCause {
     OwnPolicies(ServicePolicyName),
     /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
     OtherWorkloads,
+    /// The policy decides by request, and this port carries TCP, in which no request is seen.
+    NoRequests(u16),
 }
 
 /// A sentence about the object that has the policy's name before it.
@@ -178,8 +199,22 @@ impl fmt::Display for Idle {
                 write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
                 write!(f, "of {} gets any", self.service)
             }
+            IdleCause::NoRequests(port) => {
+                write!(
+                    f,
+                    "port {port} of {} carries TCP, in which no request is seen",
+                    self.service
+                )
+            }
         }
     }
+}
+
+/// A sentence about services with ports that all carry TCP.
+#[must_use]
+pub fn no_requests(services: &[ServiceName]) -> String {
+    let services: Vec<String> = services.iter().map(ToString::to_string).collect();
+    format!("the ports of {} carry TCP, in which no request is seen", services.join(", "))
 }
 
 /// The objects around a policy.
@@ -192,6 +227,18 @@ pub trait Surroundings<'a> {
 
     /// Reports that another service leads to the same port of a workload behind this one.
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
+
+    /// Reports that a sidecar may see requests to a port: that of the client, or that of the server.
+    fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool;
+}
+
+/// The sidecar that enforces a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicySide {
+    /// The sidecar of the client.
+    Client,
+    /// The sidecar of the server.
+    Server,
 }
 
 impl Idle {
@@ -202,6 +249,15 @@ impl Idle {
         around: &impl Surroundings<'a>,
     ) -> Option<Self> {
         let destinations = around.destinations(service, port);
+        let side = if policy.rule.is_inbound() { PolicySide::Server } else { PolicySide::Client };
+        if !policy.rule.acts_on_connections() && !around.sees_requests(service, port, side) {
+            return Some(Self {
+                service: service.clone(),
+                routes: Vec::new(),
+                others: BTreeSet::new(),
+                cause: IdleCause::NoRequests(port),
+            });
+        }
         if destinations.own {
             return None;
         }

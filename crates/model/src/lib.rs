@@ -81,7 +81,9 @@ pub use egress::{EgressPolicy, EgressPort, Outlet, ToldBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use floor::{Floor, Overruled, repository_of};
-pub use forwarding::{AttachedRoutes, Destinations, Idle, IdleCause, Surroundings};
+pub use forwarding::{
+    AttachedRoutes, Destinations, Idle, IdleCause, PolicySide, Surroundings, no_requests,
+};
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
     GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,

@@ -1,12 +1,16 @@
 //! Policies that decide by request: where one of them applies, bytes in which no request is seen are rejected.
 
 use crate::access_policy::{PolicyAction, PolicyRule};
+use crate::balancing::{HashKey, LoadBalancing};
+use crate::breaker::{CircuitBreaker, CircuitLimits, FixedAnswer, Trip};
 use crate::decider::Guard;
 use crate::fault::Faults;
 use crate::jwt::Required;
 use crate::rate_limit::RateLimits;
 use crate::service::Protocol;
-use crate::service_policy::{ServicePolicyName, ServiceRule};
+use crate::service_policy::{
+    FailureClasses, OutlierRemoval, Removal, RemovalAlgorithm, ServicePolicyName, ServiceRule,
+};
 use crate::snapshot::WorkloadPlan;
 
 /// The part of the traffic of a port that a policy needs to see.
@@ -49,6 +53,81 @@ impl ServiceRule {
             | Self::LoadBalancing(_)
             | Self::Hedging(_) => RequestNeed::None,
         }
+    }
+}
+
+impl ServiceRule {
+    /// True when the policy has an effect on connections in which no request is seen.
+    #[must_use]
+    pub fn acts_on_connections(&self) -> bool {
+        match self {
+            Self::OutlierRemoval(rule) => rule.acts_on_connections(),
+            Self::SermantRemoval(config) => config.common.failures.has_connections(),
+            Self::CircuitBreaker(rule) => rule.acts_on_connections(),
+            Self::UpstreamTrafficSetting(both) => {
+                both.0.acts_on_connections() || both.1.connections.is_some()
+            }
+            Self::RateLimit(limits) => limits.connections.is_some(),
+            Self::LoadBalancing(rule) => rule.acts_on_connections(),
+            Self::FaultInjection(_) | Self::Hedging(_) => false,
+            Self::Guard(guard) => guard.request_need() == RequestNeed::Always,
+        }
+    }
+}
+
+impl Removal {
+    /// True when the policy has an effect on connections in which no request is seen.
+    #[must_use]
+    pub fn acts_on_connections(&self) -> bool {
+        match &self.algorithm {
+            RemovalAlgorithm::Native(rule) => rule.acts_on_connections(),
+            RemovalAlgorithm::Sermant(rule) => rule.common.failures.has_connections(),
+        }
+    }
+}
+
+impl OutlierRemoval {
+    fn acts_on_connections(&self) -> bool {
+        self.failures.has_connections() || self.health_check.is_some()
+    }
+}
+
+impl FailureClasses {
+    /// True when a connection can fail in one of these ways: the rest are responses.
+    #[must_use]
+    pub const fn has_connections(&self) -> bool {
+        self.connect || self.timeout || self.reset
+    }
+}
+
+impl CircuitBreaker {
+    /// True when the circuit breaker has an effect on connections in which no request is seen.
+    #[must_use]
+    pub fn acts_on_connections(&self) -> bool {
+        let opens = |trip: &Trip| trip.failures.has_connections() || trip.slow.is_some();
+        self.limits.connections.is_some()
+            || self.connect_timeout.is_some()
+            || self.trip.as_ref().is_some_and(opens)
+    }
+
+    /// The part that has an effect on connections in which no request is seen.
+    #[must_use]
+    pub fn for_connections(&self) -> Self {
+        let limits =
+            CircuitLimits { connections: self.limits.connections, ..CircuitLimits::default() };
+        let trip = self.trip.clone();
+        // A connection is reset, not answered.
+        let answer = FixedAnswer::default();
+        Self { limits, trip, answer, connect_timeout: self.connect_timeout }
+    }
+}
+
+impl LoadBalancing {
+    /// True when the algorithm has an effect on connections in which no request is seen: only requests have headers and
+    /// cookies to hash.
+    #[must_use]
+    pub fn acts_on_connections(&self) -> bool {
+        !matches!(self.algorithm.key(), Some(HashKey::Header(_) | HashKey::Cookie(_)))
     }
 }
 

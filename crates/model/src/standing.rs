@@ -13,7 +13,7 @@ pub enum Standing {
     Decides,
     /// Wherever it is attached this one decides, or others like it.
     Overruled(ServicePolicyName),
-    /// It decides, and has no effect: routes take the traffic of each port elsewhere.
+    /// It decides, and has no effect: routes take the traffic of each port elsewhere, or no request is seen there.
     Idle(Idle),
     /// Nothing that it is attached to is there.
     Nowhere,
@@ -69,7 +69,7 @@ fn deciding<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forwarding::Destinations;
+    use crate::forwarding::{Destinations, PolicySide};
     use crate::hedging::HedgeRule;
     use crate::route::RouteParent;
     use crate::service_policy::{PolicyScope, ServicePolicyKind, ServiceRule};
@@ -120,6 +120,10 @@ mod tests {
         }
 
         fn shares_workloads(&self, _: &ServiceName, _: u16) -> bool {
+            true
+        }
+
+        fn sees_requests(&self, _: &ServiceName, _: u16, _: PolicySide) -> bool {
             true
         }
     }

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    AccessPolicy, GatewayTcpRoute, HttpRoute, HttpRouteGroup, IngressPolicy, MeshConfig, Name,
-    Object, ObjectKey, ReferenceGrant, RetryPolicy, RouteGroupName, RouteKind, RouteParent,
+    AccessPolicy, Gateway, GatewayTcpRoute, HttpRoute, HttpRouteGroup, IngressPolicy, MeshConfig,
+    Name, Object, ObjectKey, ReferenceGrant, RetryPolicy, RouteGroupName, RouteKind, RouteParent,
     RouteRule, Service, ServiceAccount, ServiceName, ServicePolicy, TagRouteName, TagScope,
     TargetPort, TargetRule, TcpRouteName, TcpRule, TlsRoute, TlsRule, TrafficSplit, TrafficTarget,
     WeightedBackend, Workload, leads_back,
@@ -102,6 +102,7 @@ struct World<'a> {
     splits: Vec<&'a TrafficSplit>,
     gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
     policies: Vec<&'a ServicePolicy>,
+    gateways: Vec<&'a Gateway>,
     grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// What guests are called.
@@ -192,7 +193,8 @@ impl<'a> World<'a> {
                     world.routes.push(route);
                 }
                 Object::TlsRoute(route) => world.tls_routes.push(route),
-                Object::Lane(_) | Object::Gateway(_) | Object::Egress(_) => {}
+                Object::Gateway(gateway) => world.gateways.push(gateway),
+                Object::Lane(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => world.openings.push(policy),
                 Object::AccessCert(cert) => world.guests.extend(&cert.subjects),
                 Object::Retry(policy) => world.retries.push(policy),

@@ -89,7 +89,7 @@ fn told_treatment(
     request: Option<&RequestView<'_>>,
 ) -> Vec<Treated> {
     let Some(treatment) = treatment else { return Vec::new() };
-    let mut told = treated(treatment);
+    let mut told = treated(treatment, request.is_none());
     let balancing = treatment.balancing.as_ref();
     let key = balancing
         .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));

@@ -21,7 +21,7 @@ use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::treatment::Treated;
-use super::unapplied::{Unapplied, unapplied};
+use super::unapplied::{Unapplied, unapplied, unforwarded};
 
 /// A request as it is asked about.
 #[derive(Debug, Clone)]
@@ -77,6 +77,8 @@ pub(super) struct Decision {
     /// The request as endpoints get it, where the rule changes it.
     pub(super) sent: Option<Question>,
     pub(super) backends: Vec<DecidedBackend>,
+    /// The policies of the called service, where the request reaches no backend.
+    pub(super) unapplied: Vec<Unapplied>,
     /// Why the client's own sidecar would answer; `None` when it would send the request on.
     pub(super) refused: Option<Reason>,
 }
@@ -178,6 +180,7 @@ impl Decision {
             retry: None,
             sent: None,
             backends: Vec::new(),
+            unapplied: Vec::new(),
             refused: None,
         };
         let plans = Plans::build(snapshot, None)?;
@@ -186,6 +189,9 @@ impl Decision {
             if reason == Reason::UnknownService {
                 decision.missing = Missing::of(objects, decision.service.as_ref());
             }
+        }
+        if decision.backends.is_empty() && decision.missing.is_none() {
+            decision.unapplied = unforwarded(objects, &decision, question.target.port);
         }
         Ok(decision)
     }
@@ -234,12 +240,8 @@ impl Decision {
                 }
             }
         }
-        if let Some(called) = &self.service {
-            let called = (called, self.client.account.clone(), port_number);
-            let retry = self.retry.as_ref().map(|retry| &retry.policy);
-            for backend in &mut backends {
-                backend.unapplied = unapplied(objects, &called, retry, backend);
-            }
+        for backend in &mut backends {
+            backend.unapplied = unapplied(objects, self, port_number, backend);
         }
         self.backends = backends;
         Ok(Ok(()))

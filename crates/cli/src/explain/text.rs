@@ -15,6 +15,7 @@ use super::decide::{
 };
 use super::rivals::Rival;
 use super::tags::DecidedTags;
+use super::unapplied::Unapplied;
 
 /// The decision for people; the last line is the verdict.
 pub(super) fn render(decision: &Decision, question: &Question) -> String {
@@ -79,6 +80,9 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
         if let Some(limit) = retry.answer_timeout {
             line("", &format!("at most {limit:?} for one attempt until its answer begins"));
         }
+    }
+    for unapplied in &decision.unapplied {
+        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
     }
     for backend in &decision.backends {
         tell_backend(backend, &mut line);
@@ -157,6 +161,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             "status": redirection.status,
             "location": redirection.location,
         })),
+        "not_applied": json_unapplied(&decision.unapplied),
         "backends": decision.backends.iter().map(json_backend).collect::<Vec<_>>(),
         "allowed": allowed,
         "status": decision
@@ -475,6 +480,11 @@ fn json_route(route: &DecidedRoute) -> Value {
     })
 }
 
+fn json_unapplied(unapplied: &[Unapplied]) -> Vec<Value> {
+    let json = |it: &Unapplied| json!({"policy": it.policy, "why": it.why});
+    unapplied.iter().map(json).collect()
+}
+
 fn json_backend(backend: &DecidedBackend) -> Value {
     json!({
         "service": backend.service.to_string(),
@@ -487,10 +497,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
             "policy": treated.policy.to_string(),
             "does": treated.told,
         })).collect::<Vec<_>>(),
-        "not_applied": backend.unapplied.iter().map(|unapplied| json!({
-            "policy": unapplied.policy,
-            "why": unapplied.why,
-        })).collect::<Vec<_>>(),
+        "not_applied": json_unapplied(&backend.unapplied),
         "tags": backend.tags.as_ref().map(DecidedTags::json),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
     })

@@ -1,13 +1,15 @@
 //! What policies say about the requests to a port, in a sentence each.
 
+use std::sync::Arc;
+
 use leno_model::{
-    BalanceAlgorithm, CircuitBreaker, Concurrency, Decider, Each, FailureClasses, FaultRule,
-    GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing, LongerBody,
-    OutlierRemoval, Rate, RateRule, Reason, RemovalAlgorithm, SermantRemoval, ServicePolicyName,
-    ShownBody, TooMany, Trip, Unanswered,
+    BalanceAlgorithm, Balancing, CircuitBreaker, Concurrency, Decider, Each, FailureClasses,
+    FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing,
+    LongerBody, OutlierRemoval, Rate, RateRule, Reason, Removal, RemovalAlgorithm, SermantRemoval,
+    ServicePolicyName, ShownBody, TooMany, Trip, Unanswered,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
-use leno_traffic::treatment::PortTreatment;
+use leno_traffic::treatment::{PortBreaker, PortTreatment};
 
 use crate::figures::counted;
 
@@ -18,31 +20,36 @@ pub(super) struct Treated {
     pub(super) told: String,
 }
 
-/// The policies of one way to a port that concern every request.
-pub(super) fn treated(treatment: &PortTreatment) -> Vec<Treated> {
-    let removal = treatment.removal.iter().map(|removal| Treated {
+/// The policies of one way to a port that concern every request, or every connection in which no request is seen
+/// (`is_opaque`).
+pub(super) fn treated(treatment: &PortTreatment, is_opaque: bool) -> Vec<Treated> {
+    let acts = |removal: &&Arc<Removal>| !is_opaque || removal.acts_on_connections();
+    let removal = treatment.removal.iter().filter(acts).map(|removal| Treated {
         policy: removal.policy.clone(),
         told: match &removal.algorithm {
             RemovalAlgorithm::Native(rule) => native(rule),
             RemovalAlgorithm::Sermant(rule) => sermant(rule),
         },
     });
-    let called = treatment.called.iter().map(|breaker| Treated {
-        policy: breaker.breaker.policy.clone(),
-        told: format!(
-            "over all backends of the called service, {}",
-            breaking(&breaker.breaker.rule)
-        ),
+    let breaks = |breaker: &Arc<PortBreaker>| {
+        let rule = &breaker.breaker.rule;
+        let told = match is_opaque {
+            false => breaking(rule),
+            true => breaking(&Some(rule).filter(|it| it.acts_on_connections())?.for_connections()),
+        };
+        Some(Treated { policy: breaker.breaker.policy.clone(), told })
+    };
+    let called = treatment.called.iter().filter_map(breaks).map(|it| Treated {
+        told: format!("over all backends of the called service, {}", it.told),
+        ..it
     });
-    let breaker = treatment.breaker.iter().map(|breaker| Treated {
-        policy: breaker.breaker.policy.clone(),
-        told: breaking(&breaker.breaker.rule),
-    });
-    let balancing = treatment.balancing.iter().map(|balancing| Treated {
+    let breaker = treatment.breaker.iter().filter_map(breaks);
+    let acts = |it: &&Arc<Balancing>| !is_opaque || it.rule.acts_on_connections();
+    let balancing = treatment.balancing.iter().filter(acts).map(|balancing| Treated {
         policy: balancing.policy.clone(),
         told: choosing(&balancing.rule),
     });
-    let hedging = treatment.hedging.iter().map(|hedging| Treated {
+    let hedging = treatment.hedging.iter().filter(|_| !is_opaque).map(|hedging| Treated {
         policy: hedging.policy.clone(),
         told: second_attempt(&hedging.rule),
     });

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Object, PolicyName, PortGuard, PortLimits, RetryPolicy, Service, ServiceAccount, ServiceName,
-    ServicePolicy, ServicePolicyName, Treatment, Workload,
+    Object, PortGuard, PortLimits, Reason, RetryPolicy, Service, ServiceName, ServicePolicy,
+    ServicePolicyName, Treatment, Workload,
 };
 
-use super::decide::DecidedBackend;
+use super::decide::{DecidedBackend, Decision, EndpointAccess, is_opaque};
 
 /// A policy that does not apply, with the reason.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,37 +16,76 @@ pub(super) struct Unapplied {
     pub(super) why: String,
 }
 
-/// The called service, the account of the client, and the called port.
-type Call<'a> = (&'a ServiceName, ServiceAccount, u16);
-
 /// The policies that are attached to the called service or to a backend and do not apply to the
-/// request. `retry` is the policy about retries that does.
+/// request.
 pub(super) fn unapplied(
     objects: &[Object],
-    call: &Call<'_>,
-    retry: Option<&PolicyName>,
+    decision: &Decision,
+    port: u16,
     backend: &DecidedBackend,
 ) -> Vec<Unapplied> {
-    let policies: Vec<&ServicePolicy> = objects
-        .iter()
-        .filter_map(|object| match object {
-            Object::ServicePolicy(policy) => Some(policy),
-            _ => None,
-        })
-        .collect();
+    let Some(called) = &decision.service else { return Vec::new() };
+    let policies = service_policies(objects);
     let limits = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
     let applied: BTreeSet<&ServicePolicyName> =
         backend.treated.iter().chain(limits).map(|treated| &treated.policy).collect();
-    let view = View { objects, policies: &policies, called: (call.0, call.2), backend };
+    let view = View { objects, policies: &policies, called: (called, port), decision, backend };
     let idle = policies.iter().filter(|policy| !applied.contains(&policy.name));
     let mut found: Vec<Unapplied> = idle
+        .filter(|policy| !view.rejects(&policy.name))
         .filter_map(|policy| {
             let why = view.reason(policy)?;
             Some(Unapplied { policy: policy.name.to_string(), why })
         })
         .collect();
-    found.extend(retries(objects, call, retry, &backend.service));
+    found.extend(retries(objects, decision, (called, port), &backend.service));
     found
+}
+
+/// The policies of the called service, for a request that reaches no backend: the client's sidecar answers.
+pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) -> Vec<Unapplied> {
+    let Some(called) = &decision.service else { return Vec::new() };
+    let why = match (&decision.route, decision.refused) {
+        (_, Some(Reason::NoRoute)) => {
+            "no rule of the attached routes matches, and the client's sidecar rejects the request"
+                .to_owned()
+        }
+        (_, Some(reason)) => {
+            format!("the client's sidecar rejects the request first: {}", reason.label())
+        }
+        (_, None) if decision.is_preflight => {
+            "the client's sidecar answers the preflight request without forwarding it".to_owned()
+        }
+        (Some(route), None) => {
+            let rule = &route.rule;
+            let kind = rule.kind.as_str();
+            format!("{kind} {} answers the request without forwarding it", rule.route)
+        }
+        (None, None) => return Vec::new(),
+    };
+    let policies = service_policies(objects);
+    let attached = policies.iter().filter(|it| it.closeness(called, port).is_some());
+    let retries = objects.iter().filter_map(|object| match object {
+        Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
+        _ => None,
+    });
+    let retries = retries.filter(|policy| policy.services.contains(called));
+    let names = attached.map(|policy| policy.name.to_string());
+    let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
+    names.map(|policy| Unapplied { policy, why: why.clone() }).collect()
+}
+
+/// The reason for policies that decide by request not to apply.
+fn no_requests((service, port): (&ServiceName, u16)) -> String {
+    format!("port {port} of {service} carries TCP, in which no request is seen")
+}
+
+fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {
+    let policies = objects.iter().filter_map(|object| match object {
+        Object::ServicePolicy(policy) => Some(policy),
+        _ => None,
+    });
+    policies.collect()
 }
 
 /// The objects around a request that goes to one backend.
@@ -54,10 +93,45 @@ struct View<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
     called: (&'a ServiceName, u16),
+    decision: &'a Decision,
     backend: &'a DecidedBackend,
 }
 
 impl View<'_> {
+    /// True when a sidecar of an endpoint rejects the traffic because of the policy.
+    fn rejects(&self, policy: &ServicePolicyName) -> bool {
+        let name = policy.to_string();
+        self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
+            EndpointAccess::Denied(_, Some(ruling)) | EndpointAccess::Audited(_, Some(ruling)) => {
+                format!("{} {ruling}", ruling.kind()) == name
+            }
+            _ => false,
+        })
+    }
+
+    /// The reason for a policy of this client's sidecar that decides at its service and does not apply.
+    fn not_outbound(&self) -> String {
+        let DecidedBackend { service, port, ungranted, refused, .. } = self.backend;
+        let is_there =
+            |object: &Object| matches!(object, Object::Service(it) if it.name == *service);
+        if self.is_opaque() {
+            no_requests(self.called)
+        } else if *ungranted {
+            format!("no request is sent to {service}: no ReferenceGrant permits it")
+        } else if *refused != Some(Reason::InvalidBackend) {
+            "no rule of it matches this request".to_owned()
+        } else if self.objects.iter().any(is_there) {
+            format!("no request is sent to {service}: it has no port {port}")
+        } else {
+            format!("no request is sent to {service}: there is no such Service")
+        }
+    }
+
+    /// True when the client's sidecar sees no request.
+    fn is_opaque(&self) -> bool {
+        self.decision.protocol.is_some_and(is_opaque)
+    }
+
     /// The reason for a policy not to apply; `None` when it is attached to neither service.
     fn reason(&self, policy: &ServicePolicy) -> Option<String> {
         let behind = (&self.backend.service, self.backend.port);
@@ -84,7 +158,7 @@ impl View<'_> {
         let gives_way = (place == behind || !is_at(behind))
             .then(|| self.gives_way(&policy.name, &treatment, place))
             .flatten();
-        gives_way.or_else(|| Some("no rule of it matches this request".to_owned()))
+        gives_way.or_else(|| Some(self.not_outbound()))
     }
 
     /// A policy that decides at one of the two services gives way to one of the other.
@@ -139,11 +213,23 @@ impl View<'_> {
             }
             _ => false,
         });
-        match is_behind {
-            true => "no rule of it matches this request".to_owned(),
-            false => format!(
+        let mut endpoints = self.backend.endpoints.iter().peekable();
+        if endpoints.peek().is_none() || self.is_opaque() {
+            return match self.backend.refused {
+                Some(Reason::NoEndpoint | Reason::NoTaggedEndpoint) => {
+                    "no endpoint gets the request".to_owned()
+                }
+                _ => self.not_outbound(),
+            };
+        }
+        if !is_behind {
+            return format!(
                 "the sidecars of the workloads behind {service} enforce it, and the request goes to others"
-            ),
+            );
+        }
+        match endpoints.all(|endpoint| endpoint.access.refused().is_some()) {
+            true => "the sidecar of the endpoint rejects the request first".to_owned(),
+            false => "no rule of it matches this request".to_owned(),
         }
     }
 }
@@ -151,14 +237,15 @@ impl View<'_> {
 /// The policies about retries that do not apply to requests of this client.
 fn retries(
     objects: &[Object],
-    (called, account, _): &Call<'_>,
-    applied: Option<&PolicyName>,
+    decision: &Decision,
+    (called, port): (&ServiceName, u16),
     backend: &ServiceName,
 ) -> Vec<Unapplied> {
     let of_client = objects.iter().filter_map(|object| match object {
-        Object::Retry(policy) if policy.source == *account => Some(policy),
+        Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
+    let applied = decision.retry.as_ref().map(|retry| &retry.policy);
     let reason = |policy: &RetryPolicy| {
         let is_called = policy.services.contains(called);
         if Some(&policy.name) == applied || !(is_called || policy.services.contains(backend)) {
@@ -169,6 +256,7 @@ fn retries(
                 format!("it is for requests that call {backend}, and this one calls {called}")
             }
             (true, Some(other)) => format!("Retry {other} decides about the same requests"),
+            (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests((called, port)),
             (true, None) => "the rule of the route decides about retries".to_owned(),
         };
         Some(Unapplied { policy: format!("Retry {}", policy.name), why })

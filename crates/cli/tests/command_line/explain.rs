@@ -640,3 +640,112 @@ fn yaml_says_what_json_says() {
         assert_eq!(yaml, json, "{arguments}");
     }
 }
+
+/// A service with a port that carries TCP, and a policy of each kind.
+const BYTES: &str = r#"
+{apiVersion: v1, kind: Service, metadata: {name: bytes, namespace: shop},
+ spec: {selector: {app: bytes}, ports: [{port: 9000, appProtocol: tcp}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: bytes-1, namespace: shop, labels: {app: bytes}},
+ spec: {serviceAccount: bytes, trafficMode: permissive, ports: [{port: 9000, protocol: TCP}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], limits: {connections: 3, requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: hedging, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], after: 50ms}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: balancing, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], algorithm: Maglev, key: {header: x}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: faults, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{abort: {status: 503}}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 1, in: 1h}]}}
+---
+{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry, namespace: shop},
+ spec: {source: {kind: ServiceAccount, name: page, namespace: shop},
+        destinations: [{kind: Service, name: bytes, namespace: shop}],
+        retryPolicy: {retryOn: 5xx, numRetries: 2}}}
+"#;
+
+/// The lines of an explanation that name a policy of this kind, or each.
+fn policies_of(place: &Place, url: &str) -> String {
+    let done =
+        place.leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+    let lines = done.out.lines().filter(|line| {
+        line.starts_with("no effect") || line.starts_with("          ") && line.contains(": ")
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
+    let place = Place::with(&[("mesh.yaml", MESH), ("bytes.yaml", BYTES)]);
+    expect![[r#"
+                  its bytes are carried without a look at requests: TCP rules decide
+                  CircuitBreaker shop/breaker: lets no more be under way than 3 TCP connections
+        no effect RateLimit shop/limit: port 9000 of shop/bytes carries TCP, in which no request is seen
+        no effect FaultInjection shop/faults: port 9000 of shop/bytes carries TCP, in which no request is seen
+        no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which no request is seen
+        no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which no request is seen
+        no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which no request is seen
+                  shop/bytes-1 (account shop/bytes): lets every member of the mesh in"#]].assert_eq(&policies_of(&place, "http://bytes:9000/"));
+}
+
+#[test]
+fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() {
+    let policies = FORWARDED.replace("name: reviews}", "name: ratings}");
+    let redirect = r#"
+{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: ratings, namespace: shop},
+ spec: {parentRefs: [{group: "", kind: Service, name: ratings}],
+        rules: [{matches: [{path: {value: /ratings}}],
+                 filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}]}}
+"#;
+    let place =
+        Place::with(&[("mesh.yaml", MESH), ("policies.yaml", &policies), ("r.yaml", redirect)]);
+    expect![[r#"
+        no effect OutlierRemoval shop/called: HTTPRoute shop/ratings answers the request without forwarding it
+        no effect CircuitBreaker shop/called: HTTPRoute shop/ratings answers the request without forwarding it
+        no effect FaultInjection shop/slow: HTTPRoute shop/ratings answers the request without forwarding it
+        no effect Hedging shop/called: HTTPRoute shop/ratings answers the request without forwarding it
+        no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
+    expect![[r#"
+        no effect OutlierRemoval shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
+        no effect CircuitBreaker shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
+        no effect FaultInjection shop/slow: no rule of the attached routes matches, and the client's sidecar rejects the request
+        no effect Hedging shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
+        no effect Hedging shop/second: no rule of the attached routes matches, and the client's sidecar rejects the request"#]].assert_eq(&policies_of(&place, "http://ratings:9080/other"));
+    let url = "http://ratings:9080/ratings/1";
+    let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
+    let done = place.leno(&[&arguments[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    let why = "HTTPRoute shop/ratings answers the request without forwarding it";
+    assert_eq!(json["not_applied"][0]["why"], why, "{json}");
+}
+
+#[test]
+fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
+    let split = r#"
+{apiVersion: v1, kind: Service, metadata: {name: other, namespace: shop},
+ spec: {selector: {app: ratings}, ports: [{port: 81}]}}
+---
+{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, metadata: {name: ratings, namespace: shop},
+ spec: {service: ratings, backends: [{service: other, weight: 1}, {service: missing, weight: 1}]}}
+"#;
+    let policies = FORWARDED.replace("name: reviews}", "name: ratings}");
+    let place =
+        Place::with(&[("mesh.yaml", MESH), ("policies.yaml", &policies), ("s.yaml", split)]);
+    expect![[r#"
+        no effect OutlierRemoval shop/called: no request is sent to shop/other: it has no port 9080
+        no effect CircuitBreaker shop/called: no request is sent to shop/other: it has no port 9080
+        no effect FaultInjection shop/slow: no request is sent to shop/other: it has no port 9080
+        no effect Hedging shop/called: no request is sent to shop/other: it has no port 9080
+        no effect Hedging shop/second: Hedging shop/called decides at shop/ratings port 9080
+        no effect OutlierRemoval shop/called: no request is sent to shop/missing: there is no such Service
+        no effect CircuitBreaker shop/called: no request is sent to shop/missing: there is no such Service
+        no effect FaultInjection shop/slow: no request is sent to shop/missing: there is no such Service
+        no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service
+        no effect Hedging shop/second: Hedging shop/called decides at shop/ratings port 9080"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
+}

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, PolicyScope, PortGuard,
-    PortLimits, RequestNeed, RouteKind, RouteName, ServiceName, ServicePolicy, ServicePolicyName,
-    Standing, Surroundings, Treatment, WorkloadName,
+    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, PolicyScope, PolicySide,
+    PortGuard, PortLimits, Protocol, RequestNeed, RouteKind, RouteName, ServiceName, ServicePolicy,
+    ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -237,6 +237,44 @@ impl<'a> Surroundings<'a> for &'a Mesh {
             let mut others = self.in_front_of(&workload.name).filter(|it| it.name != *service);
             let mut ports = others.by_ref().flat_map(|other| &other.ports);
             ports.any(|port| target_port(&port.target, workload) == number)
+        })
+    }
+
+    fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
+        if !is_opaque(self, service, port) || self.forwards_requests_to(service, port) {
+            return true;
+        }
+        side == PolicySide::Server && self.applications_see_requests(service, port)
+    }
+}
+
+impl Mesh {
+    /// True when a route of another service or of a gateway forwards requests to a port.
+    fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
+        let mut splits = self.splits().leading(service).filter(|it| it.forwards_to(service));
+        let mut gateways = self.gateways.values().flat_map(|gateway| gateway.backends());
+        splits.any(|it| !is_opaque(self, &it.root.service, port))
+            || self.routes().leading(service).any(|it| it.forwards_to((service, port)))
+            || gateways.any(|it| it.service == *service && it.port == port)
+    }
+
+    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
+    /// same port of it with another protocol.
+    fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
+        let own = self.services.get(service);
+        let Some(port) = own.and_then(|own| own.ports.iter().find(|it| it.port == port)) else {
+            return false;
+        };
+        self.behind(service).any(|workload| {
+            let number = target_port(&port.target, workload);
+            let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
+            let mut ports = workload.ports.iter();
+            let others = self.in_front_of(&workload.name);
+            let mut others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
+            ports.any(|it| Some(it.port) == number && is_clear(it.protocol))
+                || others.any(|(name, it)| {
+                    target_port(&it.target, workload) == number && !is_opaque(self, name, it.port)
+                })
         })
     }
 }

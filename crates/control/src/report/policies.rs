@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy,
-    IngressSource, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy, Sponsor, TargetRule,
-    ToldBy, TrafficTarget, check_subject,
+    IngressSource, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy, ServiceName, Sponsor,
+    TargetRule, ToldBy, TrafficTarget, check_subject, no_requests,
 };
 
 use super::Report;
-use crate::compile::{closed, left_out, missing, missing_groups};
+use crate::compile::{closed, is_opaque, left_out, missing, missing_groups};
 use crate::figures::counted;
 use crate::status::PolicyStatus;
 
@@ -123,9 +123,16 @@ impl Report<'_> {
         });
         let firsts: Vec<&PolicyName> = firsts.collect();
         let has_source = self.mesh.under(&policy.source).next().is_some();
+        let carries_tcp = |name: &ServiceName| {
+            let service = self.mesh.service(name).filter(|it| !it.ports.is_empty());
+            service
+                .is_some_and(|it| it.ports.iter().all(|port| is_opaque(self.mesh, name, port.port)))
+        };
+        let is_opaque = policy.services.iter().all(carries_tcp);
         let why = match firsts.first() {
             _ if !has_source => Some("nobody runs under its source".to_owned()),
             None => Some("none of its services is there".to_owned()),
+            Some(_) if is_opaque => Some(no_requests(&policy.services)),
             Some(_) if firsts.contains(&&policy.name) => None,
             Some(first) => Some(format!("Retry {first} is about the same requests")),
         };

@@ -260,3 +260,59 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
         }
     });
 }
+
+/// A service with one port, which carries TCP, one with a second port, and policies that decide by request.
+const BYTES: &str = r#"
+---
+apiVersion: v1
+kind: Service
+metadata: {name: bytes, namespace: shop}
+spec: {selector: {app: bytes}, ports: [{port: 90, appProtocol: tcp}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: both, namespace: shop}
+spec: {selector: {app: bytes}, ports: [{name: a, port: 90, appProtocol: tcp}, {name: b, port: 80, appProtocol: http}]}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: hedging, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], after: 50ms}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 5, in: 1s}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: bytes}], limits: {connections: 2, requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: faults, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: both}], rules: [{abort: {status: 503}}]}}
+---
+{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry, namespace: shop},
+ spec: {source: {kind: ServiceAccount, name: client, namespace: shop},
+        destinations: [{kind: Service, name: bytes, namespace: shop}],
+        retryPolicy: {retryOn: 5xx, numRetries: 2}}}
+"#;
+
+#[test]
+fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{BYTES}"));
+        let policies = loop {
+            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+            if policies.len() >= 5 {
+                break policies;
+            }
+            tokio::task::yield_now().await;
+        };
+        let why = |name: &str| {
+            let status = policies.iter().find(|it| it.name == name).expect(name);
+            assert_eq!(status.in_force, status.why.is_none(), "{name}");
+            status.why.as_deref()
+        };
+        let port = Some("port 90 of shop/bytes carries TCP, in which no request is seen");
+        assert_eq!((why("shop/hedging"), why("shop/limit")), (port, port));
+        assert_eq!((why("shop/breaker"), why("shop/faults")), (None, None));
+        let ports = "the ports of shop/bytes carry TCP, in which no request is seen";
+        assert_eq!(why("shop/retry"), Some(ports));
+    });
+}

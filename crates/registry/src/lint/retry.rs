@@ -1,6 +1,6 @@
 //! Looks at policies about retries: whom they mean, and whether another one decides instead.
 
-use leno_model::RetryPolicy;
+use leno_model::{RetryPolicy, ServiceName, no_requests};
 
 use super::suggestion::{known, suggestion};
 use super::{Lint, Reference, World};
@@ -38,6 +38,14 @@ impl World<'_> {
                     "remove one of the two",
                 );
             }
+        }
+        let is_opaque = |service: &ServiceName| self.is_opaque_at_each_port(service);
+        if policy.services.iter().all(is_opaque) {
+            lint.warn(
+                "spec.destinations".to_owned(),
+                format!("has no effect: {}", no_requests(&policy.services)),
+                "name a service with a port that speaks HTTP, or remove the policy",
+            );
         }
         if policy.rule.attempts == 0 {
             lint.warn(

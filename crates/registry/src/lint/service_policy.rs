@@ -1,9 +1,9 @@
 //! Looks at policies of services: whom they mean, and whether another one decides instead.
 
 use leno_model::{
-    AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, Protocol, ReferenceGrant,
-    RouteParent, Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort, ServiceRule,
-    Standing, Surroundings, TargetPort, Workload,
+    AccessPolicy, AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, PolicySide, Protocol,
+    ReferenceGrant, RequestNeed, RouteParent, Service, ServiceName, ServicePolicy,
+    ServicePolicyKind, ServicePort, ServiceRule, Standing, Surroundings, TargetPort, Workload,
 };
 
 use super::suggestion::{known, suggestion};
@@ -149,11 +149,7 @@ impl<'a> Surroundings<'a> for World<'a> {
             tls: tls.collect(),
             splits: splits.collect(),
         };
-        let found = self.services.get(service);
-        let found =
-            found.and_then(|it| it.ports.iter().find(|it| it.port == port).map(|p| (it, p)));
-        let is_opaque = found
-            .is_some_and(|(service, port)| self.declared(service, port) == Some(Protocol::Tcp));
+        let is_opaque = self.is_opaque(service, port);
         attached.destinations((service, port), is_opaque, |(kind, name), to| {
             let permits = |it: &&ReferenceGrant| it.permits(kind, &name.namespace, to);
             name.namespace == to.namespace || self.grants.iter().any(permits)
@@ -170,6 +166,75 @@ impl<'a> Surroundings<'a> for World<'a> {
             let others = others.filter(|other| selects(other, workload));
             let mut ports = others.flat_map(|other| &other.ports);
             ports.any(|port| target_port(&port.target, workload) == number)
+        })
+    }
+
+    fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
+        if !self.is_opaque(service, port) || self.forwards_requests_to(service, port) {
+            return true;
+        }
+        side == PolicySide::Server && self.applications_see_requests(service, port)
+    }
+}
+
+impl World<'_> {
+    /// True for a port that carries TCP, so that no request is seen there.
+    fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
+        let Some(found) = self.services.get(service) else { return false };
+        let port = found.ports.iter().find(|it| it.port == port);
+        port.is_some_and(|port| match self.declared(found, port) {
+            Some(Protocol::Detect) | None => self.is_opaque_by_convention(&found.name, port),
+            Some(protocol) => protocol == Protocol::Tcp,
+        })
+    }
+
+    /// A port at which the server speaks first by convention, and no policy needs to see requests.
+    fn is_opaque_by_convention(&self, service: &ServiceName, port: &ServicePort) -> bool {
+        let attached = self.policies.iter().filter(|it| it.closeness(service, port.port).is_some());
+        let mut needs = attached.map(|policy| policy.rule.request_need());
+        let denies = |policy: &&AccessPolicy| {
+            let mut rules = policy.rules.iter();
+            rules.any(|rule| rule.request_need() != RequestNeed::None)
+        };
+        port.is_server_first()
+            && needs.all(|need| need == RequestNeed::None)
+            && !self.access_policies.iter().any(denies)
+    }
+
+    /// True when no port of a service carries anything but TCP.
+    pub(super) fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
+        let found = self.services.get(service).filter(|it| !it.ports.is_empty());
+        found.is_some_and(|it| it.ports.iter().all(|port| self.is_opaque(service, port.port)))
+    }
+
+    /// True when a route of another service, or a gateway, forwards requests to a port.
+    fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
+        let mut splits = self.splits.iter().filter(|it| it.forwards_to(service));
+        let mut gateways = self.gateways.iter().flat_map(|gateway| gateway.backends());
+        splits.any(|it| !self.is_opaque(&it.root.service, port))
+            || self.routes.iter().any(|it| it.forwards_to((service, port)))
+            || gateways.any(|it| it.service == *service && it.port == port)
+    }
+
+    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
+    /// same port of it with another protocol.
+    fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
+        let own = self.services.get(service);
+        let Some((own, port)) =
+            own.and_then(|own| Some((own, own.ports.iter().find(|it| it.port == port)?)))
+        else {
+            return false;
+        };
+        self.workloads.iter().filter(|workload| selects(own, workload)).any(|workload| {
+            let number = target_port(&port.target, workload);
+            let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
+            let mut ports = workload.ports.iter();
+            let others = self.services.values().filter(|other| selects(other, workload));
+            let mut others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
+            ports.any(|it| Some(it.port) == number && is_clear(it.protocol))
+                || others.any(|(name, it)| {
+                    target_port(&it.target, workload) == number && !self.is_opaque(name, it.port)
+                })
         })
     }
 }
@@ -206,5 +271,6 @@ fn remedy(idle: &Idle) -> String {
         IdleCause::NoTraffic => "attach it to the service that gets the requests".to_owned(),
         IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
         IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
+        IdleCause::NoRequests(_) => "attach it to a port that speaks HTTP, or remove it".to_owned(),
     }
 }

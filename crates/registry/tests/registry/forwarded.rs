@@ -109,3 +109,69 @@ fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
     "#]].assert_eq(&warnings(&canary(redirect, &each_kind("api"))));
 }
+
+/// A service with these ports, and one workload behind it.
+fn ports(ports: &str) -> String {
+    format!(
+        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: api}}, \
+         spec: {{selector: {{app: api}}, ports: [{ports}]}}}}\n\
+         ---\n{{apiVersion: leno.dev/v1alpha1, kind: Workload, \
+         metadata: {{name: api-1, labels: {{app: api}}}}, spec: {{address: 127.0.0.1}}}}\n"
+    )
+}
+
+const TCP_PORT: &str = "{name: bytes, port: 90, appProtocol: tcp}";
+const HTTP_PORT: &str = "{name: web, port: 80, appProtocol: http}";
+
+/// Policies that decide by request, and a policy about retries.
+fn by_request() -> String {
+    let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
+    let retry = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, \
+         metadata: {name: retry}, spec: {source: {kind: ServiceAccount, name: default, \
+         namespace: default}, destinations: [{kind: Service, name: api, namespace: default}], \
+         retryPolicy: {retryOn: 5xx, numRetries: 2}}}\n";
+    [
+        policy("CircuitBreaker", "breaker", "limits: {requests: 2, pending: 1}"),
+        policy("OutlierRemoval", "removal", "consecutive: 5, failures: [5xx]"),
+        policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {header: x}"),
+        policy("Hedging", "hedging", "after: 50ms"),
+        policy("FaultInjection", "faults", "rules: [{abort: {status: 500}}]"),
+        policy("RateLimit", "limit", "rules: [{requests: 5, in: 1s}]"),
+        retry.to_owned(),
+    ]
+    .concat()
+}
+
+#[test]
+fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
+    let text = format!("{}{}", ports(TCP_PORT), by_request());
+    expect![[r#""#]].assert_eq(&warnings(&text));
+    // One port with requests is enough for a policy of the whole service, not for one of the other port.
+    let both = ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
+    assert_eq!(warnings(&format!("{both}{}", by_request())), "");
+    let hedging = "---\n{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: h}, \
+         spec: {targetRefs: [{kind: Service, name: api, sectionName: PORT}], after: 50ms}}\n";
+    let of_port = |port: &str| warnings(&format!("{both}{}", hedging.replace("PORT", port)));
+    assert_eq!(of_port("web"), "");
+    expect![[r#""#]].assert_eq(&of_port("bytes"));
+}
+
+#[test]
+fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
+    let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
+    let acting = [
+        policy("CircuitBreaker", "breaker", "limits: {requests: 2, connections: 2}"),
+        policy("OutlierRemoval", "removal", "consecutive: 5"),
+        policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {source: true}"),
+        policy("RateLimit", "limit", "connections: {count: 5, in: 1s}"),
+    ];
+    assert_eq!(warnings(&format!("{}{}", ports(TCP_PORT), acting.concat())), "");
+    // A route of another service forwards requests to the port.
+    let front = "---\n{apiVersion: v1, kind: Service, metadata: {name: front}, \
+         spec: {selector: {app: api}, ports: [{port: 80, targetPort: 80, appProtocol: http}]}}\n\
+         ---\n{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: front}, \
+         spec: {parentRefs: [{group: '', kind: Service, name: front}], \
+         rules: [{backendRefs: [{name: api, port: 90}]}]}}\n";
+    let hedging = policy("Hedging", "hedging", "after: 50ms");
+    assert_eq!(warnings(&format!("{}{front}{hedging}", ports(TCP_PORT))), "");
+}

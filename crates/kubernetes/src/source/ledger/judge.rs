@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Destinations, GatewayTcpRoute, MeshConfig, Name, Object, PolicyScope, Protocol, ReferenceGrant,
-    RouteKind, RouteParent, Service, ServiceName, ServicePolicy, Standing, Surroundings, TagScope,
-    TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back,
+    Destinations, GatewayTcpRoute, IdleCause, MeshConfig, Name, Object, PolicyScope, PolicySide,
+    Protocol, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy,
+    Standing, Surroundings, TagScope, TargetPort, TcpRule, TlsRoute, TlsRule, WeightedBackend,
+    WorkloadPort, leads_back, no_requests,
 };
 use serde_json::Value;
 
@@ -192,7 +193,7 @@ impl Ledger {
         let first = match (&missing, self.outdone(object, others)) {
             (Some(missing), _) if is_nowhere => accepted(Some(missing), "TargetNotFound"),
             (_, Some(Outdone::Overruled(by))) => accepted(Some(&by), CONFLICTED),
-            (_, Some(Outdone::Idle(_)) | None) => accepted(None, ""),
+            (_, Some(Outdone::Idle(..)) | None) => accepted(None, ""),
         };
         // Always said: what stood there before would stay otherwise.
         let second = match missing {
@@ -216,9 +217,9 @@ impl Ledger {
     /// targets elsewhere (GEP-713).
     fn unprogrammed(&self, object: &Object, others: &Others<'_>) -> Option<Condition> {
         match self.outdone(object, others) {
-            Some(Outdone::Idle(message)) => {
+            Some(Outdone::Idle(message, reason)) => {
                 let message = cut(&message);
-                Some(Condition { word: "Programmed", status: "False", reason: OVERRIDDEN, message })
+                Some(Condition { word: "Programmed", status: "False", reason, message })
             }
             Some(Outdone::Overruled(_)) | None => None,
         }
@@ -228,7 +229,12 @@ impl Ledger {
     fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<Outdone> {
         let overruled = match object {
             Object::ServicePolicy(policy) => return self.outdone_policy(policy, others),
-            Object::Retry(policy) => self.rival_of_retry(policy, &others.rivals),
+            Object::Retry(policy) => {
+                if policy.services.iter().all(|it| self.is_opaque_at_each_port(it)) {
+                    return Some(Outdone::Idle(no_requests(&policy.services), NO_REQUESTS));
+                }
+                self.rival_of_retry(policy, &others.rivals)
+            }
             Object::TagRoute(_) | Object::SermantRouteRule(_) => {
                 self.rival_of_tags(object, &others.rivals)
             }
@@ -252,7 +258,13 @@ impl Ledger {
             Standing::Overruled(other) => {
                 Some(Outdone::Overruled(format!("{other} decides wherever it is attached")))
             }
-            Standing::Idle(idle) => Some(Outdone::Idle(idle.to_string())),
+            Standing::Idle(idle) => {
+                let reason = match idle.cause {
+                    IdleCause::NoRequests(_) => NO_REQUESTS,
+                    _ => OVERRIDDEN,
+                };
+                Some(Outdone::Idle(idle.to_string(), reason))
+            }
             Standing::Decides | Standing::Nowhere => None,
         }
     }
@@ -352,14 +364,14 @@ fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condit
 enum Outdone {
     /// Another object decides instead.
     Overruled(String),
-    /// It decides, and routes take the traffic elsewhere.
-    Idle(String),
+    /// It decides, and has no effect on any traffic; with the reason of the condition.
+    Idle(String, &'static str),
 }
 
 impl Outdone {
     fn into_sentence(self) -> String {
         match self {
-            Self::Overruled(sentence) | Self::Idle(sentence) => sentence,
+            Self::Overruled(sentence) | Self::Idle(sentence, _) => sentence,
         }
     }
 }
@@ -377,9 +389,7 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
 
     fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let Self { ledger, others } = self;
-        let found = ledger.services.get(service);
-        let found = found.and_then(|it| it.ports.iter().find(|it| it.port == port));
-        let is_opaque = found.is_some_and(|it| it.protocol == Some(Protocol::Tcp));
+        let is_opaque = ledger.is_opaque(service, port);
         let attached = others.rivals.attached(service);
         attached.destinations((service, port), is_opaque, |(kind, name), to| {
             let own = &name.namespace;
@@ -400,6 +410,55 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
                     .filter(|it| it.name != *service && selects(&it.selector, &workload.labels));
                 others.flat_map(|other| &other.ports).any(|it| it.target == port.target)
             })
+    }
+
+    fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
+        let Self { ledger, others } = self;
+        !ledger.is_opaque(service, port)
+            || ledger.gateways_lead_to(service)
+            || others
+                .rivals
+                .forwards_requests_to((service, port), |name| ledger.is_opaque(name, port))
+            || side == PolicySide::Server && ledger.applications_see_requests(service, port)
+    }
+}
+
+impl Ledger {
+    /// True for a port that is declared to carry TCP, so that no request is seen there.
+    fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
+        let found = self.services.get(service);
+        let port = found.and_then(|it| it.ports.iter().find(|it| it.port == port));
+        port.is_some_and(|it| it.protocol == Some(Protocol::Tcp))
+    }
+
+    /// True when no port of a service carries anything but TCP.
+    fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
+        let found = self.services.get(service).filter(|it| !it.ports.is_empty());
+        found.is_some_and(|it| it.ports.iter().all(|port| self.is_opaque(service, port.port)))
+    }
+
+    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
+    /// same port of it with another protocol.
+    fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
+        let own = self.services.get(service);
+        let Some((own, port)) =
+            own.and_then(|own| Some((own, own.ports.iter().find(|it| it.port == port)?)))
+        else {
+            return false;
+        };
+        self.endpoints_of(own).any(|workload| {
+            let is_target = |it: &WorkloadPort| match &port.target {
+                TargetPort::Number(number) => it.port == *number,
+                TargetPort::Name(name) => it.name.as_ref() == Some(name),
+            };
+            let is_clear =
+                |it: &WorkloadPort| !matches!(it.protocol, Protocol::Tcp | Protocol::Detect);
+            let others = self.services.near(workload);
+            let others = others.filter(|it| selects(&it.selector, &workload.labels));
+            let mut others = others.flat_map(|it| &it.ports);
+            workload.ports.iter().any(|it| is_target(it) && is_clear(it))
+                || others.any(|it| it.target == port.target && it.protocol != Some(Protocol::Tcp))
+        })
     }
 }
 
@@ -504,6 +563,9 @@ fn cut(text: &str) -> String {
 const CONFLICTED: &str = "Conflicted";
 /// The reason of `Programmed` for a policy without effect (GEP-713).
 const OVERRIDDEN: &str = "Overridden";
+
+/// No request is seen where the policy is attached.
+const NO_REQUESTS: &str = "NoRequests";
 /// What is said of what decides. Whether sidecars have applied it is not waited for.
 const TOLD: &str = "on its way to each connected sidecar that it concerns";
 /// What is said of the targets of an object that has none.

@@ -79,6 +79,22 @@ impl<'a> Rivals<'a> {
         attached
     }
 
+    /// True when a route of another service forwards requests to a port; `is_opaque`: the same port of a service
+    /// carries TCP.
+    pub(super) fn forwards_requests_to(
+        &self,
+        to: (&ServiceName, u16),
+        is_opaque: impl Fn(&ServiceName) -> bool,
+    ) -> bool {
+        let forwards = |route: &&Object| match route {
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            _ => false,
+        };
+        let mut splits = self.splits.values().flatten();
+        splits.any(|split| split.forwards_to(to.0) && !is_opaque(&split.root.service))
+            || self.routes.values().flatten().any(forwards)
+    }
+
     /// The routes of a namespace that are attached to a port.
     fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
         let near = self.routes.get(service).into_iter().flatten().copied();

@@ -512,6 +512,30 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
 }
 
 #[test]
+fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp() {
+    let kind = index("Hedging", "leno.dev");
+    let mut ledger = settled();
+    let service = |protocol: &str| {
+        let service: Served = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                     "ports": [{"name": "a", "port": 90, "appProtocol": "tcp"},
+                               {"name": "b", "port": 80, "appProtocol": protocol}]},
+        }))
+        .unwrap();
+        News::Seen(Box::new(Seen::service(service)))
+    };
+    ledger.take(SERVICES, service("tcp"));
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"});
+    ledger.take(kind, custom(kind, "a", "2025-01-01T00:00:00Z", spec));
+    let not_programmed = ("Programmed", "False", "NoRequests");
+    let said = conditions(&mut ledger);
+    assert_eq!((said[0], said[2]), (("Accepted", "True", "Accepted"), not_programmed));
+    ledger.take(SERVICES, service("http"));
+    assert_eq!(conditions(&mut ledger)[2], PROGRAMMED);
+}
+
+#[test]
 fn a_lane_whose_service_is_not_there_is_told_so() {
     let kind = index("Lane", "leno.dev");
     let mut ledger = settled();
