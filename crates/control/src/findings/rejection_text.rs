@@ -95,13 +95,15 @@ fn kinds(reason: &str) -> &'static [&'static str] {
     match reason {
         "denied" | "no-policy-route" | "denied-outbound" => &["TrafficTarget", "AccessPolicy"],
         "denied-by-policy" => &["AccessPolicy"],
-        "rate-limited" | "overloaded" | "rate-limit-unavailable" => &["RateLimit"],
+        "rate-limited" | "overloaded" | "rate-limit-unavailable" => {
+            &["RateLimit", "UpstreamTrafficSetting"]
+        }
         "token-missing" | "token-invalid" => &["JwtValidation"],
         "denied-by-service" | "authorization-unavailable" | "body-too-large" => {
             &["ExternalAuthorization"]
         }
         "fault-injected" => &["FaultInjection"],
-        "circuit-open" | "circuit-full" => &["CircuitBreaker"],
+        "circuit-open" | "circuit-full" => &["CircuitBreaker", "UpstreamTrafficSetting"],
         "no-tagged-endpoint" => &["TagRoute", "SermantRouteRule", "Lane"],
         "no-route" | "invalid-backend" => {
             &["HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute", "TrafficSplit"]

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
-use leno_model::{Name, Reason, RuleKind, ServiceName, ServicePolicyKind, WorkloadName};
+use leno_model::{
+    Name, Reason, RouteKind, RuleKind, ServiceName, ServicePolicyKind, TagDialect, WorkloadName,
+};
 use leno_telemetry::RecentTable;
 
 use super::SERVICES_MAX;
@@ -78,10 +80,8 @@ impl Rejections {
                 evicted += u64::from(old.is_some());
                 rejected.recent.add(at, if is_inbound && !is_unmeshed { 0 } else { *count });
                 rejected.sidecars.insert(name.clone(), at);
-                for policy in deciding(reason, &told.rules) {
-                    if mesh.has(&policy.0.key(&policy.1, &policy.2)) {
-                        rejected.policies.insert(policy, at);
-                    }
+                for policy in deciding(mesh, destination.service(), reason, &told.rules) {
+                    rejected.policies.insert(policy, at);
                 }
             }
         }
@@ -220,24 +220,60 @@ fn add<K: Ord + Clone>(
     evicted.is_some()
 }
 
-/// The policies of a report that may have rejected requests for this reason.
-fn deciding(reason: Reason, rules: &[RuleHits]) -> impl Iterator<Item = Policy> {
-    let kind = match reason {
-        Reason::RateLimited | Reason::Overloaded | Reason::RateLimitUnavailable => {
-            Some(RuleKind::ServicePolicy(ServicePolicyKind::RateLimit))
-        }
-        Reason::TokenMissing | Reason::TokenInvalid => {
-            Some(RuleKind::ServicePolicy(ServicePolicyKind::JwtValidation))
-        }
-        Reason::DeniedByService | Reason::AuthorizationUnavailable | Reason::BodyTooLarge => {
-            Some(RuleKind::ServicePolicy(ServicePolicyKind::ExternalAuthorization))
-        }
-        Reason::FaultInjected => Some(RuleKind::ServicePolicy(ServicePolicyKind::FaultInjection)),
-        Reason::DeniedByPolicy => Some(RuleKind::AccessPolicy),
-        _ => None,
+/// The objects that may have rejected requests to a service for this reason: of those that the report counts, the ones
+/// about the service, where there are some. No rule of a route is counted for a request without one.
+fn deciding(
+    mesh: &Mesh,
+    service: Option<&ServiceName>,
+    reason: Reason,
+    rules: &[RuleHits],
+) -> Vec<Policy> {
+    if reason == Reason::NoRoute {
+        let routes = service.into_iter().flat_map(|service| mesh.routes_at(service));
+        return routes.take(POLICIES_MAX).collect();
+    }
+    let kinds = kinds(reason);
+    let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.hits > 0);
+    let mut decided: Vec<Policy> = decided
+        .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
+        .filter(|(kind, namespace, name)| mesh.has(&kind.key(namespace, name)))
+        .collect();
+    let is_about = |it: &Policy| {
+        service.is_some_and(|service| mesh.is_about(&it.0.key(&it.1, &it.2), service))
     };
-    let decided = rules.iter().filter(move |rule| Some(rule.kind) == kind && rule.hits > 0);
-    decided.map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
+    if decided.iter().any(is_about) {
+        decided.retain(is_about);
+    }
+    decided
+}
+
+/// The kinds of objects that reject requests for a reason, and are counted then.
+fn kinds(reason: Reason) -> Vec<RuleKind> {
+    use ServicePolicyKind as Kind;
+    let of_services: &[ServicePolicyKind] = match reason {
+        Reason::RateLimited | Reason::Overloaded | Reason::RateLimitUnavailable => {
+            &[Kind::RateLimit, Kind::UpstreamTrafficSetting]
+        }
+        Reason::CircuitOpen | Reason::CircuitFull => {
+            &[Kind::CircuitBreaker, Kind::UpstreamTrafficSetting]
+        }
+        Reason::TokenMissing | Reason::TokenInvalid => &[Kind::JwtValidation],
+        Reason::DeniedByService | Reason::AuthorizationUnavailable | Reason::BodyTooLarge => {
+            &[Kind::ExternalAuthorization]
+        }
+        Reason::FaultInjected => &[Kind::FaultInjection],
+        Reason::DeniedByPolicy => return vec![RuleKind::AccessPolicy],
+        Reason::NoTaggedEndpoint => {
+            let dialects = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
+            return dialects.map(RuleKind::Tags).to_vec();
+        }
+        Reason::InvalidBackend => {
+            let routes = [RouteKind::Http, RouteKind::Grpc, RouteKind::Tcp, RouteKind::Tls];
+            return routes.into_iter().chain([RouteKind::Split]).map(RuleKind::Route).collect();
+        }
+        _ => &[],
+    };
+    of_services.iter().copied().map(RuleKind::ServicePolicy).collect()
 }
 
 fn fresh<K: Ord + Clone, const MAX: usize>(

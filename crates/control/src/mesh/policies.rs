@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, PolicyScope, PolicySide,
-    PortGuard, PortLimits, Protocol, RequestNeed, RouteKind, RouteName, ServiceName, ServicePolicy,
-    ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
+    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, ObjectKey, PolicyScope,
+    PolicySide, PortGuard, PortLimits, Protocol, RequestNeed, RouteKind, RouteName, RuleKind,
+    ServiceName, ServicePolicy, ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -95,6 +95,41 @@ impl Mesh {
     ) -> impl Iterator<Item = RequestNeed> {
         let inbound = self.attached_to(service, port).filter(|policy| policy.rule.is_inbound());
         inbound.map(|policy| policy.rule.request_need())
+    }
+
+    /// The routes for requests and sessions that are attached to a service.
+    pub(crate) fn routes_at(
+        &self,
+        service: &ServiceName,
+    ) -> impl Iterator<Item = (RuleKind, Name, Name)> {
+        let requests = self.routes().of(service).map(|route| (route.kind, &route.name));
+        let sessions = self.tls_routes().of(service).map(|it| (RouteKind::Tls, &it.rule.route));
+        requests
+            .chain(sessions)
+            .map(|(kind, it)| (RuleKind::Route(kind), it.namespace.clone(), it.name.clone()))
+    }
+
+    /// True for a policy or route of a service, and for objects that name none.
+    pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
+        match object {
+            ObjectKey::ServicePolicy(name) => {
+                self.policies.of(service).any(|policy| policy.name == *name)
+            }
+            ObjectKey::HttpRoute(name) => {
+                self.routes().of(service).any(|it| it.kind == RouteKind::Http && it.name == *name)
+            }
+            ObjectKey::GrpcRoute(name) => {
+                self.routes().of(service).any(|it| it.kind == RouteKind::Grpc && it.name == *name)
+            }
+            ObjectKey::TlsRoute(name) => {
+                self.tls_routes().of(service).any(|it| it.rule.route == *name)
+            }
+            ObjectKey::GatewayTcpRoute(name) => {
+                self.gateway_tcp_routes().of(service).any(|it| it.rule.route == *name)
+            }
+            ObjectKey::TrafficSplit(name) => self.splits().of(service).any(|it| it.name == *name),
+            _ => true,
+        }
     }
 
     fn attached_to(

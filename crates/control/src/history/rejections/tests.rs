@@ -172,3 +172,80 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     history.sweep(&mesh, at(4000));
     assert!(history.rejections.outbound.is_empty() && history.rejections.outside.is_empty());
 }
+
+const DECIDING: &str = "
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], limits: {requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: other, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: ratings}], limits: {requests: 2}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], concurrency: {requests: 5}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], rules: [{abort: {status: 503}}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: JwtValidation, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], issuers: [{issuer: i, jwks: {url: 'https://a.example/jwks'}}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: ExternalAuthorization, metadata: {name: own, namespace: bookinfo},
+ spec: {targetRefs: [{kind: Service, name: details}], service: {name: ratings, port: 9080}}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: AccessPolicy, metadata: {name: own, namespace: bookinfo},
+ spec: {deny: [{requests: [{methods: [DELETE]}]}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: own, namespace: bookinfo},
+ spec: {service: details, otherwise: any, rules: [{split: [{tags: {version: v9}}], otherwise: any}]}}
+---
+{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: own, namespace: bookinfo},
+ spec: {parentRefs: [{group: '', kind: Service, name: details}],
+        rules: [{matches: [{path: {value: /only}}], backendRefs: [{name: gone, port: 1}]}]}}
+";
+
+#[test]
+fn each_reason_with_a_deciding_policy_names_it() {
+    let mesh = mesh(&format!("{BOOKINFO}{DECIDING}"));
+    let counted = |kind: &str, name: &str| RuleHits {
+        kind: RuleKind::from_word(kind).unwrap(),
+        name: Name::new(name).unwrap(),
+        ..hits()
+    };
+    let kinds = [
+        "CircuitBreaker",
+        "RateLimit",
+        "FaultInjection",
+        "JwtValidation",
+        "ExternalAuthorization",
+        "AccessPolicy",
+        "TagRoute",
+        "HTTPRoute",
+    ];
+    let mut rules: Vec<RuleHits> = kinds.map(|kind| counted(kind, "own")).to_vec();
+    rules.push(counted("CircuitBreaker", "other"));
+    for (reason, kind) in [
+        (Reason::CircuitOpen, "CircuitBreaker"),
+        (Reason::CircuitFull, "CircuitBreaker"),
+        (Reason::RateLimited, "RateLimit"),
+        (Reason::Overloaded, "RateLimit"),
+        (Reason::RateLimitUnavailable, "RateLimit"),
+        (Reason::FaultInjected, "FaultInjection"),
+        (Reason::TokenMissing, "JwtValidation"),
+        (Reason::TokenInvalid, "JwtValidation"),
+        (Reason::DeniedByService, "ExternalAuthorization"),
+        (Reason::AuthorizationUnavailable, "ExternalAuthorization"),
+        (Reason::BodyTooLarge, "ExternalAuthorization"),
+        (Reason::DeniedByPolicy, "AccessPolicy"),
+        (Reason::NoTaggedEndpoint, "TagRoute"),
+        (Reason::InvalidBackend, "HTTPRoute"),
+        (Reason::NoRoute, "HTTPRoute"),
+    ] {
+        let mut history = History::default();
+        let series = series(Direction::Outbound, 40, &[(reason, 30)]);
+        let told = report(vec![series], rules.clone());
+        history.take(&mesh, &workload("productpage-1"), &told, at(5));
+        let found = history.status(&mesh, at(5), None).rejections;
+        assert_eq!(found[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
+    }
+}
