@@ -159,7 +159,20 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
 fn sidecars(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     let lost = facts.workloads.iter().filter(|workload| !workload.has_sidecar());
-    let lost: Vec<&str> = lost.map(|workload| workload.name.as_str()).collect();
+    let (revoked, lost): (Vec<_>, Vec<_>) = lost.partition(|workload| workload.revoked);
+    let names = |all: Vec<&WorkloadStatus>| -> Vec<String> {
+        all.into_iter().map(|workload| workload.name.clone()).collect()
+    };
+    let (revoked, lost) = (names(revoked), names(lost));
+    let [revoked, lost] =
+        [&revoked, &lost].map(|names| names.iter().map(String::as_str).collect::<Vec<&str>>());
+    if !revoked.is_empty() {
+        let are = if revoked.len() == 1 { "is" } else { "are" };
+        findings.push(Finding::notice(
+            format!("{} {are} revoked: {}", counted(revoked.len(), "workload"), some(&revoked)),
+            reinstate("NAMESPACE/NAME"),
+        ));
+    }
     if !lost.is_empty() && !facts.status.settling {
         findings.push(Finding::problem(
             format!(
@@ -167,7 +180,7 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
                 counted(lost.len(), "workload"),
                 some(&lost)
             ),
-            absent_sidecar(&facts.status, "NAMESPACE/NAME"),
+            absent_sidecar(&facts.status, "NAMESPACE/NAME", false),
         ));
     }
     for proxy in &facts.proxies {
@@ -188,10 +201,18 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
     shortened(findings, "leno get proxies --stale")
 }
 
+/// The command that makes a revoked workload a member again.
+fn reinstate(workload: &str) -> String {
+    format!(
+        "to make it a member again: leno revoke {workload} --undo, or take it out of `spec.revoked` of the MeshConfig"
+    )
+}
+
 /// The remedy for a workload without a connected sidecar.
 #[must_use]
-pub fn absent_sidecar(status: &Status, workload: &str) -> String {
+pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String {
     match status.supervised {
+        _ if revoked => reinstate(workload),
         true => {
             "`leno up` runs its sidecar: look for the workload in the log of `leno up`".to_owned()
         }
@@ -204,12 +225,14 @@ pub fn absent_sidecar(status: &Status, workload: &str) -> String {
 
 /// The remedy for a rejected sidecar of a workload of the mesh.
 #[must_use]
-pub fn rejected_sidecar(status: &Status, workload: &str, has_sidecar: bool) -> String {
+pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
+    let (has_sidecar, name) = (workload.has_sidecar(), &workload.name);
     match (status.supervised, has_sidecar) {
+        _ if workload.revoked => reinstate(name),
         (true, true) => "a workload has one sidecar: stop the one that `leno up` does not run".to_owned(),
         (true, false) => "`leno up` starts its sidecar with a new token within a minute; its log shows each start"
             .to_owned(),
-        (false, _) => format!("make a new token and start the sidecar with it: leno token {workload}"),
+        (false, _) => format!("make a new token and start the sidecar with it: leno token {name}"),
     }
 }
 

@@ -144,6 +144,7 @@ impl Report<'_> {
             services: services.map(|service| service.name.to_string()).collect(),
             doors: doors.collect(),
             sidecar: sidecar.to_owned(),
+            revoked: self.mesh.is_revoked(workload),
             listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
             application: self.applications.status(name, self.now),
             conditions: conditions.map(ConditionStatus::from).collect(),

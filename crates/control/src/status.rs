@@ -121,6 +121,9 @@ pub struct WorkloadStatus {
     pub doors: Vec<DoorStatus>,
     /// `connected`, `elsewhere` (to another control plane), `missing` (it was there a moment ago) or `absent`.
     pub sidecar: String,
+    /// True when an operator has revoked it: its sidecar gets no certificate.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub revoked: bool,
     /// Where its sidecar accepts mutual TLS, by port of the application.
     pub listeners: BTreeMap<u16, String>,
     /// Its application, where `leno up` runs it.

@@ -50,7 +50,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) 
 fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
-    let remedy = rejected_sidecar(&facts.status, &join.workload, workload.has_sidecar());
+    let remedy = rejected_sidecar(&facts.status, workload);
     Some(match workload.has_sidecar() {
         true => Step::notice("token", what, remedy),
         false => Step::problem("token", what, remedy),

@@ -204,8 +204,11 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
             ),
             false => Step::problem(
                 name,
-                format!("is {}", workload.sidecar),
-                absent_sidecar(&facts.status, &workload.name),
+                match workload.revoked {
+                    true => format!("is {}: the workload is revoked", workload.sidecar),
+                    false => format!("is {}", workload.sidecar),
+                },
+                absent_sidecar(&facts.status, &workload.name, workload.revoked),
             ),
         };
     };

@@ -116,14 +116,15 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
 fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
     let known = facts.workloads.iter().find(|known| known.name == *workload);
-    let has_sidecar = known.is_some_and(WorkloadStatus::has_sidecar);
-    let weight = if *exists && !has_sidecar { Weight::Problem } else { Weight::Notice };
+    // Its rejection is the purpose of a revocation.
+    let is_meant = known.is_some_and(|known| known.has_sidecar() || known.revoked);
+    let weight = if *exists && !is_meant { Weight::Problem } else { Weight::Notice };
     let what = format!(
         "{workload}: a sidecar that wants to join is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
-    let remedy = match exists {
-        true => rejected_sidecar(&facts.status, workload, has_sidecar),
-        false => format!("add the Workload, then make a token: leno token {workload}"),
+    let remedy = match known.filter(|_| *exists) {
+        Some(known) => rejected_sidecar(&facts.status, known),
+        None => format!("add the Workload, then make a token: leno token {workload}"),
     };
     Finding { weight, what, remedy }
 }

@@ -232,3 +232,29 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
     assert_eq!(findings[FINDINGS_MAX].what, "and 4 more of this kind");
     assert_eq!(findings.last().unwrap().weight, Weight::Notice);
 }
+
+#[test]
+fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
+    let revoked = |supervised: bool| {
+        let mut facts = healthy();
+        facts.status.supervised = supervised;
+        facts.workloads = vec![WorkloadStatus { revoked: true, ..workload("absent") }];
+        facts.rejected_joins = vec![RejectedJoinStatus {
+            workload: "shop/cart-1".to_owned(),
+            exists: true,
+            count: 3,
+            age_seconds: 1,
+            reason: "workload shop/cart-1 is revoked".to_owned(),
+        }];
+        judge(&facts)
+    };
+    for findings in [revoked(true), revoked(false)] {
+        let [first, second] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!(first.what, "1 workload is revoked: shop/cart-1");
+        assert!(second.what.ends_with("workload shop/cart-1 is revoked"), "{second:?}");
+        for found in [first, second] {
+            assert_eq!(found.weight, Weight::Notice, "{found:?}");
+            assert!(found.remedy.contains("--undo"), "{found:?}");
+        }
+    }
+}
