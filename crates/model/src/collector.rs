@@ -116,7 +116,7 @@ mod tests {
             ("https://c", InvalidEndpoint::Port),
             ("c:4318", InvalidEndpoint::Scheme),
             ("http://:4318", InvalidEndpoint::Host),
-            ("http://u@c:4318", InvalidEndpoint::Host),
+            ("http://u@c:4318", InvalidEndpoint::User),
             ("http://[c]:4318", InvalidEndpoint::Host),
             ("http://c", InvalidEndpoint::Port),
             ("http://c:0", InvalidEndpoint::Port),

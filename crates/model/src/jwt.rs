@@ -187,6 +187,7 @@ mod tests {
             ("http://a.example", "http://a.example:80/"),
             ("http://[::1]:8080/x?policy=b", "http://[::1]:8080/x?policy=b"),
             ("http://[::1]/x", "http://[::1]:80/x"),
+            ("https://a.example/x@y", "https://a.example:443/x@y"),
         ] {
             assert_eq!(parse(url).unwrap(), expected);
         }
@@ -194,7 +195,8 @@ mod tests {
             ("a.example/keys", InvalidEndpoint::Scheme),
             ("file:///keys", InvalidEndpoint::Scheme),
             ("https:///keys", InvalidEndpoint::Host),
-            ("https://user@a.example/keys", InvalidEndpoint::Host),
+            ("https://user@a.example/keys", InvalidEndpoint::User),
+            ("https://user:secret@a.example:443/keys", InvalidEndpoint::User),
             ("https://a.example:0/keys", InvalidEndpoint::Port),
             ("https://a.example:/keys", InvalidEndpoint::Port),
             ("https://a.example/a b", InvalidEndpoint::Path),

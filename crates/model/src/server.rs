@@ -24,8 +24,16 @@ pub enum InvalidEndpoint {
     /// It has no host, or one that none can be.
     #[error("an endpoint needs a host: an address, IPv6 in brackets, or a name")]
     Host,
-    /// It has no port.
-    #[error("an endpoint needs a port, such as `:4318`")]
+    /// It has a user, and perhaps a password.
+    #[error("an endpoint has no user and no password: remove the part up to the `@`")]
+    User,
+    /// Its host is written in another alphabet than that of the DNS.
+    #[error(
+        "a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`"
+    )]
+    International,
+    /// It has no port, or one that none can be.
+    #[error("an endpoint needs a port from 1 to 65535, such as `:4318`")]
     Port,
     /// It has a path where there is none, or one that is none.
     #[error("a path is of visible characters without `?` and `#`, and gRPC has none")]
@@ -66,6 +74,9 @@ impl Server {
         };
         let slash = rest.find('/').unwrap_or(rest.len());
         let (authority, path) = rest.split_at(slash);
+        if authority.contains('@') {
+            return Err(InvalidEndpoint::User);
+        }
         let (host, port) = match authority.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or(InvalidEndpoint::Host)?;
@@ -83,6 +94,9 @@ impl Server {
             },
         };
         let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+        if !host.is_ascii() {
+            return Err(InvalidEndpoint::International);
+        }
         if host.is_empty() || host.len() > HOST_BYTES_MAX || !host.bytes().all(named) {
             return Err(InvalidEndpoint::Host);
         }
@@ -130,6 +144,11 @@ mod tests {
         for (text, error) in [
             ("authz:9000", InvalidEndpoint::Scheme),
             ("http://authz", InvalidEndpoint::Port),
+            ("http://user@authz:1", InvalidEndpoint::User),
+            ("http://user:secret@authz:1", InvalidEndpoint::User),
+            ("http://user:secret@[::1]", InvalidEndpoint::User),
+            ("http://@authz:1", InvalidEndpoint::User),
+            ("http://müller.example:1", InvalidEndpoint::International),
             ("http://:1", InvalidEndpoint::Host),
             ("http://authz:1/check", InvalidEndpoint::Path),
             ("http://authz:1/", InvalidEndpoint::Path),

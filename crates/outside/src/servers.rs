@@ -105,7 +105,7 @@ pub async fn connect_permitted(
     dial: &impl Dial,
     permits: impl Fn(IpAddr) -> bool,
 ) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in lookup_host((server.host.as_str(), server.port)).await? {
         if !permits(address.ip()) {
             last = io::ErrorKind::PermissionDenied.into();

@@ -353,7 +353,7 @@ async fn tls(
 
 /// Connects to a control plane, at the first of its addresses that answers.
 async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for address in follower.reached.find(control).await? {
         let dialled = dial(address, &follower.config.interception);
         match tokio::time::timeout(follower.config.limits.connect_timeout, dialled).await {

@@ -198,6 +198,14 @@ impl<'a> Field<'a> {
         parsed
     }
 
+    /// The text of a scalar; nothing is noted of other values.
+    pub(crate) fn plain_text(&self) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// A whole number within bounds.
     pub(crate) fn number(&self, least: u32, most: u32) -> Option<u32> {
         let shown = self.shown();
@@ -263,8 +271,13 @@ impl<'a> Field<'a> {
         if name.is_none() {
             self.refuse(
                 format!("{} is not a name", self.shown()),
-                "use 1 to 253 lower-case letters, digits, `-` or `.`, \
-                 starting and ending with a letter or digit",
+                match text.is_ascii() {
+                    true => {
+                        "use 1 to 253 lower-case letters, digits, `-` or `.`, \
+                         starting and ending with a letter or digit"
+                    }
+                    false => "use letters from a to z, digits, `-` or `.` only",
+                },
             );
         }
         name

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use leno_model::{Egress, Object};
-use leno_registry::{FileSource, outline, read_str};
+use leno_registry::{FileSource, Rejected, outline, read_str};
 
 use super::published::Item;
 use super::{mesh_config, published};
@@ -242,7 +242,13 @@ fn read_one(
     let may_keep_out = (is_foreign || is_below(group, ISTIO)) && !LETTING.contains(&kind);
     match (of_another_kind, is_foreign) {
         (true, _) => {
-            let why = rejected.first().map(|refusal| refusal.problem.clone()).unwrap_or_default();
+            let problem = |refusal: &Rejected| {
+                let field = refusal.at.field.as_deref();
+                let field = field.filter(|_| refusal.problem.starts_with("is "));
+                let field = field.map(|field| format!("{field} ")).unwrap_or_default();
+                format!("{field}{}", refusal.problem)
+            };
+            let why = rejected.first().map(problem).unwrap_or_default();
             Ok(Some((title, Found::Unread { why, may_keep_out })))
         }
         (false, true) => {

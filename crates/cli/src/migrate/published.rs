@@ -136,6 +136,9 @@ fn name_of(text: &str) -> String {
 
 /// What becomes of an item about the flow of requests: those with one scene belong together.
 pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace: &str) -> Fate {
+    if let Some(why) = rule::of_another_switch(&item.key) {
+        return Fate::Lost(why);
+    }
     let Some((family, scene)) = parts(item) else {
         return Fate::Lost("its key names no scene, and is none that is known here".to_owned());
     };

@@ -57,7 +57,7 @@ fn items_become_policies_or_are_told_of() {
         ("item servicecomb.retry.clients", "write `retry` of an HTTPRoute's rule, by hand"),
         ("item servicecomb.retry.nobody", "there is no servicecomb.matchGroup.nobody"),
         ("item servicecomb.matchGroup.nothing", "no rule of its scene is kept"),
-        ("item servicecomb.tagRule", "names no scene"),
+        ("item servicecomb.tagRule", "publish it under servicecomb.routeRule, by hand"),
     ] {
         let told = done.out.lines().find(|line| line.contains(&format!("{item} (")));
         assert!(told.is_some_and(|line| line.contains(fate)), "{item}: {told:?}");
@@ -119,5 +119,28 @@ fn what_has_no_native_form_is_named_with_its_field() {
         let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
         assert_eq!(done.code, Some(3), "{done:?}");
         assert!(done.out.contains(why), "{items} {}", done.out);
+    }
+}
+
+#[test]
+fn a_reason_names_the_field_and_the_key_that_it_is_about() {
+    let items = "servicecomb.tagRule.web: |\n  - precedence: 1\n    route: [{weight: 100, tags: {version: 1.0}}]\n\
+                 servicecomb.globalLaneRule: |\n  - precedence: 1\n";
+    for (text, expected) in [
+        (
+            items,
+            "not kept: item servicecomb.tagRule.web (old/x.yaml:1): keys of `enabled-previous-rule` are not read: \
+             publish it under servicecomb.routeRule.web, by hand",
+        ),
+        (
+            items,
+            "not kept: item servicecomb.globalLaneRule (old/x.yaml:1): keys of `enabled-previous-rule` are not \
+             read: publish it under servicecomb.globalRouteRule, by hand",
+        ),
+        ("unrelated.key: |\n  a: b\n", "not kept: document (old/x.yaml:1): kind is missing"),
+    ] {
+        let place = Place::with(&[("old/x.yaml", text)]);
+        let done = place.leno(&["migrate", "check", "-f", "old"]);
+        assert!(done.out.lines().any(|line| line.starts_with(expected)), "{}", done.out);
     }
 }

@@ -4,8 +4,8 @@ use leno_model::{
     EgressPolicy, EgressPort, HostPattern, IpRange, PolicyName, ServiceAccount, ToldBy,
 };
 
-use super::Head;
 use super::ingress::{LIST_MAX, not_empty, read_groups};
+use super::{Head, tls_route};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
@@ -125,9 +125,9 @@ fn read_port(element: &Field<'_>) -> Option<EgressPort> {
 }
 
 fn read_host(element: &Field<'_>) -> Option<HostPattern> {
-    element.parsed(
+    tls_route::read_host(
+        element,
         |text| text.parse::<HostPattern>().ok(),
-        "a host name",
         "use one in lower case without a port, such as api.example.com or *.example.com",
     )
 }

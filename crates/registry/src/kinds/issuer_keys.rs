@@ -1,9 +1,10 @@
 //! Reads where the public keys of an issuer are.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_model::{AddressClass, IssuerKeys, KeyServer, KeySource, Scheme};
+use leno_model::{AddressClass, InvalidEndpoint, IssuerKeys, KeyServer, KeySource, Scheme};
 
 use super::request_test::only_one;
 use super::service_policy::time_or;
@@ -11,6 +12,10 @@ use crate::field::{Field, Fields};
 
 /// One of `inline`, `file`, and `url` with `refresh`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
+    if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
+        field.refuse("is a text, not a map", "write a map with the text as `inline`");
+        return None;
+    }
     let fields = field.fields(&["inline", "file", "url", "refresh"])?;
     let key = only_one(&fields, &["inline", "file", "url"])?;
     if let (Some(refresh), false) = (fields.find("refresh"), key == "url") {
@@ -18,9 +23,26 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     }
     match key {
         "inline" => inline(fields.find("inline")?),
-        "file" => fields.find("file")?.file().map(KeySource::File).map(IssuerKeys::At),
+        "file" => file(fields.find("file")?).map(KeySource::File).map(IssuerKeys::At),
         _ => server(&fields).map(KeySource::Server).map(IssuerKeys::At),
     }
+}
+
+fn is_url(text: &str) -> bool {
+    text.contains("://")
+}
+
+/// The path of a file. A file with the name of a URL is not meant.
+fn file(field: &Field<'_>) -> Option<PathBuf> {
+    let path = field.file()?;
+    if field.text().is_some_and(is_url) {
+        field.refuse(
+            format!("{} is a URL, not the path of a file", field.shown()),
+            "write it as `url`",
+        );
+        return None;
+    }
+    Some(path)
 }
 
 /// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
@@ -74,10 +96,12 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
             Some(server)
         }
         Err(why) => {
-            field.refuse(
-                format!("{} is no server of keys: {why}", field.shown()),
-                "correct it, as in `https://accounts.example.com/.well-known/jwks.json`",
-            );
+            let is_path = field.text().is_some_and(|text| text.starts_with(['/', '.']));
+            let remedy = match (why, is_path) {
+                (InvalidEndpoint::Scheme, true) => "write the path of a file as `file`",
+                _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`",
+            };
+            field.refuse(format!("{} is no server of keys: {why}", field.shown()), remedy);
             None
         }
     }

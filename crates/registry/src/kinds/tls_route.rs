@@ -50,13 +50,24 @@ pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     (!hostnames.is_empty()).then_some(hostnames)
 }
 
+/// A pattern of host names. The DNS has no other alphabet than that of ASCII.
+pub(super) fn read_host(
+    field: &Field<'_>,
+    parse: impl FnOnce(&str) -> Option<HostPattern>,
+    remedy: &'static str,
+) -> Option<HostPattern> {
+    let is_ascii = field.plain_text().is_none_or(str::is_ascii);
+    let international = "write it as the DNS has it, such as xn--mller-kva.example";
+    field.parsed(parse, "a host name", if is_ascii { remedy } else { international })
+}
+
 /// Host names, each once.
 pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     let elements = field.list(HOSTNAMES_MAX)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
         let remedy = "use one in lower case such as shop.example.com or *.example.com";
-        let Some(pattern) = element.parsed(host_pattern, "a host name", remedy) else {
+        let Some(pattern) = read_host(element, host_pattern, remedy) else {
             continue;
         };
         if hostnames.contains(&pattern) {

@@ -212,3 +212,60 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
     );
     assert!(leno_registry::read_json(&object(serde_json::json!({"file": "/keys.json"}))).is_ok());
 }
+
+#[test]
+fn hints_about_key_sources_lead_to_acceptance() {
+    let issuer = |jwks: &str| {
+        format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}")
+    };
+    let specs = [
+        "'https://a.example/jwks.json'",
+        "/etc/keys.json",
+        "'{\"keys\": []}'",
+        "{file: 'https://a.example/jwks.json'}",
+        "{url: /etc/keys.json}",
+        "{url: 'https://user:secret@a.example/jwks.json'}",
+        "{url: 'https://user@a.example:443/jwks.json'}",
+        "{url: 'https://müller.example/jwks.json'}",
+        "{url: 'https://a.example:99999/jwks.json'}",
+    ]
+    .map(issuer);
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "leno.dev",
+        "JwtValidation",
+        &specs,
+        &expect![[r#"
+        spec.issuers[0].jwks: is "https://a.example/jwks.json", not a map; write a map, such as {url: "https://a.example/jwks.json"}
+        spec.issuers[0].jwks: is "/etc/keys.json", not a map; write a map, such as {file: "/etc/keys.json"}
+        spec.issuers[0].jwks: is a text, not a map; write a map with the text as `inline`
+        spec.issuers[0].jwks.file: "https://a.example/jwks.json" is a URL, not the path of a file; write it as `url`
+        spec.issuers[0].jwks.url: "/etc/keys.json" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
+        spec.issuers[0].jwks.url: "https://user:secret@a.example/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://user@a.example:443/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is no server of keys: a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is no server of keys: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+    "#]],
+    );
+}
+
+#[test]
+fn hints_about_hosts_of_other_alphabets_name_the_form_of_the_dns() {
+    let egress = |host: &str| {
+        format!(
+            "{{sources: [{{kind: ServiceAccount, name: a, namespace: b}}], hosts: ['{host}'], \
+             ports: [{{number: 80, protocol: http}}]}}"
+        )
+    };
+    let specs = ["müller.example", "a b.example"].map(egress);
+    let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+    check_refusals_of(
+        "policy.openservicemesh.io",
+        "Egress",
+        &specs,
+        &expect![[r#"
+        spec.hosts[0]: "müller.example" is not a host name; write it as the DNS has it, such as xn--mller-kva.example
+        spec.hosts[0]: "a b.example" is not a host name; use one in lower case without a port, such as api.example.com or *.example.com
+    "#]],
+    );
+}

@@ -347,7 +347,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:69: MeshConfig x: spec.tracing.export.otlp.protocol: "http2" is not known here; did you mean `http`?
             4:26: MeshConfig x: spec.tracing.errors: "no" is neither true nor false; use true or false
             4:43: MeshConfig x: spec.tracing.propagation: "b4" is not known here; did you mean `b3`?
-            4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is no endpoint to use: an endpoint needs a port, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
+            4:75: MeshConfig x: spec.tracing.export.zipkin.endpoint: "http://c" is no endpoint to use: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `http://127.0.0.1:9411`
             4:28: MeshConfig x: spec.accessLog.format: is not a field that is known here; remove it, or use `sampling`, `errors`, `template` or `export`
             4:30: MeshConfig x: spec.accessLog.template: a template has 1 to 1024 bytes; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: a template names at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`

@@ -34,6 +34,20 @@ pub(super) fn native(
     }
 }
 
+/// The reason for rules of routes under the keys of `enabled-previous-rule` not to be rewritten: the rest of the key is a
+/// service, not a scene.
+pub(super) fn of_another_switch(key: &str) -> Option<String> {
+    let rest = key.strip_prefix("servicecomb.")?;
+    let (family, service) = rest.split_once('.').unwrap_or((rest, ""));
+    let to = match family {
+        "tagRule" | "laneRule" if service.is_empty() => "servicecomb.routeRule".to_owned(),
+        "tagRule" | "laneRule" => format!("servicecomb.routeRule.{service}"),
+        "globalTagRule" | "globalLaneRule" => "servicecomb.globalRouteRule".to_owned(),
+        _ => return None,
+    };
+    Some(format!("keys of `enabled-previous-rule` are not read: publish it under {to}, by hand"))
+}
+
 /// Why the others are not rewritten.
 fn by_hand(family: &str) -> String {
     let why = match family {
@@ -50,9 +64,6 @@ fn by_hand(family: &str) -> String {
             "nothing looks at a machine's load here: `concurrency.adaptive` of a RateLimit protects"
         }
         "loadbalance" => "its algorithms are those of libraries: write a LoadBalancing",
-        "tagRule" | "laneRule" => {
-            "keys of `enabled-previous-rule` are not read: publish it under servicecomb.routeRule"
-        }
         _ => "it is no key that is known here",
     };
     format!("{why}, by hand")
