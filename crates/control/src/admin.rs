@@ -27,6 +27,7 @@ use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
+use crate::scrape_targets::Scraper;
 use crate::share::Share;
 use crate::sidecar_query;
 use crate::tap::Lines;
@@ -384,7 +385,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
         "/metrics" => Question::Metrics(Form::Prometheus, None),
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
-        "/prometheus/targets" => Question::ScrapeTargets,
+        "/prometheus/targets" => Question::ScrapeTargets(Scraper::Local),
         "/rejected" => Question::Rejected,
         "/rejected-joins" => Question::RejectedJoins,
         "/routes" => Question::Routes,

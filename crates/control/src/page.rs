@@ -33,6 +33,7 @@ use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
 use crate::answering::{Answering, foreign, serve_all, text, typed, typed_body};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
+use crate::scrape_targets::Scraper;
 use crate::share::Share;
 use crate::tap::Lines;
 use crate::writable::DataDirectory;
@@ -179,13 +180,13 @@ impl Answering for Desk {
     /// Browsers open another one.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
-    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
+    async fn answer(&self, request: Request<Incoming>, source: Source) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response = match admit(self.key.as_ref(), (&parts.uri, &parts.headers), target) {
             Entry::Admitted => match target.strip_prefix("/api/tap?") {
                 Some(query) if parts.method == Method::GET => self.tap(&parts.headers, query),
-                _ => self.admitted(&parts.method, target).await.map(Either::Left),
+                _ => self.admitted(&parts.method, target, source).await.map(Either::Left),
             },
             Entry::Turned(response) => response.map(Either::Left),
         };
@@ -195,7 +196,12 @@ impl Answering for Desk {
 }
 
 impl Desk {
-    async fn admitted(&self, method: &Method, target: &str) -> Response<Full<Bytes>> {
+    async fn admitted(
+        &self,
+        method: &Method,
+        target: &str,
+        source: Source,
+    ) -> Response<Full<Bytes>> {
         if !matches!(*method, Method::GET | Method::HEAD) {
             let reason = "this page only reads: use GET\n";
             return text(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
@@ -224,6 +230,10 @@ impl Desk {
                 let _turn = self.asking.turn().await;
                 match question {
                     Question::Status => self.status().await,
+                    Question::ScrapeTargets(_) => {
+                        let scraper = Scraper::at(source);
+                        ask_owner(&self.questions, Question::ScrapeTargets(scraper)).await
+                    }
                     question => ask_owner(&self.questions, question).await,
                 }
             }

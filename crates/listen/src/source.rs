@@ -10,6 +10,16 @@ pub struct Source(IpAddr);
 impl Source {
     /// The source of connections over Unix sockets.
     pub const LOCAL: Self = Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+
+    /// True for clients on this machine, as far as their address shows it: over Unix sockets and loopback.
+    #[must_use]
+    pub const fn is_local(self) -> bool {
+        match self.0 {
+            IpAddr::V4(address) => address.is_loopback() || address.is_unspecified(),
+            // The network of `::1`.
+            IpAddr::V6(network) => network.is_unspecified(),
+        }
+    }
 }
 
 impl From<IpAddr> for Source {
@@ -36,5 +46,10 @@ mod tests {
         assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
         assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
         assert_ne!(source("10.0.0.1"), Source::LOCAL);
+        for local in [source("127.0.0.2"), source("::1"), source("::ffff:127.0.0.1"), Source::LOCAL]
+        {
+            assert!(local.is_local(), "{local:?}");
+        }
+        assert!(!source("10.0.0.1").is_local() && !source("2001:db8::1").is_local());
     }
 }

@@ -14,7 +14,7 @@ use super::{Now, Owner};
 use crate::history::Subject;
 use crate::publish::Settling;
 use crate::report::Report;
-use crate::scrape_targets;
+use crate::scrape_targets::{self, Scraper};
 use crate::status::Status;
 
 /// What an operator wants to know.
@@ -37,8 +37,8 @@ pub(crate) enum Question {
     Objects,
     Policies,
     Proxies,
-    /// The addresses of all sidecars' metrics, for Prometheus.
-    ScrapeTargets,
+    /// The addresses of all sidecars' metrics that a Prometheus there can reach.
+    ScrapeTargets(Scraper),
     Rejected,
     Routes,
     Services,
@@ -173,7 +173,7 @@ impl Owner {
             Question::History(subject) => serde_json::to_value(self.history.plots(&subject, at)),
             Question::Policies => serde_json::to_value(report.policies()),
             Question::Proxies => serde_json::to_value(report.proxies()),
-            Question::ScrapeTargets => Ok(scrape_targets::of(&report.proxies())),
+            Question::ScrapeTargets(scraper) => Ok(scrape_targets::of(&report.proxies(), scraper)),
             Question::Rejected => Ok(report.rejected()),
             Question::Routes => serde_json::to_value(report.routes()),
             Question::Services => serde_json::to_value(report.services()),
