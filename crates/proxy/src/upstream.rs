@@ -47,6 +47,8 @@ pub(crate) struct Upstream {
     /// Its place in the ward that watches over it.
     pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
+    /// Links with a silent peer: no new request goes there, and they return when the peer is heard again.
+    suspended: RefCell<Vec<LinkHandle>>,
     /// The connection attempt that requests share.
     attempt: RefCell<Option<Rc<connect::Attempt>>>,
     /// Connections to a peer that does not speak the link protocol.
@@ -108,6 +110,7 @@ impl Upstream {
             connect_timeout: Cell::new(None),
             slot: Cell::new(watch::NOWHERE),
             links: RefCell::default(),
+            suspended: RefCell::default(),
             attempt: RefCell::default(),
             foreign: Pool::default(),
             is_foreign: Cell::new(false),
@@ -256,7 +259,7 @@ impl Upstream {
 
     /// Takes no more requests; those under way finish.
     pub(crate) fn retire(&self) {
-        for link in self.links.borrow().iter() {
+        for link in self.links.borrow().iter().chain(self.suspended.borrow().iter()) {
             link.retire();
         }
         self.foreign.clear();

@@ -1,6 +1,6 @@
 //! Issue 27, finding A11: endpoints that do not answer, before and after a link to them is open.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -197,6 +197,57 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
         assert_eq!(waits.await.unwrap(), (200, None));
         until(|| upstream.is_usable(Instant::now())).await;
         assert!(mesh.client.failures().is_empty());
+    });
+}
+
+/// A drain, or an endpoint that leaves, retires each link of an endpoint, those with a silent peer as well.
+#[test]
+fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stalled = endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
+        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let goes_on = Rc::new(tokio::sync::Notify::new());
+        // The requests on each link, and the links that ended.
+        let (requests, ended) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
+        let (counts, ends, released) = (requests.clone(), ended.clone(), goes_on.clone());
+        tokio::task::spawn_local(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let (identity, counts) = (identity.clone(), counts.clone());
+                let (ends, released) = (ends.clone(), released.clone());
+                tokio::task::spawn_local(async move {
+                    let mut peer = Peer::acceptor(tcp, &identity).await;
+                    let number = counts.borrow().len();
+                    counts.borrow_mut().push(0);
+                    while let Some(event) = peer.next().await {
+                        let Event::Opened { stream, .. } = event else { continue };
+                        let is_first = counts.borrow().iter().sum::<usize>() == 0;
+                        counts.borrow_mut()[number] += 1;
+                        if is_first {
+                            released.notified().await;
+                        }
+                        peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                        peer.flush().await;
+                    }
+                    ends.set(ends.get() + 1);
+                });
+            }
+        });
+        mesh.route_to(std::slice::from_ref(&stalled));
+        let door = mesh.door;
+        let waits = tokio::task::spawn_local(async move { status_at(door, POST).await });
+        until(|| requests.borrow()[..] == [1]).await;
+        let upstream = mesh.client.worker.upstream(&Arc::new(stalled));
+        until(|| !upstream.is_usable(Instant::now())).await;
+        mesh.client.worker.retire_upstreams();
+        goes_on.notify_one();
+        assert_eq!(waits.await.unwrap(), (200, None));
+        until(|| upstream.is_usable(Instant::now())).await;
+        assert_eq!(status(&mesh, POST).await, (200, None));
+        assert_eq!(requests.borrow()[..], [1, 1], "each link has carried one request");
+        until(|| ended.get() == 1).await;
     });
 }
 

@@ -317,20 +317,8 @@ async fn reach(
     let link = LinkHandle::new(Role::Opener);
     let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
-    let (lost, by) = (Rc::downgrade(upstream), Rc::downgrade(worker));
-    link.on_silence(move |link, is_silent| {
-        let (Some(upstream), Some(worker)) = (lost.upgrade(), by.upgrade()) else {
-            return link.retire();
-        };
-        let endpoint = upstream.endpoint.address;
-        if is_silent {
-            tracing::debug!(%endpoint, "a link is silent");
-            upstream.suspend(link, &worker);
-        } else {
-            tracing::debug!(%endpoint, "a link that was silent goes on");
-            upstream.resume(link);
-        }
-    });
+    observe_silence(&link, upstream, worker);
+    let suspended_at = Rc::downgrade(upstream);
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
@@ -348,6 +336,9 @@ async fn reach(
                 driving.await
             }
         };
+        if let Some(upstream) = suspended_at.upgrade() {
+            upstream.forget(&driven);
+        }
         if let (Err(error), Some(worker)) = (ended, owner.upgrade()) {
             worker.log_misuse(address, error);
         }
@@ -362,6 +353,24 @@ async fn reach(
         Err(_) => link.abandon(),
     }
     greeted
+}
+
+/// Suspends the link at its endpoint while its peer is silent.
+fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
+    let (upstream, worker) = (Rc::downgrade(upstream), Rc::downgrade(worker));
+    link.on_silence(move |link, is_silent| {
+        let (Some(upstream), Some(worker)) = (upstream.upgrade(), worker.upgrade()) else {
+            return link.retire();
+        };
+        let endpoint = upstream.endpoint.address;
+        if is_silent {
+            tracing::debug!(%endpoint, "a link is silent");
+            upstream.suspend(link, &worker);
+        } else {
+            tracing::debug!(%endpoint, "a link that was silent goes on");
+            upstream.resume(link);
+        }
+    });
 }
 
 /// Waits for a step of a connection attempt that requests share, as long as the most patient of them.

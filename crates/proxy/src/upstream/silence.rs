@@ -16,12 +16,19 @@ impl Upstream {
     /// One of its links is silent: no new request goes there, and those in progress wait.
     pub(super) fn suspend(&self, link: &LinkHandle, worker: &Worker) {
         self.links.borrow_mut().retain(|it| !it.is(link));
+        self.suspended.borrow_mut().push(link.clone());
         self.lose(worker);
     }
 
     /// A link that was silent carries requests again.
     pub(super) fn resume(&self, link: &LinkHandle) {
+        self.forget(link);
         self.welcome();
         self.add_link(link.clone());
+    }
+
+    /// A link that was silent has ended, or returns.
+    pub(super) fn forget(&self, link: &LinkHandle) {
+        self.suspended.borrow_mut().retain(|it| !it.is(link));
     }
 }
