@@ -44,7 +44,8 @@ fn unlimited(bound: &Bound, retries: u32) -> Wait {
 
 /// What decides whether the client gets an answer, or the request is sent once more.
 pub(crate) struct KeepBack<'a> {
-    rule: &'a RetryRule,
+    /// No answer is kept from the client without one.
+    rule: Option<&'a RetryRule>,
     worker: &'a Worker,
     request: &'a Request<'a>,
     /// The service that bears the retry, and how often it did.
@@ -64,7 +65,7 @@ pub(crate) struct KeptBack {
 }
 
 impl<'a> KeepBack<'a> {
-    /// `None` when no rule keeps anything back. `held`: what is kept of the body; none when there is
+    /// `None` without a rule about retries and without a kept body. `held`: the kept part of the body; none when there is
     /// no body. `kept_back` is told what was decided.
     pub(crate) fn under(
         actions: Option<&'a CompiledActions>,
@@ -73,7 +74,10 @@ impl<'a> KeepBack<'a> {
         held: Option<&'a Hold>,
         (kept_back, retrying): (&'a Cell<Option<KeptBack>>, (Option<&'a Ward>, &'a Retrying)),
     ) -> Option<Self> {
-        let rule = actions?.retry.as_ref()?;
+        let rule = actions.and_then(|actions| actions.retry.as_ref());
+        if rule.is_none() && held.is_none() {
+            return None;
+        }
         Some(Self { rule, worker, request, bears, held, kept_back, retrying })
     }
 
@@ -82,12 +86,25 @@ impl<'a> KeepBack<'a> {
         self.kept_back.get().is_some()
     }
 
-    /// Whether an answer is kept from the client; then the retry is paid for. `witness`: who would know
-    /// of it.
+    /// True when an answer is kept from the client; then the retry is paid for. Otherwise the request is not sent again, and
+    /// its body is no longer kept. `witness`: the observer of the answer.
     pub(crate) fn keeps(
         &self,
         bytes: &[u8],
         head: &ResponseHead,
+        witness: Option<&Witness>,
+    ) -> bool {
+        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, (bytes, head), witness));
+        if let Some(held) = self.held.filter(|_| !keeps) {
+            held.release();
+        }
+        keeps
+    }
+
+    fn keeps_by(
+        &self,
+        rule: &RetryRule,
+        (bytes, head): (&[u8], &ResponseHead),
         witness: Option<&Witness>,
     ) -> bool {
         let status = match self.request.is_grpc() {
@@ -106,7 +123,7 @@ impl<'a> KeepBack<'a> {
             number: u8::try_from(retries).unwrap_or(u8::MAX),
             others: 0,
         };
-        let keeps = retry::retry_by_rule(self.rule, Setback::Answered(status), &attempt)
+        let keeps = retry::retry_by_rule(rule, Setback::Answered(status), &attempt)
             && self.retrying.1.claim(self.retrying.0)
             && pays(self.worker, service);
         if !keeps {

@@ -158,15 +158,14 @@ async fn over_http2(
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
     // The server may end the connection before it looks at the request (RFC 9113 §6.8).
-    let held = exchange.hold_briefly();
+    exchange.hold_briefly();
     let (response, stream) = lease.send(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
     let outgoing = Outgoing::new(stream);
     let asked = Asked::new(&outgoing);
     let sink = Sink::Http2 { stream: outgoing, patience };
     let sending = Sending::of(exchange);
-    let awaited = Awaited::new(response).holding(held);
-    let upstream = Upstreamed::Http2(Box::new(awaited));
+    let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
     let outcome = converse(exchange, (sink, sending), upstream).await;
     asked.finish();
     outcome.map(|_| lease.processed())
@@ -351,7 +350,7 @@ struct Reply<'a, 'io> {
     edits: Option<&'a FieldEdits>,
     /// A field for the answer, under persistence.
     keeps: Option<&'a Named>,
-    /// What may keep an answer from the client; none without a rule about retries.
+    /// It may keep an answer from the client; none without a rule about retries and without a kept body.
     keep_back: Option<KeepBack<'a>>,
     /// Who must know when the client gets the answer.
     witness: Option<&'a Witness>,
@@ -455,7 +454,6 @@ async fn receive_http2(
             }
             Http2Answer::Final(parts, body) => (parts, body),
         };
-        awaited.release();
         let agreed = reply.upgrade && parts.status.is_success();
         let bytes = match agreed {
             true => connect::switching(&mut parts, reply.request),

@@ -14,6 +14,8 @@ pub(crate) struct Hold {
     pieces: RefCell<Vec<Piece>>,
     is_lost: Cell<bool>,
     is_whole: Cell<bool>,
+    /// It is kept to the end of the request, whether or not it is sent again.
+    is_needed: Cell<bool>,
     /// The index of the piece that is sent next.
     next: Cell<usize>,
 }
@@ -24,8 +26,16 @@ impl Hold {
         self.is_lost.get()
     }
 
-    /// Keeps nothing any more. Pieces that are still to be sent stay until then.
+    /// Keeps it to the end of the request, for copies.
+    pub(crate) fn keep_to_end(&self) {
+        self.is_needed.set(true);
+    }
+
+    /// The request is not sent again: keeps nothing any more. Pieces that are still to be sent stay until then.
     pub(crate) fn release(&self) {
+        if self.is_needed.get() {
+            return;
+        }
         self.is_lost.set(true);
         self.drop_sent();
     }
@@ -68,6 +78,8 @@ pub(crate) struct Kept<'a> {
 impl<'a> Kept<'a> {
     /// Keeps what comes from a source, in `hold`.
     pub(crate) fn new(source: Source<'a>, hold: Rc<Hold>) -> Self {
+        #[cfg(test)]
+        HOLDS.with_borrow_mut(|holds| holds.push(Rc::downgrade(&hold)));
         Self { source, hold, bytes: 0 }
     }
 
@@ -125,6 +137,18 @@ impl<'a> Kept<'a> {
         self.hold.is_whole.set(self.source.is_exhausted());
         Poll::Ready(Ok(next))
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    static HOLDS: RefCell<Vec<std::rc::Weak<Hold>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The pieces that all requests of this thread keep.
+#[cfg(test)]
+pub(crate) fn pieces_kept() -> usize {
+    let pieces = |hold: &std::rc::Weak<Hold>| hold.upgrade().map(|it| it.pieces.borrow().len());
+    HOLDS.with_borrow(|holds| holds.iter().filter_map(pieces).sum())
 }
 
 /// The most of a body that is kept for another attempt.

@@ -4,10 +4,15 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use leno_model::Protocol;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
-use super::fixture::frames::{self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway};
-use super::fixture::{Application, Client, Mesh, Short, run};
-use super::http2::{application, mesh};
+use super::fixture::frames::{
+    self, DATA, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, RST_STREAM, goaway,
+};
+use super::fixture::{Application, Client, Mesh, Short, run, until};
+use super::http2::{application, mesh, whole};
+use crate::http::replay;
 
 /// An application of HTTP/2 that answers the first whole request with `rejects`, given its number, and others with 200 and the body.
 async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
@@ -150,6 +155,60 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
             answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
         assert_eq!(app.application.accepted.get(), opened, "no connection is opened any more");
+    });
+}
+
+/// The response head ends the need for the copy of a body, also on a stream that was sent again.
+#[test]
+fn the_copy_of_a_body_is_released_when_the_response_begins() {
+    run(async {
+        let is_first = Rc::new(Cell::new(true));
+        let begun = Rc::new(Notify::new());
+        let ends = begun.clone();
+        let app = application(move |request, mut respond| {
+            let (is_first, ends) = (is_first.clone(), ends.clone());
+            async move {
+                let (body, _) = whole(request.into_body()).await;
+                assert_eq!(body, b"abc");
+                if is_first.replace(false) {
+                    return respond.send_reset(h2::Reason::REFUSED_STREAM);
+                }
+                let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
+                ends.notified().await;
+                stream.send_data("end".into(), true).unwrap();
+            }
+        })
+        .await;
+        // Over HTTP/1.1 a body is kept where the connection has served before.
+        let ends = begun.clone();
+        let other = Application::start(move |mut client| {
+            let ends = ends.clone();
+            async move {
+                while let Some(mut request) = client.head().await {
+                    client.body(&mut request).await.unwrap();
+                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n").await;
+                    if !request.head.contains("/quick") {
+                        ends.notified().await;
+                    }
+                    client.send("end").await;
+                }
+            }
+        })
+        .await;
+        for (app, protocol) in [(&app, Protocol::Http2), (&other, Protocol::Http)] {
+            let mesh = mesh(app.address, protocol).await;
+            if protocol == Protocol::Http {
+                assert_eq!(answer(&mesh, "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n").await.0, 200);
+            }
+            let mut client = Client::connect(mesh.door).await;
+            client.send("PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
+            until(|| replay::pieces_kept() > 0).await;
+            let mut answer = client.head().await.unwrap();
+            assert_eq!(answer.status, 200);
+            assert_eq!(replay::pieces_kept(), 0, "{protocol}");
+            begun.notify_one();
+            client.body(&mut answer).await.unwrap();
+        }
     });
 }
 

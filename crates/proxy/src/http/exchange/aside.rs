@@ -121,7 +121,7 @@ impl Exchange<'_, '_> {
             copies.send(Some(Vec::new()));
             return None;
         }
-        self.keep_body();
+        self.keep_body().keep_to_end();
         Some(copies)
     }
 
@@ -152,16 +152,12 @@ impl Exchange<'_, '_> {
         hold
     }
 
-    /// Keeps a body until its answer begins, where nothing else keeps it: for a connection that may end before its request is
-    /// looked at. The caller releases the hold then.
+    /// Keeps a body until its answer begins: for a connection that may end before its request is looked at.
     #[inline(never)]
-    pub(crate) fn hold_briefly(&mut self) -> Option<Rc<Hold>> {
-        if self.body.is_empty() || self.request.upgrade || self.kept.is_some() {
-            return None;
+    pub(crate) fn hold_briefly(&mut self) {
+        if !self.body.is_empty() && !self.request.upgrade && self.held.is_none() {
+            self.held = Some(self.keep_body());
         }
-        let hold = self.keep_body();
-        self.held = Some(hold.clone());
-        Some(hold)
     }
 
     /// Waits, or fails, where a policy wants it so.

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -13,7 +12,6 @@ use http::response::Parts;
 use leno_model::Reason;
 use leno_wire::link::ResetCode;
 
-use crate::http::replay::Hold;
 use crate::http2::client::is_unprocessed;
 use crate::http2::head;
 
@@ -41,8 +39,6 @@ pub(crate) struct Awaited {
     /// Interim heads that came while something else was done, as HTTP/1.1 writes them.
     waiting: VecDeque<Bytes>,
     allowance: Allowance,
-    /// The part of the request's body that is kept until the answer begins.
-    held: Option<Rc<Hold>>,
 }
 
 /// The next head of an answer.
@@ -54,19 +50,7 @@ pub(crate) enum Http2Answer {
 
 impl Awaited {
     pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, waiting: VecDeque::new(), allowance: Allowance::new(), held: None }
-    }
-
-    /// The same, with the body of the request kept until the answer begins.
-    pub(super) fn holding(self, held: Option<Rc<Hold>>) -> Self {
-        Self { held, ..self }
-    }
-
-    /// The answer begins: the request is not sent again.
-    pub(super) fn release(&mut self) {
-        if let Some(held) = self.held.take() {
-            held.release();
-        }
+        Self { response, waiting: VecDeque::new(), allowance: Allowance::new() }
     }
 
     /// The next head.
