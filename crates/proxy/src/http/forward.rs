@@ -84,13 +84,12 @@ pub(crate) async fn forward(
             over_http2(exchange, aim, destined, &mut lease).await
         }
         Lease::Link(link) => over_link(exchange, aim, &link).await,
-        Lease::Http2(mut lease) => loop {
-            match over_http2(exchange, aim, destined, &mut lease).await {
-                Err(Reason::UpstreamRefused) => {
-                    lease = Box::pin(unprocessed::lease_again(exchange, destined, lease)).await?;
-                }
-                outcome => break outcome,
+        Lease::Http2(mut lease) => match over_http2(exchange, aim, destined, &mut lease).await {
+            // Boxed, so that the others need no room for it.
+            Err(Reason::UpstreamRefused) => {
+                Box::pin(unprocessed::send_again(exchange, aim, destined, lease)).await
             }
+            outcome => outcome,
         },
         Lease::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;

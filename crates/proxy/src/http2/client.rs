@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::{Mutex, MutexGuard, Notify};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::transport::Transport;
 use super::{
@@ -22,16 +22,25 @@ use super::{
     WINDOW_BYTES,
 };
 use crate::io::Io;
-use crate::upstream::connect;
+use crate::upstream::{connect, pool};
 use crate::worker::Worker;
 
 /// The connections of one thread to one server.
-#[derive(Default)]
 pub(crate) struct Http2Pool {
-    open: RefCell<Vec<Rc<Connection>>>,
+    open: Rc<Open>,
     /// One connection is opened at a time; who waits for it may use it.
     opening: Mutex<()>,
     server: Rc<Server>,
+    /// The time between two looks for connections that are not used.
+    look: Duration,
+}
+
+/// The open connections of a pool. Requests use the first one with room, so the last ones are the surplus.
+#[derive(Default)]
+struct Open {
+    connections: RefCell<Vec<Rc<Connection>>>,
+    /// A task closes the surplus.
+    is_observed: Cell<bool>,
 }
 
 /// The knowledge of a server that its connections share.
@@ -41,6 +50,8 @@ struct Server {
     /// The streams that the server processed on one connection before it refused further ones by GOAWAY, as nginx does
     /// (`keepalive_requests`); more than there can be as long as it refused none.
     streams_per_connection: Cell<u32>,
+    /// The streams before the first one that it refused by GOAWAY on the last connection that ended so; 0 before the first.
+    ended_after: Cell<u32>,
     /// The streams that it has processed.
     processed: Cell<u64>,
     /// Wakes a request after its stream was refused: another one was processed, or none is left.
@@ -54,6 +65,10 @@ struct Connection {
     opened: Cell<u32>,
     /// The streams before the first one that the server refused when it ended the connection.
     accepted: Cell<u32>,
+    /// The streams after which the connection before it ended; 0 where none did.
+    expected: u32,
+    /// The streams since its begin, at the last look for connections that are not used.
+    seen: Cell<Option<u32>>,
     /// When its peer's certificate expires; never for the application, which has none.
     expires: Option<Instant>,
     /// That of its pool.
@@ -76,11 +91,19 @@ enum Turn<'a> {
     Opens(MutexGuard<'a, ()>),
 }
 
+impl Default for Http2Pool {
+    fn default() -> Self {
+        let (open, opening, server) = (Rc::default(), Mutex::default(), Rc::default());
+        Self { open, opening, server, look: LOOK }
+    }
+}
+
 impl Default for Server {
     fn default() -> Self {
         Self {
             room: Notify::new(),
             streams_per_connection: Cell::new(u32::MAX),
+            ended_after: Cell::new(0),
             processed: Cell::new(0),
             progress: Notify::new(),
         }
@@ -126,17 +149,18 @@ impl Http2Lease {
     }
 
     /// Waits, after the server has refused the stream, until it has processed another one. False where that is not to be
-    /// expected: then the server would refuse the stream again.
-    pub(crate) async fn progresses(self) -> bool {
+    /// expected: then the server would refuse the stream again. `is_reset`: it has reset the stream, and not ended the
+    /// connection by GOAWAY.
+    pub(crate) async fn progresses(self, is_reset: bool) -> bool {
         let connection = self.connection.clone();
         let before = connection.server.processed.get();
-        if let Some(number) = self.number.filter(|_| connection.is_over()) {
+        if let Some(number) = self.number.filter(|_| !is_reset) {
             connection.accept_only(number);
         }
         drop(self);
         // A GOAWAY wakes all streams that it refuses at once: after a turn of each, the first of them is known.
         tokio::task::yield_now().await;
-        if connection.is_over() {
+        if !is_reset {
             return connection.accepted.get() != u32::MAX && connection.accepted.get() > 0;
         }
         let is_processed = || connection.server.processed.get() > before;
@@ -203,7 +227,7 @@ impl Http2Pool {
             if let Some(ready) = self.ready() {
                 return Some(ready);
             }
-            if self.open.borrow().len() < self.connections_max() {
+            if self.open.connections.borrow().len() < self.connections_max() {
                 return None;
             }
             if let Some(crowded) = self.find(Connection::may_open) {
@@ -237,17 +261,25 @@ impl Http2Pool {
             streams: Cell::new(0),
             opened: Cell::new(0),
             accepted: Cell::new(u32::MAX),
+            expected: self.server.ended_after.get(),
+            seen: Cell::new(None),
             expires,
             server: self.server.clone(),
         });
-        self.open.borrow_mut().push(added.clone());
+        let mut open = self.open.connections.borrow_mut();
+        open.push(added.clone());
+        let has_surplus = open.len() > 1;
+        drop(open);
+        if has_surplus && !self.open.is_observed.replace(true) {
+            tokio::task::spawn_local(close_surplus(Rc::downgrade(&self.open), self.look));
+        }
         self.server.room.notify_waiters();
         added
     }
 
     /// The first connection with room; those that are over are forgotten.
     pub(crate) fn ready(&self) -> Option<Http2Lease> {
-        let mut open = self.open.borrow_mut();
+        let mut open = self.open.connections.borrow_mut();
         let before = open.len();
         open.retain(|connection| !connection.is_over());
         if open.len() < before {
@@ -258,18 +290,18 @@ impl Http2Pool {
     }
 
     fn find(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Lease> {
-        let open = self.open.borrow();
+        let open = self.open.connections.borrow();
         open.iter().find(|connection| is_it(connection)).cloned().map(Http2Lease::new)
     }
 
     /// True while a connection is open, with room or not.
     pub(crate) fn is_open(&self) -> bool {
-        !self.open.borrow().is_empty()
+        !self.open.connections.borrow().is_empty()
     }
 
     /// Opens no more streams; those under way go on.
     pub(crate) fn clear(&self) {
-        self.open.borrow_mut().clear();
+        self.open.connections.borrow_mut().clear();
         self.server.room.notify_waiters();
     }
 }
@@ -287,14 +319,29 @@ impl Connection {
         self.may_open() && (!is_short || self.streams.get() == 0)
     }
 
-    /// The server has ended the connection, and has refused the stream with so many before it.
+    /// The server has ended the connection by GOAWAY, and has refused the stream with so many before it. A server that counts
+    /// streams ends the next connection after about as many. Once proves nothing: a server that drains, or ends a connection for
+    /// its age or because it was idle, refuses the streams that are on their way as well.
     fn accept_only(&self, streams: u32) {
-        if streams < self.accepted.get() {
-            self.accepted.set(streams);
-            // A server that refuses all streams says nothing about their number.
-            let limit = if streams == 0 { u32::MAX } else { streams };
-            self.server.streams_per_connection.set(limit);
+        if streams >= self.accepted.get() {
+            return;
         }
+        self.accepted.set(streams);
+        let Server { streams_per_connection, ended_after, .. } = &*self.server;
+        ended_after.set(streams);
+        let is_near = |less: u32, more: u32| more <= less.saturating_mul(SIMILAR);
+        if streams == 0 {
+            // A server that refuses all streams says nothing about their number.
+            streams_per_connection.set(u32::MAX);
+        } else if is_near(streams, self.expected) && is_near(self.expected, streams) {
+            streams_per_connection.set(streams);
+        }
+    }
+
+    /// True where no request has used it since the last look.
+    fn was_unused(&self) -> bool {
+        let opened = Some(self.opened.get());
+        self.seen.replace(opened) == opened && self.streams.get() == 0
     }
 
     /// Whether no stream may be opened any more.
@@ -303,6 +350,32 @@ impl Connection {
         // The codec's own answer is about the connection only; streams are ours to count.
         matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             || self.expires.is_some_and(|expires| expires <= Instant::now())
+    }
+}
+
+impl Open {
+    /// Closes the connections that no request has used since the last look, but for the one that the next request uses.
+    fn close_unused(&self) {
+        let mut connections = self.connections.borrow_mut();
+        connections.retain(|connection| !connection.is_over());
+        let mut has_first = false;
+        connections.retain(|connection| {
+            let is_first = !std::mem::replace(&mut has_first, true);
+            !connection.was_unused() || is_first
+        });
+    }
+}
+
+/// Looks at the connections of a pool until there is no surplus.
+async fn close_surplus(open: Weak<Open>, look: Duration) {
+    loop {
+        sleep(look).await;
+        let Some(open) = open.upgrade() else { return };
+        open.close_unused();
+        if open.connections.borrow().len() < 2 {
+            open.is_observed.set(false);
+            return;
+        }
     }
 }
 
@@ -380,7 +453,135 @@ const CONNECTIONS_MAX: usize = 8;
 const FEW_STREAMS: u32 = 64;
 /// The connections of one thread to a server that makes them short.
 const SHORT_CONNECTIONS_MAX: usize = 64;
+/// The time between two looks for connections that are not used: one closes after one to two times as long.
+const LOOK: Duration = pool::AGE_MAX;
+/// Two numbers of streams are similar where one is at most so many times the other.
+const SIMILAR: u32 = 2;
 /// The time in which a server that has refused a stream has to process another one.
 const PROGRESS_TIME: Duration = Duration::from_secs(1);
 /// Small frames of a server that may wait for slow readers on one connection.
 const SMALL_FRAMES_MAX: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use h2::Reason as Code;
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::io::Stream;
+    use crate::tests::fixture::{Application, run, until};
+    use crate::tests::http2::application;
+
+    /// A connection of the pool, with room for one stream.
+    async fn connected(
+        pool: &Http2Pool,
+        app: &Application,
+        expires: Option<Instant>,
+    ) -> Http2Lease {
+        let tcp = TcpStream::connect(app.address).await.unwrap();
+        let send = greet(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
+        pool.add(send, expires)
+    }
+
+    async fn ask(lease: &mut Http2Lease) -> Result<(), h2::Error> {
+        let request = http::Request::get("http://x/").body(()).unwrap();
+        let (response, _stream) = lease.send(request, true).unwrap();
+        response.await.map(drop)
+    }
+
+    #[test]
+    fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
+        run(async {
+            let is_first = Cell::new(true);
+            let is_first = Rc::new(is_first);
+            let app = application(move |_, mut respond| {
+                let is_first = is_first.clone();
+                async move {
+                    match is_first.replace(false) {
+                        true => drop(respond.send_response(http::Response::new(()), true)),
+                        false => respond.send_reset(Code::REFUSED_STREAM),
+                    }
+                }
+            })
+            .await;
+            let pool = Http2Pool::default();
+            // The connection before ended after one stream.
+            pool.server.ended_after.set(1);
+            let mut first = connected(&pool, &app, Some(Instant::now())).await;
+            let mut second = Http2Lease::new(first.connection.clone());
+            ask(&mut first).await.unwrap();
+            assert_eq!(ask(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
+            assert!(second.connection.is_over(), "the certificate of its peer has expired");
+            drop(first);
+            assert!(!second.progresses(true).await);
+            assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+        });
+    }
+
+    #[test]
+    fn two_connections_in_a_row_teach_a_limit() {
+        for (first, second, limit) in
+            [(3, 3, 3), (4, 7, 7), (7, 4, 4), (3, 7, u32::MAX), (9, 4, u32::MAX), (3, 0, u32::MAX)]
+        {
+            run(async {
+                let app = application(|_, _| async {}).await;
+                let pool = Http2Pool::default();
+                let early = connected(&pool, &app, None).await;
+                connected(&pool, &app, None).await.connection.accept_only(first);
+                assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+                // A connection that was open at the same time may have ended for the same cause.
+                early.connection.accept_only(first);
+                assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+                connected(&pool, &app, None).await.connection.accept_only(second);
+                assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
+            });
+        }
+    }
+
+    #[test]
+    fn the_surplus_of_a_busier_time_is_closed() {
+        run(async {
+            let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
+            let (until_told, count) = (waits.clone(), ended.clone());
+            let app = Application::start(move |client| {
+                let (waits, count) = (until_told.clone(), count.clone());
+                async move {
+                    let mut connection = h2::server::Builder::new()
+                        .handshake::<_, Bytes>(client.stream)
+                        .await
+                        .unwrap();
+                    while let Some(Ok((_, mut respond))) = connection.accept().await {
+                        let waits = waits.clone();
+                        tokio::task::spawn_local(async move {
+                            waits.notified().await;
+                            drop(respond.send_response(http::Response::new(()), true));
+                        });
+                    }
+                    count.set(count.get() + 1);
+                }
+            })
+            .await;
+            let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
+            let mut leases = Vec::new();
+            for _ in 0..5 {
+                leases.push(connected(&pool, &app, None).await);
+            }
+            // Only the fourth one is still in use.
+            let mut used = leases.swap_remove(3);
+            drop(leases);
+            let asking = tokio::task::spawn_local(async move { ask(&mut used).await });
+            until(|| ended.get() == 3).await;
+            assert_eq!(pool.open.connections.borrow().len(), 2);
+            waits.notify_one();
+            asking.await.unwrap().unwrap();
+            until(|| ended.get() == 4).await;
+            let left = pool.ready().expect("the first connection stays");
+            assert!(!left.connection.is_over());
+            until(|| !pool.open.is_observed.get()).await;
+
+            // The same after the next burst.
+            drop(connected(&pool, &app, None).await);
+            until(|| ended.get() == 5).await;
+        });
+    }
+}

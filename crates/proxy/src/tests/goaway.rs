@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use leno_model::Protocol;
+use leno_model::{Endpoint, Protocol};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::fixture::frames::{
     self, DATA, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, RST_STREAM, goaway,
 };
-use super::fixture::{Application, Client, Mesh, Short, run, until};
+use super::fixture::{Application, Client, Mesh, Short, endpoint, run, until, view};
 use super::http2::{application, mesh, whole};
 use crate::http::replay;
 
@@ -155,6 +155,88 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
             answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
         assert_eq!(app.application.accepted.get(), opened, "no connection is opened any more");
+    });
+}
+
+/// A server that drains, or ends a connection for its age or because it was idle, refuses the streams that are on their way. Nothing follows
+/// from their number.
+#[test]
+fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
+    run(async {
+        let is_first = Rc::new(Cell::new(true));
+        let refused = Rc::new(Cell::new(0));
+        let counts = refused.clone();
+        let app = Application::start(move |client| {
+            let most = if is_first.replace(false) { 3 } else { usize::MAX };
+            Short::serve(client, (Rc::new(Cell::new(most)), counts.clone()))
+        });
+        let app = app.await;
+        let mesh = mesh(app.address, Protocol::Http2).await;
+        for _ in 0..5 {
+            let given = answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
+        }
+        assert!(refused.get() > 0, "the first connection got more streams than it took");
+        assert_eq!(app.accepted.get(), 2, "the second connection takes all other streams");
+    });
+}
+
+/// Two servers, of which one refuses each POST and processes other requests.
+#[test]
+fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
+    run(async {
+        let refused = Rc::new(Cell::new(0));
+        let serving = async |refuses: bool| {
+            let refused = refused.clone();
+            application(move |request, mut respond| {
+                let refused = refused.clone();
+                async move {
+                    if refuses && request.method() == "POST" {
+                        refused.set(refused.get() + 1);
+                        return respond.send_reset(h2::Reason::REFUSED_STREAM);
+                    }
+                    drop(respond.send_response(http::Response::new(()), true));
+                }
+            })
+            .await
+        };
+        let (refusing, other) = (serving(true).await, serving(false).await);
+        let mesh = mesh(other.address, Protocol::Http2).await;
+        let plain = |name: &str, application: &Application| Endpoint {
+            account: None,
+            ..endpoint(name, application.address, "ratings")
+        };
+        let all = [plain("ratings-1", &refusing), plain("ratings-2", &other)];
+        mesh.client_knows(vec![view(Protocol::Http2, &all)]);
+        // Its other streams are processed all the time.
+        let (is_over, door) = (Rc::new(Cell::new(false)), mesh.door);
+        let asking = (0..4).map(|_| {
+            let is_over = is_over.clone();
+            tokio::task::spawn_local(async move {
+                let mut client = Client::connect(door).await;
+                while !is_over.get() {
+                    client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                }
+            })
+        });
+        let asking: Vec<_> = asking.collect();
+        let posts = 20;
+        let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
+        let given = answers(&mesh, posts, request).await;
+        assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
+        assert!(refused.get() > 0, "some requests were sent to the one that refuses them");
+        assert!(refused.get() <= posts * 4, "{} refusals", refused.get());
+
+        // Without another server the refusals have a bound as well.
+        mesh.client_knows(vec![view(Protocol::Http2, &all[..1])]);
+        refused.set(0);
+        let given = answers(&mesh, 1, request).await;
+        assert_eq!(given[0].0, 503, "{given:?}");
+        assert!(refused.get() <= 4 + 65, "{} refusals", refused.get());
+        is_over.set(true);
+        for client in asking {
+            client.await.unwrap();
+        }
     });
 }
 

@@ -144,4 +144,4 @@ impl Pool {
 /// Idle connections kept per address and thread.
 const IDLE_MAX: usize = 512;
 /// How long the surplus of a busier time is kept; below what servers usually allow.
-const AGE_MAX: Duration = Duration::from_secs(30);
+pub(crate) const AGE_MAX: Duration = Duration::from_secs(30);
