@@ -90,7 +90,9 @@ pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
         ReadError::Malformed(Malformed::HeadTooLarge | Malformed::TooManyFields) => {
             Reason::HeadTooLarge
         }
-        ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::BadRequest,
+        ReadError::Malformed(_) | ReadError::LengthMismatch | ReadError::Protocol => {
+            Reason::BadRequest
+        }
     }
 }
 
@@ -102,7 +104,9 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
         | ReadError::Reset(_)
         | ReadError::Malformed(Malformed::BodyTruncated) => Reason::UpstreamReset,
         ReadError::Stalled => Reason::UpstreamStalled,
-        ReadError::Malformed(_) | ReadError::LengthMismatch => Reason::UpstreamMalformed,
+        ReadError::Malformed(_) | ReadError::LengthMismatch | ReadError::Protocol => {
+            Reason::UpstreamMalformed
+        }
     }
 }
 

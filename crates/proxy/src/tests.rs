@@ -65,5 +65,6 @@ mod tcp;
 mod telemetry;
 mod tolerance;
 pub(crate) mod tracing;
+mod trailers;
 mod tunnels;
 mod upgrade;

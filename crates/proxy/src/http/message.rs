@@ -42,6 +42,8 @@ pub(crate) enum ReadError {
     Stalled,
     #[error("the peer reset the stream: {0:?}")]
     Reset(ResetCode),
+    #[error("the peer broke a rule of HTTP/2")]
+    Protocol,
     #[error("a body is not as long as its head declared")]
     LengthMismatch,
     #[error(transparent)]

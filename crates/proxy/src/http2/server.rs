@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -29,6 +30,7 @@ use crate::http::body::{Piece, Source};
 use crate::http::claims;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
+use crate::http::message::ReadError;
 use crate::http::request::{Request, may_upgrade};
 use crate::http::rescue;
 use crate::http::respond::Responder;
@@ -228,17 +230,25 @@ async fn serve_stream(
     let ended = {
         let ends = (&mut responder, &started);
         let mut exchange = Exchange::new(session, &request, &mut source, ends);
-        let mut exchange = pin!(exchange.run());
-        tokio::select! {
-            biased;
-            code = reply.gone() => {
-                given_up.is_given_up(code);
-                let is_unanswered = reply.is_unanswered();
-                return if is_unanswered { Served::Unwanted } else { Served::Answered };
+        let ended = {
+            let mut running = pin!(exchange.run());
+            tokio::select! {
+                biased;
+                code = reply.gone() => {
+                    given_up.is_given_up(code);
+                    None
+                }
+                ended = &mut running => Some(ended),
+                never = half_close.wake(), if has_body => match never {},
             }
-            ended = &mut exchange => ended,
-            never = half_close.wake(), if has_body => match never {},
+        };
+        if ended.is_none() && poll_fn(|cx| Poll::Ready(is_malformed(exchange.body, cx))).await {
+            exchange.record.fail(&Reason::BadRequest.into());
         }
+        ended
+    };
+    let Some(ended) = ended else {
+        return if reply.is_unanswered() { Served::Unwanted } else { Served::Answered };
     };
     match ended {
         Err(code) => reply.reset(code),
@@ -250,6 +260,18 @@ async fn serve_stream(
         },
     }
     Served::Answered
+}
+
+/// True where the codec has reset the stream, for a body or a trailer section that breaks a rule of HTTP/2.
+#[cold]
+fn is_malformed(body: &mut Source<'_>, cx: &mut Context<'_>) -> bool {
+    loop {
+        match body.poll_next(cx) {
+            Poll::Ready(Ok(Some(_))) => {}
+            Poll::Ready(Err(error)) => return matches!(error, ReadError::Protocol),
+            Poll::Ready(Ok(None)) | Poll::Pending => return false,
+        }
+    }
 }
 
 /// Reads and drops the rest of a body after the response, within limits. The codec resets the stream of a body

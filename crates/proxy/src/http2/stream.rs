@@ -11,7 +11,7 @@ use h2::server::SendResponse;
 use h2::{Reason as Code, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
-use leno_wire::http1::{HEAD_BYTES_MAX, Malformed, ResponseHead};
+use leno_wire::http1::{FIELDS_MAX, HEAD_BYTES_MAX, Malformed, ResponseHead};
 use leno_wire::link::ResetCode;
 
 use super::cancel;
@@ -91,6 +91,9 @@ impl Received {
                 Phase::Trailers => {
                     let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
                     self.phase = Phase::Ended;
+                    if trailers.as_ref().is_some_and(|fields| fields.len() > FIELDS_MAX) {
+                        return Poll::Ready(Err(Malformed::TooManyFields.into()));
+                    }
                     let section = trailers.and_then(|fields| head::trailers(&fields));
                     if section.as_ref().is_some_and(|section| section.len() > HEAD_BYTES_MAX) {
                         return Poll::Ready(Err(Malformed::HeadTooLarge.into()));
@@ -105,6 +108,8 @@ impl Received {
 
 fn broken(error: h2::Error) -> ReadError {
     match error.reason() {
+        // The codec resets a stream for a broken rule: of trailers, or of the length of a body.
+        Some(Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
         Some(code) if error.is_reset() => ReadError::Reset(ResetCode::of_http2(code.into())),
         _ => ReadError::Io(io::Error::other(error)),
     }
