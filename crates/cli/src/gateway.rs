@@ -27,8 +27,8 @@ pub(crate) struct GatewayArgs {
     /// ready once it has a certificate, knows its gateway and listens at all ports of that
     #[arg(long, value_name = "ADDRESS", value_parser = listening)]
     health: Option<SocketAddr>,
-    /// How long it serves on after SIGTERM before it drains: whoever sends connections here may
-    /// hear later that it goes. A second SIGTERM ends that
+    /// The time between SIGTERM and the drain, in which it goes on to serve: load balancers notice later that it stops. It
+    /// is not ready then, and clients of HTTP/1.1 get `Connection: close` with each response. A second SIGTERM ends that
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     linger: Duration,
     #[command(flatten)]

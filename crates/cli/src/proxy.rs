@@ -41,7 +41,8 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_name = "PORT[/PATH]")]
     application_metrics: Option<ApplicationMetrics>,
     /// How long it serves on after SIGTERM before it drains: beside an application that is told to end
-    /// at the same time. A second SIGTERM ends that
+    /// at the same time. Meanwhile it is not ready, and clients of HTTP/1.1 get `Connection: close` with each
+    /// response. A second SIGTERM ends that
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     linger: Duration,
     #[arg(long, env = "LENO_PROBES", hide = true)]
@@ -93,7 +94,7 @@ pub(crate) async fn serve(
     supervised: bool,
     linger: Duration,
 ) -> anyhow::Result<()> {
-    let stop = stop::signals_and_then(linger)?;
+    let signals = stop::signals()?;
     let quit = stop::quit()?;
     let workload = config.workload.clone();
     let access = describe(&config.interception);
@@ -107,6 +108,7 @@ pub(crate) async fn serve(
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
     let (listeners, in_flight) = (proxy.doors(), proxy.requests_in_flight());
+    let stop = stop::lingering(signals, linger, proxy.leaving());
     let reported = Reported { listeners, admin, in_flight, application };
     let reports = report::reports(reported, supervised)?;
     // Reports end with the proxy: nobody is told about doors that are closed.

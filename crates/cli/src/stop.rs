@@ -83,20 +83,19 @@ pub(crate) fn quit() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Resolves so long after the first of them, or at the second.
-///
-/// # Errors
-/// As [`signals`].
-pub(crate) fn signals_and_then(linger: Duration) -> anyhow::Result<impl Future<Output = ()>> {
-    let first = signals()?;
-    Ok(async move {
-        first.await;
-        let Ok(second) = signals() else { return };
-        tokio::select! {
-            () = tokio::time::sleep(linger) => {}
-            () = second => {}
-        }
-    })
+/// Resolves after `first` and the time `linger`, or at a second signal. `leaving` runs at the first.
+pub(crate) async fn lingering(
+    first: impl Future<Output = ()>,
+    linger: Duration,
+    leaving: impl FnOnce(),
+) {
+    first.await;
+    leaving();
+    let Ok(second) = signals() else { return };
+    tokio::select! {
+        () = tokio::time::sleep(linger) => {}
+        () = second => {}
+    }
 }
 
 /// SIGHUP has two senders: an operator or a log rotation, and the kernel when a terminal closes.

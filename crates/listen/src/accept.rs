@@ -1,4 +1,4 @@
-//! The accept loop of every server: it never fails, and pauses while the system has no room for a connection.
+//! The accept loop of every server: it does not fail, pauses while there is no room, and loses no connection at its end.
 
 use std::future::Future;
 use std::io;
@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Instant, sleep_until};
 
@@ -21,6 +22,12 @@ pub trait Accept {
 
     /// Accepts the next connection. Cancel-safe.
     fn accept_one(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Peer)>> + Send;
+
+    /// Lets no further handshake begin; those in progress go on, and their connections come to the queue.
+    ///
+    /// # Errors
+    /// When the system has no such means: then connections arrive until the socket is closed.
+    fn end_handshakes(&self) -> io::Result<()>;
 }
 
 impl Accept for TcpListener {
@@ -29,6 +36,10 @@ impl Accept for TcpListener {
 
     async fn accept_one(&self) -> io::Result<(TcpStream, SocketAddr)> {
         self.accept().await
+    }
+
+    fn end_handshakes(&self) -> io::Result<()> {
+        SockRef::from(self).attach_filter(&WITHOUT_SYN)
     }
 }
 
@@ -39,6 +50,22 @@ impl Accept for UnixListener {
     async fn accept_one(&self) -> io::Result<(UnixStream, Source)> {
         Ok((self.accept().await?.0, Source::LOCAL))
     }
+
+    fn end_handshakes(&self) -> io::Result<()> {
+        // A connection is in the queue as soon as its client calls `connect`.
+        Ok(())
+    }
+}
+
+/// The next event of a listener.
+#[derive(Debug)]
+pub enum Next<S, P> {
+    /// A connection, and its peer.
+    Accepted(S, P),
+    /// A pause begins, because the system has no room for a connection. The next call waits for its end.
+    Paused,
+    /// The listener was closed by [`Listener::close`], and no connection is left in its queue.
+    Closed,
 }
 
 impl From<SocketAddr> for Source {
@@ -58,12 +85,14 @@ pub struct Listener<L> {
     /// The server, for the log.
     server: &'static str,
     pauses: Pauses,
+    /// The end of the time for handshakes in progress, once the listener is closed.
+    closes_at: Option<Instant>,
 }
 
 impl<L: Accept> Listener<L> {
     /// A listener of this server, which the log names.
     pub fn new(server: &'static str, listener: L) -> Self {
-        Self { listener, server, pauses: Pauses::default() }
+        Self { listener, server, pauses: Pauses::default(), closes_at: None }
     }
 
     /// Accepts the next connection. Cancel-safe; a pause that was cancelled goes on at the next call.
@@ -75,9 +104,31 @@ impl<L: Accept> Listener<L> {
         }
     }
 
-    /// The same, but returns `None` when a pause begins, so that the caller can count it. The next call
-    /// waits for its end.
-    pub async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
+    /// Accepts the next connection, or reports a pause, so that the caller can count it, or the end of a listener that
+    /// was closed. Cancel-safe.
+    pub async fn next(&mut self) -> Next<L::Stream, L::Peer> {
+        let Some(closes_at) = self.closes_at else {
+            return Next::from(self.accept_or_pause().await);
+        };
+        tokio::select! {
+            // The queue before the clock: after a delay of this process both may be ready.
+            biased;
+            accepted = self.accept_or_pause() => Next::from(accepted),
+            () = sleep_until(closes_at) => Next::Closed,
+        }
+    }
+
+    /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKES_MAX`] to complete, and
+    /// [`Listener::next`] returns every connection of the queue before [`Next::Closed`]. The kernel resets the connections
+    /// that are in the queue of a socket when it is closed, although their clients have sent requests.
+    pub fn close(&mut self) {
+        if let Err(error) = self.listener.end_handshakes() {
+            tracing::debug!(server = self.server, %error, "new handshakes cannot be held back");
+        }
+        self.closes_at = Some(Instant::now() + HANDSHAKES_MAX);
+    }
+
+    async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
         if let Some(until) = self.pauses.until {
             sleep_until(until).await;
             self.pauses.until = None;
@@ -107,6 +158,12 @@ impl<L: Accept> Listener<L> {
                 "connections cannot be accepted; trying again several times a second"
             );
         }
+    }
+}
+
+impl<S, P> From<Option<(S, P)>> for Next<S, P> {
+    fn from(accepted: Option<(S, P)>) -> Self {
+        accepted.map_or(Self::Paused, |(stream, peer)| Self::Accepted(stream, peer))
     }
 }
 
@@ -169,6 +226,23 @@ fn is_of_connection(error: &io::Error) -> bool {
     )
 }
 
+/// The time for handshakes that are in progress when a listener is closed: a round trip to a client that is far away.
+const HANDSHAKES_MAX: Duration = Duration::from_millis(100);
+/// A filter of received segments (classic BPF, from the TCP header on) that drops those with SYN. A client sends its SYN
+/// again after a second, to the next process that listens there, if there is one.
+const WITHOUT_SYN: [SockFilter; 4] = [
+    SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_AT),
+    SockFilter::new(JUMP_IF_SET, 0, 1, TCP_SYN),
+    SockFilter::new(RETURN, 0, 0, 0),
+    SockFilter::new(RETURN, 0, 0, u32::MAX),
+];
+/// `BPF_LD | BPF_B | BPF_ABS`, `BPF_JMP | BPF_JSET | BPF_K` and `BPF_RET | BPF_K`.
+const LOAD_BYTE: u16 = 0x30;
+const JUMP_IF_SET: u16 = 0x45;
+const RETURN: u16 = 0x06;
+/// The flags in a TCP header (RFC 9293 §3.1).
+const TCP_FLAGS_AT: u32 = 13;
+const TCP_SYN: u32 = 0x02;
 /// The first pause: descriptors become free whenever a connection ends.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The longest pause: eight attempts a second take no noticeable CPU time.
@@ -211,6 +285,10 @@ mod tests {
             let error = self.0.borrow_mut().pop_front();
             std::future::ready(error.map_or(Ok(((), Nowhere)), |error| Err(error.into())))
         }
+
+        fn end_handshakes(&self) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -242,10 +320,10 @@ mod tests {
     async fn each_pause_is_reported_when_it_begins() {
         let mut listener = Script::repeated(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
         let start = Instant::now();
-        assert!(listener.accept_or_pause().await.is_none());
+        assert!(matches!(listener.next().await, Next::Paused));
         assert_eq!((start.elapsed(), listener.paused()), (Duration::ZERO, 1));
-        assert!(listener.accept_or_pause().await.is_none());
-        assert!(listener.accept_or_pause().await.is_some());
+        assert!(matches!(listener.next().await, Next::Paused));
+        assert!(matches!(listener.next().await, Next::Accepted((), Nowhere)));
         assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.paused() == 2);
     }
 
@@ -255,6 +333,22 @@ mod tests {
         let start = Instant::now();
         while tokio::time::timeout(Duration::from_millis(1), listener.accept()).await.is_err() {}
         assert!(start.elapsed() > PAUSE_MAX * 14 && listener.paused() == 20);
+    }
+
+    #[tokio::test]
+    async fn connections_in_the_queue_outlive_the_close_and_no_handshake_begins_after_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let early: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address)).collect();
+        let mut listener = Listener::new("test", listener);
+        listener.close();
+        let late = std::net::TcpStream::connect_timeout(&address, HANDSHAKES_MAX / 2);
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        for client in early {
+            let Next::Accepted(_, peer) = listener.next().await else { panic!("it is closed") };
+            assert_eq!(peer, client.unwrap().local_addr().unwrap());
+        }
+        assert!(matches!(listener.next().await, Next::Closed));
     }
 
     #[test]

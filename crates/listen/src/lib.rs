@@ -14,7 +14,7 @@ mod socket_path;
 mod source;
 mod table;
 
-pub use accept::{Accept, Listener};
+pub use accept::{Accept, Listener, Next};
 pub use admission::{Admission, Answering, Evicted, HalfOpen};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset, shake_hands};

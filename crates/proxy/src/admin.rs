@@ -14,16 +14,18 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{ProxyAnswer, Query};
 use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
-use leno_listen::{Admission, Bounds, Listener};
+use leno_listen::{Admission, Bounds};
 use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
 use crate::application_metrics::Unread;
 use crate::config::Config;
 use crate::connections::Connections;
+use crate::drain::Phase;
 use crate::opened::Doors;
+use crate::pages::{self, Pages};
 use crate::removed::RemovedEndpoints;
 use crate::world::World;
 
@@ -47,6 +49,7 @@ pub(crate) struct Admin {
     pub(crate) is_gateway: bool,
     /// Its ports were open once: those that are added later take nothing away from it.
     pub(crate) was_open: Cell<bool>,
+    pub(crate) phase: watch::Receiver<Phase>,
 }
 
 /// How reading the application's metrics fares.
@@ -68,7 +71,7 @@ impl Default for Scraping {
     }
 }
 
-/// Answers until the listener is dropped with the control thread.
+/// Answers until the proxy is over; then it completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // All clients are on this machine: they are one source. A connection with a request counts as
@@ -76,13 +79,16 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let bounds =
         Bounds { half_open: CONNECTIONS_MAX, ..Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX) };
     let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
-    let mut listener = Listener::new("admin", listener);
+    let mut pages = Pages::new("admin", listener, admin.phase.clone());
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
             return;
         };
-        let (tcp, peer) = listener.accept().await;
+        let Some((tcp, peer)) = pages.next().await else {
+            break;
+        };
         let (admin, half_open) = (admin.clone(), admission.admit(peer));
+        let phase = admin.phase.clone();
         tokio::task::spawn_local(async move {
             let answer = service_fn(|request| {
                 let (admin, half_open) = (admin.clone(), &half_open);
@@ -103,12 +109,13 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
-            if let Ok(Err(error)) = half_open.serving(served).await {
+            if let Ok(Err(error)) = pages::serve(&half_open, served, phase).await {
                 tracing::debug!(%error, "an admin connection ended badly");
             }
             drop(slot);
         });
     }
+    pages::all_ended(&slots, CONNECTIONS_MAX).await;
 }
 
 /// Answers queries of the control plane with the pages of the admin address, one query at a time: the control plane

@@ -265,6 +265,9 @@ pub struct Limits {
     pub body_stall_timeout: Duration,
     /// How long requests under way may take to finish after SIGTERM.
     pub drain_timeout: Duration,
+    /// The time for a last request on a connection that is idle when the drain begins, or new: more than the pause
+    /// between two requests of a busy client. No more than half of `drain_timeout`.
+    pub last_call: Duration,
 }
 
 impl Default for Limits {
@@ -282,6 +285,7 @@ impl Default for Limits {
             idle_stranger: Duration::from_secs(75),
             rest_after: Duration::from_millis(100),
             body_stall_timeout: Duration::from_secs(60),
+            last_call: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(30),
         }
     }

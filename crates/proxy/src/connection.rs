@@ -18,7 +18,7 @@ use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
 use crate::crew::Crew;
-use crate::drain::Phase;
+use crate::drain::{Phase, last_call};
 use crate::first_bytes::{detect, preface};
 use crate::gateway;
 use crate::handshake;
@@ -502,12 +502,14 @@ pub(crate) async fn spoken(
             let sniffed = loop {
                 if early.is_empty() {
                     let mut phase = worker.phase.clone();
-                    let begun = timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
+                    let begun = |patience| timeout(patience, poll_fn(|cx| io.poll_readable(cx)));
                     tokio::select! {
-                        // A request that is there is answered, also when a drain has begun.
                         biased;
-                        begun = begun => begun.ok()?.ok()?,
-                        _ = phase.wait_for(|phase| *phase == Phase::Draining) => return None,
+                        begun = begun(patience) => begun.ok()?.ok()?,
+                        // A connection that is new when the drain begins has a first request as well.
+                        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
+                            Box::pin(begun(last_call(limits).min(patience))).await.ok()?.ok()?;
+                        }
                     }
                 }
                 match timeout(limits.head_timeout, detect(io, early)).await {

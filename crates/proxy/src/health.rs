@@ -12,13 +12,14 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leno_identity::OwnNames;
-use leno_listen::{Admission, Bounds, Listener};
+use leno_listen::{Admission, Bounds};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::admin::{self, Admin, text};
 use crate::config::Config;
+use crate::pages::{self, Pages};
 use crate::probes::Unwell;
 
 /// What answers there. Anybody may ask: it tells nothing that the admin page keeps to its machine,
@@ -34,18 +35,22 @@ impl Health {
         Self { config, admin, probing: Semaphore::new(PROBES_MAX) }
     }
 
-    /// Answers until the listener is dropped with the control thread.
+    /// Answers until the proxy is over; then it completes the responses in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
         let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
         // A connection with a request counts as half-open until its end, and is not to evict others.
         let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
         let admission = Admission::new(Bounds { half_open: CONNECTIONS_MAX, ..bounds });
-        let mut listener = Listener::new("health", listener);
+        let phase = health.admin.phase.clone();
+        let mut pages = Pages::new("health", listener, phase.clone());
         loop {
             let Ok(slot) = slots.clone().acquire_owned().await else {
                 return;
             };
-            let (tcp, client) = listener.accept().await;
+            let Some((tcp, client)) = pages.next().await else {
+                break;
+            };
+            let phase = phase.clone();
             let (health, half_open) = (health.clone(), admission.admit(client));
             tokio::task::spawn_local(async move {
                 let answer = service_fn(|request| {
@@ -64,13 +69,14 @@ impl Health {
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), answer);
                 // Whoever takes nothing of an answer is not to keep the place for ever.
-                let served = timeout(LIFE_MAX, half_open.serving(served)).await;
+                let served = timeout(LIFE_MAX, pages::serve(&half_open, served, phase)).await;
                 if !matches!(served, Ok(Ok(Ok(())))) {
                     tracing::debug!("a connection for health was not ended in order");
                 }
                 drop(slot);
             });
         }
+        pages::all_ended(&slots, CONNECTIONS_MAX).await;
     }
 
     async fn answer(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {

@@ -42,6 +42,7 @@ mod look_ups;
 mod names;
 mod opened;
 mod outside;
+mod pages;
 mod patience;
 mod plaintext;
 mod probes;
@@ -115,6 +116,7 @@ pub struct Proxy {
     doors: Doors,
     application: ApplicationPorts,
     telemetry: Arc<Telemetry>,
+    phase: watch::Sender<Phase>,
 }
 
 /// Why a proxy cannot start.
@@ -181,7 +183,23 @@ impl Proxy {
             doors: Doors::new(),
             application: ApplicationPorts::default(),
             telemetry: Telemetry::new(),
+            phase: watch::Sender::new(Phase::Serving),
         })
+    }
+
+    /// Begins the time before the drain, whenever it is called: the proxy goes on to serve, but reports that it is not
+    /// ready, and clients of HTTP/1.1 get `Connection: close` with their next response.
+    pub fn leaving(&self) -> impl Fn() + use<> {
+        let phase = self.phase.clone();
+        move || {
+            phase.send_if_modified(|phase| {
+                let is_serving = *phase == Phase::Serving;
+                if is_serving {
+                    *phase = Phase::Leaving;
+                }
+                is_serving
+            });
+        }
     }
 
     /// Where the admin page is.
@@ -233,14 +251,14 @@ impl Proxy {
         let (world, wanted) = self.world();
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
-        let (phase, phases) = watch::channel(Phase::Serving);
+        let phase = self.phase.clone();
         let (outlets, intakes) = Outlets::new();
         let (workers, threads) = spawn_all(self.config.cores.max(1), |core| Parts {
             config: self.config.clone(),
             world: world.clone(),
             connections: connections.clone(),
             removed: removed.clone(),
-            phase: phases.clone(),
+            phase: phase.subscribe(),
             outlets: outlets.clone(),
             shard: telemetry.shard(),
             seed: seed(core),
@@ -258,6 +276,7 @@ impl Proxy {
             doors: self.doors.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
             was_open: false.into(),
+            phase: phase.subscribe(),
         };
         let courier = Courier::new(self.config.clone(), world.clone(), telemetry.shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
@@ -267,12 +286,8 @@ impl Proxy {
         let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
-        if let Some(listener) = self.health {
-            let health = Health::new(self.config.clone(), admin.clone());
-            tasks.spawn_local(health.serve(listener));
-        }
         tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
-        tasks.spawn_local(admin::serve(self.admin, admin));
+        let pages = serve_pages(&tasks, (self.admin, self.health), admin);
         let Intakes { log, spans, taps } = intakes;
         let (over, telling) = tell(&tasks, courier, (log, spans));
         let (state, follower) = (self.state.clone(), Rc::new(follower));
@@ -295,7 +310,9 @@ impl Proxy {
         tasks.run_until(join(threads)).await;
         // What was seen last is told too; nobody else is left who could add to it.
         drop(over);
-        tasks.run_until(tokio::time::timeout(TELL_MAX, finished(telling))).await.ok();
+        phase.send_replace(Phase::Over);
+        let told = tokio::time::timeout(TELL_MAX, finished(telling));
+        drop(tasks.run_until(async { tokio::join!(told, finished(pages)) }).await);
         failed.map_or(Ok(()), Err)
     }
 }
@@ -358,9 +375,24 @@ fn tell(
     (over, telling)
 }
 
-/// Waits until all that was seen has been told.
-async fn finished(telling: [tokio::task::JoinHandle<()>; 3]) {
-    for task in telling {
+/// Starts the admin page and, where there is one, the health page. They end a short time after [`Phase::Over`].
+fn serve_pages(
+    tasks: &LocalSet,
+    (page, health): (TcpListener, Option<TcpListener>),
+    admin: Rc<Admin>,
+) -> Vec<tokio::task::JoinHandle<()>> {
+    let health = health.map(|listener| {
+        let health = Health::new(admin.config.clone(), admin.clone());
+        tasks.spawn_local(pages::bounded(admin.phase.clone(), health.serve(listener)))
+    });
+    let phase = admin.phase.clone();
+    let page = tasks.spawn_local(pages::bounded(phase, admin::serve(page, admin)));
+    health.into_iter().chain([page]).collect()
+}
+
+/// Waits until all of them have ended.
+async fn finished(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<()>>) {
+    for task in tasks {
         task.await.ok();
     }
 }

@@ -1,19 +1,19 @@
-//! The front doors of one data thread: accept, count, refuse beyond the limit.
+//! The listeners of one data thread: accept, count, reject beyond the limit, close without losing a connection.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use leno_listen::Listener;
+use leno_listen::{Listener, Next};
 use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, LocalSet};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
 
 use crate::connection;
-use crate::drain::Phase;
+use crate::drain::{self, Phase};
 use crate::redirect::Gate;
 use crate::worker::Worker;
 
@@ -33,8 +33,9 @@ pub(crate) enum Command {
 
 /// Runs a data thread until it has drained or every sender of commands is gone.
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
-    let open = Rc::new(Cell::new(0));
-    let mut accepting: HashMap<Gate, JoinHandle<()>> = HashMap::new();
+    let counts = Rc::new(Counts::default());
+    // A listener closes when its sender is dropped, or sends what to drop afterwards.
+    let mut accepting: HashMap<Gate, oneshot::Sender<mpsc::Sender<Infallible>>> = HashMap::new();
     let mut phase = worker.phase.clone();
     let tasks = LocalSet::new();
     tasks
@@ -48,67 +49,90 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                 };
                 match command {
                     Some(Command::Open { gate, listener }) => {
-                        let accept = accept(worker.clone(), gate.clone(), listener, open.clone());
-                        accepting.insert(gate, tokio::task::spawn_local(accept));
+                        let (close, closing) = oneshot::channel();
+                        let at = (gate.clone(), listener);
+                        let accept = accept(worker.clone(), at, counts.clone(), closing);
+                        tokio::task::spawn_local(accept);
+                        accepting.insert(gate, close);
                     }
                     Some(Command::Close { gate, closed }) => {
-                        if let Some(task) = accepting.remove(&gate) {
-                            task.abort();
-                            // It ends in no other way.
-                            drop(task.await);
+                        if let Some(close) = accepting.remove(&gate) {
+                            // Failing means that it could not be used.
+                            drop(close.send(closed));
                         }
-                        drop(closed);
                     }
                     None => break,
                 }
             }
-            for (_, task) in accepting.drain() {
-                task.abort();
-            }
-            drain(&worker, &open).await;
+            drop(accepting);
+            drain(&worker, &counts).await;
             following.abort();
         })
         .await;
 }
 
 /// Lets what is under way finish, bounded in time.
-async fn drain(worker: &Rc<Worker>, open: &Cell<usize>) {
+async fn drain(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
+    let limits = &worker.config.limits;
     let finished = async {
+        until_none(listeners).await;
+        // Requests that come on connections that are idle now need the upstreams.
+        drop(tokio::time::timeout(drain::last_call(limits), until_none(open)).await);
         worker.quiet().await;
         worker.retire_upstreams();
-        while open.get() > 0 {
-            tokio::task::yield_now().await;
-            tokio::time::sleep(DRAIN_LOOK).await;
-        }
+        until_none(open).await;
     };
-    if tokio::time::timeout(worker.config.limits.drain_timeout, finished).await.is_err() {
+    if tokio::time::timeout(limits.drain_timeout, finished).await.is_err() {
         tracing::warn!(open = open.get(), "draining took too long: connections are cut off");
     }
 }
 
+async fn until_none(count: &Cell<usize>) {
+    while count.get() > 0 {
+        tokio::task::yield_now().await;
+        tokio::time::sleep(DRAIN_LOOK).await;
+    }
+}
+
+/// Accepts connections until `closing` resolves, and the connections that are in the queue of the kernel then.
 async fn accept(
     worker: Rc<Worker>,
-    gate: Gate,
-    listener: std::net::TcpListener,
-    open: Rc<Cell<usize>>,
+    (gate, listener): (Gate, std::net::TcpListener),
+    counts: Rc<Counts>,
+    mut closing: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {
+    let _listening = Open::new(&counts, |counts| &counts.listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
         Err(error) => return tracing::error!(?gate, %error, "a listener cannot be used"),
     };
+    let mut closed = None;
     loop {
-        let Some((tcp, peer)) = listener.accept_or_pause().await else {
-            worker.shard.add(Count::AcceptPauses, 1);
-            continue;
+        let next = tokio::select! {
+            biased;
+            next = listener.next() => next,
+            order = &mut closing, if closed.is_none() => {
+                listener.close();
+                closed = Some(order);
+                continue;
+            }
+        };
+        let (tcp, peer) = match next {
+            Next::Accepted(tcp, peer) => (tcp, peer),
+            Next::Paused => {
+                worker.shard.add(Count::AcceptPauses, 1);
+                continue;
+            }
+            Next::Closed => break,
         };
         let max = worker.config.limits.connections_max;
         // Who is sent away needs a moment to go.
-        let is_made_room = || open.get() < max + max / 8 && worker.idle.shed();
-        if open.get() >= max && !is_made_room() {
+        let is_made_room = || counts.open.get() < max + max / 8 && worker.idle.shed();
+        if counts.open.get() >= max && !is_made_room() {
             worker.shard.refuse(Reason::TooManyConnections.label());
             continue;
         }
-        let guard = Open::new(&open);
+        let guard = Open::new(&counts, |counts| &counts.open);
         let entrance = match gate.entrance(&worker, &tcp) {
             Ok(entrance) => entrance,
             Err(reason) => {
@@ -124,21 +148,35 @@ async fn accept(
             drop(guard);
         });
     }
+    // The socket is closed before it is reported as closed.
+    drop(listener);
+    drop(closed);
 }
 
-/// Counts one open connection while it lives.
-struct Open(Rc<Cell<usize>>);
+/// The listeners and the connections of a thread.
+#[derive(Default)]
+struct Counts {
+    listeners: Cell<usize>,
+    open: Cell<usize>,
+}
+
+/// Counts one of them while it lives.
+struct Open {
+    counts: Rc<Counts>,
+    of: fn(&Counts) -> &Cell<usize>,
+}
 
 impl Open {
-    fn new(open: &Rc<Cell<usize>>) -> Self {
-        open.set(open.get() + 1);
-        Self(open.clone())
+    fn new(counts: &Rc<Counts>, of: fn(&Counts) -> &Cell<usize>) -> Self {
+        of(counts).set(of(counts).get() + 1);
+        Self { counts: counts.clone(), of }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        let count = (self.of)(&self.counts);
+        count.set(count.get() - 1);
     }
 }
 

@@ -347,9 +347,14 @@ impl Worker {
         }
     }
 
-    /// Whether no new requests are wanted on the connections that are open.
+    /// True when no new connections are taken.
     pub(crate) fn is_draining(&self) -> bool {
         *self.phase.borrow() == Phase::Draining
+    }
+
+    /// True when the connections that are open take no request after the next one.
+    pub(crate) fn is_leaving(&self) -> bool {
+        *self.phase.borrow() != Phase::Serving
     }
 
     /// Marks an exchange as under way until the guard is dropped.

@@ -1,6 +1,7 @@
 //! A gateway on this machine: `leno gateway`, a control plane that is told of it, curl as a stranger.
 
 mod edge;
+mod stop;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -9,9 +9,13 @@ use serde_json::{Value, json};
 use super::Admin;
 use crate::application_ports::PortState;
 use crate::config::Interception;
+use crate::drain::Phase;
 
 /// Why the proxy cannot serve yet; `None` when it can.
 pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
+    if *admin.phase.borrow() != Phase::Serving {
+        return Some("the proxy is being stopped");
+    }
     let Some(credential) = admin.world.credential() else {
         return Some("waiting for a certificate");
     };

@@ -152,7 +152,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if is_call {
             self.record.grpc.set(Some(failure.grpc_status()));
         }
-        if !self.body.is_complete() || self.session.worker.is_draining() {
+        if !self.body.is_complete() || self.session.worker.is_leaving() {
             self.responder.close_after();
         }
         let bodiless = self.request.method() == "HEAD";

@@ -535,7 +535,7 @@ impl Reply<'_, '_> {
         }
         let sending = self.sending.get();
         let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
-        if waits || self.worker.is_draining() {
+        if waits || self.worker.is_leaving() {
             // The rest of a request that is answered already is not waited for.
             self.responder.close_after();
         }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
@@ -17,7 +17,7 @@ use super::message::{ReadError, Reader, Writer};
 use super::request::{Request, may_upgrade};
 use super::rescue;
 use super::respond::Responder;
-use crate::drain::Phase;
+use crate::drain::{Phase, last_call};
 use crate::error::{Failure, downstream_reason};
 use crate::http2::cancel;
 use crate::http2::offer;
@@ -48,12 +48,15 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
             return served;
         }
         let patience = session.patience().saturating_sub(session.worker.config.limits.rest_after);
+        let readable = || poll_fn(|cx| io.poll_readable(cx));
         let is_asked = tokio::select! {
             biased;
-            waited = timeout(patience, poll_fn(|cx| io.poll_readable(cx))) => {
-                matches!(waited, Ok(Ok(())))
+            waited = timeout(patience, readable()) => matches!(waited, Ok(Ok(()))),
+            _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
+                let last_call = last_call(&session.worker.config.limits).min(patience);
+                // Boxed: an idle connection needs no room for it before.
+                matches!(Box::pin(timeout(last_call, readable())).await, Ok(Ok(())))
             }
-            _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
             () = session.shed() => false,
         };
         if !is_asked {
@@ -74,7 +77,8 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         match next_request(session, &mut reader, &mut phase).await {
             Next::Request => {}
             Next::Rest => return None,
-            Next::End => {
+            Next::LastCall if is_last_request(session, &mut reader).await => {}
+            Next::LastCall | Next::End => {
                 io.close().await;
                 return Some(Served::Done);
             }
@@ -142,8 +146,20 @@ enum Next {
     Request,
     /// Nothing, for so long that it need not be kept ready.
     Rest,
+    /// The drain has begun; a request may be on its way.
+    LastCall,
     /// It is over, or has to be.
     End,
+}
+
+/// Waits for a request that was on its way when the drain began.
+#[cold]
+fn is_last_request<'a>(
+    session: &'a Session,
+    reader: &'a mut Reader,
+) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
+    let last_call = last_call(&session.worker.config.limits).min(session.patience());
+    Box::pin(async move { matches!(timeout(last_call, reader.wait()).await, Ok(Ok(true))) })
 }
 
 /// Waits for the first byte of the next request.
@@ -171,7 +187,7 @@ async fn next_request(
             },
             Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
         },
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::End,
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::LastCall,
         () = session.shed(), if !rests => Next::End,
     }
 }

@@ -57,14 +57,24 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
     };
-    carry(&session, connection, half_close).await;
+    if let End::InOrder = carry(&session, connection, half_close).await {
+        // The client may still read responses, and frames that it sends meanwhile would reset a closed connection.
+        io.linger().await;
+    }
+}
+
+/// The end of a connection.
+enum End {
+    /// Both sides know the last stream, and every response was written.
+    InOrder,
+    Early,
 }
 
 async fn carry(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
     streams: Rc<HalfClose>,
-) {
+) -> End {
     let resets = Resets::for_clients_of(session);
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
@@ -92,12 +102,12 @@ async fn carry(
                 session.worker.shard.refuse(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return;
+                return End::Early;
             }
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
                 drop(timeout(FAREWELL, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return;
+                return End::Early;
             }
             Ok(Some(Ok((request, respond)))) => {
                 let (session, open) = (session.clone(), Open::new(&streams));
@@ -116,10 +126,11 @@ async fn carry(
                 if error.is_go_away() && error.is_library() {
                     session.worker.shard.refuse(Reason::BadRequest.label());
                 }
-                return tracing::debug!(%error, "an HTTP/2 connection broke");
+                tracing::debug!(%error, "an HTTP/2 connection broke");
+                return End::Early;
             }
-            Ok(None) => return,
-            Err(_) if ending && streams.streams() == 0 => return,
+            Ok(None) => return End::InOrder,
+            Err(_) if ending && streams.streams() == 0 => return End::Early,
             Err(_) if !ending && (streams.streams() == 0 || session.is_expired()) => {
                 ending = true;
                 connection.graceful_shutdown();

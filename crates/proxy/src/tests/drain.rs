@@ -6,8 +6,9 @@ use leno_telemetry::Gauge;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::fixture::frames::{self, DATA, OPENING, PING};
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, service, until,
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, service, settled, until,
 };
 use crate::drain::Phase;
 use crate::listen::{self, Command};
@@ -32,6 +33,14 @@ async fn patient() -> (Application, watch::Sender<bool>) {
     (app.await, go)
 }
 
+/// Bounds that a slow machine does not reach.
+fn with_long_timeouts() -> Setup {
+    let mut setup = Setup::default();
+    (setup.limits.drain_timeout, setup.limits.last_call) = (PATIENCE, PATIENCE / 2);
+    setup
+}
+
+const PATIENCE: Duration = Duration::from_secs(240);
 const QUICK: &str = "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// A data thread's loop with one listener; it ends when it has drained.
@@ -73,6 +82,131 @@ fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
         until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
     });
 }
+
+/// The kernel resets connections that are in the queue of a socket when it is closed.
+#[test]
+fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
+    run(async {
+        let (app, _go) = patient().await;
+        let mesh = Mesh::new(app.address, with_long_timeouts()).await;
+        let entrance = Entrance::Door { service: service(), port: PORT };
+        let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
+        // The accept loop runs, and sees none of the next connections before the drain begins.
+        assert_eq!(Client::connect(door).await.ask(QUICK).await.verdict(), (200, None));
+        let mut queued: Vec<_> =
+            (0..20).map(|_| std::net::TcpStream::connect(door).unwrap()).collect();
+        for client in &mut queued[..10] {
+            std::io::Write::write_all(client, QUICK.as_bytes()).unwrap();
+        }
+        mesh.client.phase.send_replace(Phase::Draining);
+        // The accept loop accepts them now; the requests of the second half come later.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        for client in &mut queued[10..] {
+            std::io::Write::write_all(client, QUICK.as_bytes()).unwrap();
+        }
+        for client in queued {
+            client.set_nonblocking(true).unwrap();
+            let mut client = Client::new(tokio::net::TcpStream::from_std(client).unwrap());
+            let answer = client.answer().await;
+            assert_eq!(
+                (answer.verdict(), answer.field("connection")),
+                ((200, None), Some("close"))
+            );
+        }
+        thread.await.unwrap();
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
+fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
+    run(async {
+        for rest_after in [Duration::from_secs(3600), Duration::ZERO] {
+            let (app, _go) = patient().await;
+            let mut setup = with_long_timeouts();
+            setup.limits.rest_after = rest_after;
+            let mesh = Mesh::new(app.address, setup).await;
+            let entrance = Entrance::Door { service: service(), port: PORT };
+            let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
+            let mut idle = Client::connect(door).await;
+            assert_eq!(idle.ask(QUICK).await.field("connection"), None);
+            mesh.client.phase.send_replace(Phase::Draining);
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            let answer = idle.ask(QUICK).await;
+            assert_eq!(
+                (answer.verdict(), answer.field("connection")),
+                ((200, None), Some("close"))
+            );
+            thread.await.unwrap();
+            assert!(mesh.client.failures().is_empty());
+        }
+    });
+}
+
+#[test]
+fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
+    run(async {
+        let (app, _go) = patient().await;
+        let mesh = Mesh::permissive(app.address).await;
+        let entrance = Entrance::Door { service: service(), port: PORT };
+        let (door, _thread, _commands) = data_thread(&mesh.client, entrance).await;
+        let mut idle = Client::connect(door).await;
+        assert_eq!(idle.ask(QUICK).await.field("connection"), None);
+        mesh.client.phase.send_replace(Phase::Leaving);
+        let answer = idle.ask(QUICK).await;
+        assert_eq!((answer.verdict(), answer.field("connection")), ((200, None), Some("close")));
+        assert_eq!(idle.end().await, End::Clean);
+        let mut next = Client::connect(door).await;
+        assert_eq!(next.ask(QUICK).await.verdict(), (200, None));
+    });
+}
+
+/// The kernel drops unsent bytes when a segment arrives for a connection that its process has closed.
+#[test]
+fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
+    run(async {
+        let body = "x".repeat(60_000);
+        let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let app = Application::start(move |mut client| {
+            let response = response.clone();
+            async move {
+                while client.head().await.is_some() {
+                    client.send(&response).await;
+                }
+            }
+        });
+        let mesh = Mesh::new(app.await.address, with_long_timeouts()).await;
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        // Most of the response waits in the kernel of the sidecar.
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut client = Client::new(socket.connect(mesh.door).await.unwrap());
+        client.send([OPENING, &frames::get(1)].concat()).await;
+        let gauge = |gauge| mesh.client.telemetry.gauge(gauge);
+        until(|| gauge(Gauge::RequestsInFlight) == 1).await;
+        until(|| gauge(Gauge::RequestsInFlight) == 0).await;
+        mesh.client.phase.send_replace(Phase::Draining);
+        // The acknowledgement of the codec's PING, after which it names the last stream.
+        client.send(frames::frame(PING, ACK, 0, &h2_shutdown_ping())).await;
+        settled(|| gauge(Gauge::ConnectionsDownstream) as usize).await;
+        client.send(frames::frame(PING, 0, 0, &[1; 8])).await;
+        let mut received = 0;
+        while received < body.len() {
+            let data = client.frame_of(DATA).await.expect("the response is whole");
+            received += data.payload.len();
+        }
+    });
+}
+
+/// The payload of the PING that the codec sends with its first GOAWAY.
+fn h2_shutdown_ping() -> [u8; 8] {
+    [0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54]
+}
+
+const ACK: u8 = 1;
 
 #[test]
 fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {

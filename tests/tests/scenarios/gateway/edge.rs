@@ -30,6 +30,11 @@ pub(super) struct Edge {
 impl Edge {
     /// Starts all of it; the gateway has no ports yet.
     pub(super) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// The same with further arguments to the gateway.
+    pub(super) fn start_with(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let applications = [named("meshed"), named("plain")];
         let [meshed, plain] = applications.each_ref().map(Application::port);
@@ -55,7 +60,7 @@ impl Edge {
         let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let at = health.to_string();
         let sidecar = member(&directory, ("proxy", "meshed-1"), &meshed_bundle, &[]);
-        let arguments = ["--bind", "127.0.0.1", "--health", &at];
+        let arguments = [&["--bind", "127.0.0.1", "--health", &at], arguments].concat();
         let proxy = member(&directory, ("gateway", "edge-1"), &edge_bundle, &arguments);
         let edge = Self {
             updates,
@@ -100,6 +105,17 @@ impl Edge {
         eventually("the gateway is ready", Duration::from_secs(30), || {
             get(self.health, "/readyz").ok().filter(|answer| answer.status == 200)
         });
+    }
+
+    /// The status and the text of its health page.
+    pub(super) fn readiness(&self) -> (u16, String) {
+        let answer = get(self.health, "/readyz").expect("an answer");
+        (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
+    }
+
+    /// The program of the gateway.
+    pub(super) fn gateway(&mut self) -> &mut Program {
+        &mut self.programs[1]
     }
 
     /// The process of the gateway.

@@ -51,7 +51,7 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         self.record.head.status.set(status);
         self.started.set(true);
-        if !self.body.is_complete() || self.session.worker.is_draining() {
+        if !self.body.is_complete() || self.session.worker.is_leaving() {
             self.responder.close_after();
         }
         let fields: Vec<(&str, &str)> =

@@ -1,0 +1,96 @@
+//! The end of the admin and health pages: no request that has reached their sockets is lost.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1::Connection;
+use hyper::service::HttpService;
+use hyper_util::rt::TokioIo;
+use leno_listen::{Evicted, HalfOpen, Listener, Next};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
+
+use crate::drain::Phase;
+
+/// The connections of one page.
+pub(crate) struct Pages {
+    listener: Listener<TcpListener>,
+    phase: watch::Receiver<Phase>,
+    is_closing: bool,
+}
+
+impl Pages {
+    pub(crate) fn new(
+        server: &'static str,
+        listener: TcpListener,
+        phase: watch::Receiver<Phase>,
+    ) -> Self {
+        Self { listener: Listener::new(server, listener), phase, is_closing: false }
+    }
+
+    /// The next connection; `None` when the proxy is over and none is left in the queue.
+    pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = self.listener.next() => next,
+                _ = self.phase.wait_for(|phase| *phase == Phase::Over), if !self.is_closing => {
+                    self.is_closing = true;
+                    self.listener.close();
+                    continue;
+                }
+            };
+            match next {
+                Next::Accepted(tcp, peer) => return Some((tcp, peer)),
+                Next::Paused => {}
+                Next::Closed => return None,
+            }
+        }
+    }
+}
+
+/// Serves a connection of a page. Once the proxy is over it ends after the request in progress.
+pub(crate) async fn serve<S>(
+    half_open: &HalfOpen,
+    connection: Connection<TokioIo<TcpStream>, S>,
+    mut phase: watch::Receiver<Phase>,
+) -> Result<hyper::Result<()>, Evicted>
+where
+    S: HttpService<Incoming, ResBody = Full<Bytes>>,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let mut connection = pin!(connection);
+    tokio::select! {
+        served = half_open.serving(connection.as_mut()) => return served,
+        _ = phase.wait_for(|phase| *phase == Phase::Over) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    Ok(connection.await)
+}
+
+/// Runs `serving`, which ends after the last response, but no longer than `LAST_MAX` after the proxy is over.
+pub(crate) async fn bounded(mut phase: watch::Receiver<Phase>, serving: impl Future<Output = ()>) {
+    let late = async {
+        // The sender outlives the pages.
+        drop(phase.wait_for(|phase| *phase == Phase::Over).await);
+        sleep(LAST_MAX).await;
+    };
+    tokio::select! {
+        () = serving => {}
+        () = late => {}
+    }
+}
+
+/// Waits until every connection has given its slot back.
+pub(crate) async fn all_ended(slots: &Semaphore, count: usize) {
+    // The semaphore is never closed.
+    drop(slots.acquire_many(count.try_into().unwrap_or(u32::MAX)).await);
+}
+
+/// The time for the last responses of a page.
+const LAST_MAX: Duration = Duration::from_secs(1);

@@ -1,0 +1,128 @@
+//! A gateway that stops under load: each request on an established connection gets its response.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use leno_model::Serves;
+use leno_tests::{Connection, eventually, free_port};
+use rustix::process::Signal;
+
+use super::edge::Edge;
+use super::{PATIENCE, ask, http};
+
+/// Requests of clients that keep their connection, and of clients that open one for each request.
+#[derive(Default)]
+struct Load {
+    stops: AtomicBool,
+    answered: AtomicUsize,
+    closes: AtomicUsize,
+    lost: AtomicUsize,
+}
+
+impl Load {
+    /// Sends requests until the gateway takes no connection any more. A connection that was not established
+    /// is no lost request.
+    fn run(&self, at: SocketAddr, keeps: bool) {
+        let mut kept: Option<Connection> = None;
+        while !self.stops.load(Ordering::SeqCst) {
+            let Some(mut connection) = kept.take().or_else(|| Connection::open(at).ok()) else {
+                return;
+            };
+            let Some(closes) = exchange(&mut connection, keeps) else {
+                self.lost.fetch_add(1, Ordering::SeqCst);
+                return;
+            };
+            self.answered.fetch_add(1, Ordering::SeqCst);
+            match closes {
+                true => drop(self.closes.fetch_add(1, Ordering::SeqCst)),
+                false => kept = Some(connection).filter(|_| keeps),
+            }
+        }
+    }
+}
+
+/// One request; `None` when it is lost, otherwise true when the response ends the connection.
+fn exchange(connection: &mut Connection, keeps: bool) -> Option<bool> {
+    let close = if keeps { "" } else { "connection: close\r\n" };
+    let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
+    connection.send(request).ok()?;
+    let response = connection.receive().ok().filter(|it| it.status == 200)?;
+    Some(keeps && response.header("connection") == Some("close"))
+}
+
+fn served(arguments: &[&str]) -> (Edge, SocketAddr) {
+    let edge = Edge::start_with(arguments);
+    let port = free_port();
+    edge.serve(vec![(port, Serves::Http(http("*.example.com")))]);
+    edge.is_ready();
+    let at = edge.at(port);
+    eventually("the backend is there", PATIENCE, || {
+        (ask(at, "/plain", "").status == 200).then_some(())
+    });
+    (edge, at)
+}
+
+/// Note of the cluster scenario `a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request`.
+#[test]
+fn a_gateway_that_stops_under_load_loses_no_request() {
+    for linger in ["0s", "2s"] {
+        let (mut edge, at) = served(&["--linger", linger, "--drain-timeout", "120s"]);
+        let load = Load::default();
+        thread::scope(|scope| {
+            for number in 0..8 {
+                let load = &load;
+                scope.spawn(move || load.run(at, number % 2 == 0));
+            }
+            eventually("requests are answered", PATIENCE, || {
+                (load.answered.load(Ordering::SeqCst) > 200).then_some(())
+            });
+            edge.gateway().signal(Signal::TERM);
+            assert!(edge.gateway().wait(2 * PATIENCE).success());
+            load.stops.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(load.lost.load(Ordering::SeqCst), 0, "linger {linger}");
+        assert!(load.closes.load(Ordering::SeqCst) > 0, "linger {linger}");
+    }
+}
+
+/// Connections in the queue of the kernel, and requests on idle connections, that come while the process does not run.
+#[test]
+fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends() {
+    let (mut edge, at) = served(&["--drain-timeout", "120s"]);
+    let mut idle: Vec<Connection> = (0..20).map(|_| Connection::open(at).unwrap()).collect();
+    for connection in &mut idle {
+        assert_eq!(exchange(connection, true), Some(false));
+    }
+    edge.gateway().signal(Signal::STOP);
+    let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
+    let mut waiting: Vec<Connection> = (0..50).map(|_| Connection::open(at).unwrap()).collect();
+    waiting.append(&mut idle);
+    for connection in &mut waiting {
+        connection.send(request).unwrap();
+    }
+    edge.gateway().signal(Signal::TERM);
+    edge.gateway().signal(Signal::CONT);
+    for (number, mut connection) in waiting.into_iter().enumerate() {
+        let response = connection.receive();
+        assert_eq!(response.map(|it| it.status).ok(), Some(200), "{number}");
+    }
+    assert!(edge.gateway().wait(2 * PATIENCE).success());
+    assert!(TcpStream::connect(at).is_err());
+}
+
+#[test]
+fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
+    let (mut edge, at) = served(&["--linger", "120s"]);
+    let mut idle = Connection::open(at).unwrap();
+    assert_eq!(exchange(&mut idle, true), Some(false));
+    edge.gateway().signal(Signal::TERM);
+    let ((_, reason), _) = eventually("it is not ready", PATIENCE, || {
+        Some(edge.readiness()).filter(|(status, _)| *status == 503)
+    });
+    assert!(reason.contains("is being stopped"), "{reason}");
+    assert_eq!(exchange(&mut idle, true), Some(true));
+    assert_eq!(exchange(&mut Connection::open(at).unwrap(), true), Some(true));
+    // The second signal ends the time of --linger.
+    assert!(edge.gateway().stop(2 * PATIENCE).success());
+}
