@@ -304,6 +304,7 @@ async fn open_among(
             response_started: false,
             number: u8::try_from(record.retries).unwrap_or(u8::MAX),
             others: priorities.len().saturating_sub(1),
+            waited: record.started.elapsed(),
         };
         match opened {
             Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,

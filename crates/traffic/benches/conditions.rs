@@ -34,6 +34,7 @@ pub(crate) const ATTEMPT: Attempt = Attempt {
     response_started: false,
     number: 0,
     others: 0,
+    waited: Duration::ZERO,
 };
 
 pub(crate) fn hedging() -> HedgeRule {

@@ -19,6 +19,16 @@ pub struct Attempt {
     pub number: u8,
     /// The number of endpoints that it could have gone to instead.
     pub others: usize,
+    /// The time since the request began.
+    pub waited: Duration,
+}
+
+impl Attempt {
+    /// True when the request waited for an application that does not listen, as long as requests wait for one.
+    fn has_waited_out(&self, reason: Reason) -> bool {
+        let most = if self.others == 0 { UNREACHABLE_MAX_ALONE } else { UNREACHABLE_MAX };
+        reason == Reason::ConnectFailed && self.waited >= most
+    }
 }
 
 /// How much of a request left this sidecar.
@@ -40,6 +50,7 @@ pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
     let most = if unsent { unsent_max(attempt.others) } else { RETRIES_MAX.into() };
     if usize::from(attempt.number) >= most
         || attempt.response_started
+        || attempt.has_waited_out(reason)
         || !(unsent || attempt.body_replayable)
     {
         return false;
@@ -86,6 +97,12 @@ pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> b
         Setback::Failed(Reason::AttemptTimeout) => {
             unsent || attempt.idempotent || names(Reason::AttemptTimeout.status())
         }
+        // Later attempts come after pauses, which are no wait for an application.
+        Setback::Failed(Reason::ConnectFailed)
+            if attempt.number == 0 && attempt.waited >= UNREACHABLE_MAX =>
+        {
+            false
+        }
         Setback::Failed(reason) => match reason.retry() {
             Retry::Never => false,
             Retry::IfUnsent => unsent || attempt.idempotent || names(reason.status()),
@@ -124,6 +141,14 @@ pub fn unsent_max(others: usize) -> usize {
 /// Retries of a request of which nothing was sent: each waits for a connection for a second.
 pub const UNSENT_RETRIES_MAX: usize = 4;
 
+/// The wait of a request after which no other endpoint is tried for one that accepts no connection. A sidecar waits for an
+/// application that starts for ten seconds, so that a request which has waited for one such application waits for no other.
+pub const UNREACHABLE_MAX: Duration = Duration::from_secs(9);
+
+/// The same where there is no other endpoint: the repetition is for an application that starts again at this moment, or a
+/// connection that was closed, which both fail at once.
+pub const UNREACHABLE_MAX_ALONE: Duration = Duration::from_secs(1);
+
 /// How many times its first length a pause may reach.
 pub const GROWTH_MAX: u32 = 10;
 
@@ -138,6 +163,7 @@ mod tests {
         response_started: false,
         number: 0,
         others: 0,
+        waited: Duration::ZERO,
     };
 
     #[test]
@@ -226,6 +252,37 @@ mod tests {
             assert!(!retry_by_rule(&rule(codes, 0), setback, &attempt), "{told}");
             let started = Attempt { response_started: true, ..attempt };
             assert!(!retry_by_rule(&rule(codes, 2), setback, &started), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_request_waits_for_one_application_that_does_not_listen_and_for_no_other() {
+        use Reason::{ConnectFailed, ConnectTimeout, UpstreamRefused};
+        for (reason, others, waited_ms, expected) in [
+            (ConnectFailed, 0, 999, true),
+            (ConnectFailed, 0, 1_000, false),
+            // Its sidecar was not reached: the time went into connections.
+            (ConnectTimeout, 0, 60_000, true),
+            (ConnectFailed, 1, 8_999, true),
+            (ConnectFailed, 1, 9_000, false),
+            // It was refused, after whatever time: another connection or endpoint takes it.
+            (UpstreamRefused, 0, 60_000, true),
+        ] {
+            let waited = Duration::from_millis(waited_ms);
+            for (sent, body_replayable) in [(Sent::Nothing, false), (Sent::HeadOrMore, true)] {
+                let attempt = Attempt { sent, body_replayable, others, waited, ..FIRST };
+                assert_eq!(retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
+            }
+        }
+        for (reason, number, waited_ms, expected) in [
+            (ConnectFailed, 0, 8_999, true),
+            (ConnectFailed, 0, 9_000, false),
+            (ConnectFailed, 1, 60_000, true),
+            (ConnectTimeout, 0, 60_000, true),
+        ] {
+            let attempt = Attempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
+            let again = retry_by_rule(&rule(&[503], 3), Setback::Failed(reason), &attempt);
+            assert_eq!(again, expected, "{reason:?} {attempt:?}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leno_tests::{
     AdminPage, Answer, Application, ControlPlane, Mesh, Proxy, eventually, exchange, free_port,
-    get, manifest,
+    get, get_page, manifest,
 };
 
 use crate::seeing::browse;
@@ -136,6 +136,19 @@ fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     let proxies = mesh.ask("proxies");
     let page = AdminPage::of(&proxies, "bookinfo/ratings-1").unwrap();
     assert!(page.world()["application"][port.to_string()].as_str().unwrap().contains("taken by"));
+}
+
+/// The sidecar of the application waits for ten seconds, and the client's sidecar does not repeat the wait.
+#[test]
+fn a_request_waits_once_for_an_application_that_does_not_listen() {
+    let door = free_port();
+    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", free_port(), door, "permissive"));
+    let response = get(at(door), "/").unwrap();
+    assert_eq!((response.status, response.reason()), (503, Some("connect-failed")));
+    let client = AdminPage::of(&mesh.ask("proxies"), "bookinfo/client-1").unwrap();
+    let metrics = String::from_utf8(get_page(client.address, "/metrics").unwrap().body).unwrap();
+    let retries = metrics.lines().find(|line| line.starts_with("leno_retries_total "));
+    assert_eq!(retries, Some("leno_retries_total 0"), "{metrics}");
 }
 
 #[test]

@@ -74,6 +74,7 @@ fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value
             response_started: setback["started"].as_bool().unwrap_or(false),
             number,
             others: 0,
+            waited: Duration::ZERO,
         };
         let failed = setback["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
         let setback = match failed {

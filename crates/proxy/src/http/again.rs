@@ -1,7 +1,7 @@
 //! Under a rule about retries: whether an answer is kept from the client, and what a retry costs.
 
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leno_model::{RetryRule, ServiceName};
 use leno_telemetry::{Count, GrpcStatus};
@@ -122,6 +122,7 @@ impl<'a> KeepBack<'a> {
             response_started: false,
             number: u8::try_from(retries).unwrap_or(u8::MAX),
             others: 0,
+            waited: Duration::ZERO,
         };
         let keeps = retry::retry_by_rule(rule, Setback::Answered(status), &attempt)
             && self.retrying.1.claim(self.retrying.0)

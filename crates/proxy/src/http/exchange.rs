@@ -574,6 +574,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
             others: bound.destination.endpoints().saturating_sub(1),
+            waited: self.record.started.elapsed(),
         }
     }
 }
@@ -582,8 +583,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
 /// and mean the same there as from a client that offers to go on in HTTP/2 (RFC 7540 §3.2).
 const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
-/// An attempt, in the time that the rule gives it. `started`: the client has a part of the answer. The caller has a
-/// [`cancel::Attempt`].
+/// An attempt, in the time of its rule. `started`: the client has a part of the answer. The caller has a [`cancel::Attempt`].
 async fn in_limit(
     (limit, started): (AttemptLimit, &Cell<bool>),
     attempt: impl Future<Output = Result<(), Reason>>,
