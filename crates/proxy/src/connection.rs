@@ -33,6 +33,7 @@ use crate::outside;
 use crate::patience::finished_within;
 use crate::plaintext;
 use crate::session::{Entrance, Session};
+use crate::silent_client::spoken_in;
 use crate::tcp;
 use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
@@ -212,14 +213,15 @@ async fn plain_inbound(
     worker.shard.add(Count::DownstreamPlaintext, 1);
     let mut early = BytesMut::new();
     let patience = worker.config.limits.idle_connection;
-    let spoken = spoken(worker, (declared, patience), &io, &mut early);
+    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
+    let needs_requests = || tcp::needs_requests(&session, port);
+    let spoken = spoken_in(worker, (declared, patience), (&io, &mut early), needs_requests);
     let Some(spoken) = handshake::begun(worker, &half_open, spoken).await else {
         return io.reset();
     };
     let Some(spoken) = spoken else {
         return;
     };
-    let mut session = Session::new(worker.clone(), Entrance::Inbound { port }, None, peer);
     session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list(&session, protocol, format!("application port {port}"));
     match spoken {
@@ -297,7 +299,7 @@ pub(crate) async fn half_open_http2(
 }
 
 /// Serves a connection that begins in HTTP/1.1; its client may go on in HTTP/2.
-async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
+pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
     if let Served::Http2 { first, early } = serve(&session, io, early).await {
         listed.goes_on_in("http2");
         session.is_exclusive.set(false);
@@ -452,9 +454,9 @@ async fn to_service(
     };
     let patience = worker.config.limits.idle_connection;
     let spoken = loop {
-        let Some(spoken) = spoken(worker, (declared, patience), &io, &mut early).await else {
-            return;
-        };
+        let needs_requests = || tcp::injects_faults(worker, &service, port);
+        let spoken = spoken_in(worker, (declared, patience), (&io, &mut early), needs_requests);
+        let Some(spoken) = spoken.await else { return };
         // The plan that is there with the first bytes decides. It may have arrived while the client was silent.
         match protocol_now(worker, &entrance) {
             Some(now) if now != declared => declared = now,

@@ -27,6 +27,21 @@ pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
     poll_fn(look).await
 }
 
+/// Reads the first bytes. False when the connection ends without any.
+pub(crate) async fn begins(io: &Io, early: &mut BytesMut) -> bool {
+    let read = |cx: &mut Context<'_>| {
+        while early.is_empty() {
+            match io.poll_read(cx, early) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(false),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(true)
+    };
+    poll_fn(read).await
+}
+
 /// Reads until the preface of HTTP/2 is whole (RFC 9113 §3.4) or cannot become one.
 pub(crate) async fn preface(io: &Io, early: &mut BytesMut) {
     let look = |cx: &mut Context<'_>| {

@@ -55,6 +55,7 @@ mod renew;
 mod seen;
 mod session;
 mod sight;
+mod silent_client;
 mod splice;
 mod state;
 mod subscriptions;

@@ -127,12 +127,12 @@ impl Session {
         Self { edge: Some(Box::new(edge)), ..Self::new(worker, entrance, None, peer) }
     }
 
-    /// The same peer, in a part of its connection in which HTTP/2 was found.
-    pub(crate) fn with_http2(&self) -> Self {
+    /// The same peer, in a part of its connection in which HTTP was found. `http2`: the version of it.
+    pub(crate) fn inner(&self, http2: bool) -> Self {
         let (worker, entrance) = (self.worker.clone(), self.entrance.clone());
         let (expires, carrier) = (self.expires, self.carrier.clone());
         let session = Self::new(worker, entrance, self.identity.clone(), self.peer);
-        Self { expires, carrier, found_http2: true, ..session }
+        Self { expires, carrier, found_http2: http2, ..session }
     }
 
     /// How long its next request is waited for.

@@ -47,7 +47,8 @@ use crate::worker::Worker;
 use crate::world::Scene;
 
 pub(crate) use hidden::Examination;
-pub(crate) use inbound::{plainly, to_application};
+pub(crate) use inbound::{needs_requests, plainly, to_application};
+pub(crate) use silent::injects_faults;
 
 /// Carries the application's connection to a service. `early`: what was read of it already.
 pub(crate) async fn to_service(

@@ -56,6 +56,7 @@ mod renewal;
 mod resets;
 mod retry;
 pub(crate) mod routes;
+mod silent_clients;
 mod stalls;
 mod stays;
 mod streams;

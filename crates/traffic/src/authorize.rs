@@ -181,6 +181,21 @@ impl InboundAccess {
         self.enforced(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
     }
 
+    /// True when the rules let in some request of this peer. The rules for opaque bytes may reject bytes in which such a
+    /// request hides.
+    #[must_use]
+    pub fn may_let_requests_in(&self, permit: &ConnectionPermit) -> bool {
+        let Ok(rights) = self.current_rights(permit) else { return false };
+        let rules = rights.policies.as_deref();
+        if rules.is_some_and(PeerRules::denies_all) {
+            return self.is_audited && !rights.opened_only;
+        }
+        if rules.is_some_and(PeerRules::may_allow) || !rights.openings.is_empty() {
+            return true;
+        }
+        !rights.opened_only && (self.is_audited || self.rules.is_none() || rights.targets.is_some())
+    }
+
     fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
         if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
             return Ok(By::Nobody);

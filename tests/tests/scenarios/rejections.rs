@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client, mesh_config, route, server_of, service};
 use leno_tests::{
-    AdminPage, Answer, Application, Mesh, eventually, exchange, free_port, get, get_page,
+    AdminPage, Answer, Application, Connection, Mesh, eventually, exchange, free_port, get,
+    get_page, manifest,
 };
 use serde_json::Value;
 
@@ -460,3 +461,42 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
 const ALONE: &str = "HTTP, alone";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A port without a declared protocol, where a policy has to see requests.
+#[test]
+fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
+    let application = Application::echo();
+    let door = free_port();
+    let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
+                  spec: {serviceAccounts: [ratings], deny: [{name: admin, requests: [{path: {value: /admin}}]}]}\n";
+    let manifests = manifest("", application.port(), door, "permissive");
+    let manifests = manifests.replace(", protocol: HTTP", "");
+    let mesh = Mesh::up(&format!("{manifests}{policy}"));
+    let door = SocketAddr::from((Ipv4Addr::LOCALHOST, door));
+    let mut early = Connection::open(door).unwrap();
+    for _ in 0..3 {
+        let mut check = Connection::open(door).unwrap();
+        assert!(!check.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+    }
+    assert!(!early.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+    assert_eq!(early.get("/").unwrap().status, 200);
+    assert_eq!(early.get("/admin").unwrap().status, 403);
+    // The rejection of that request, and no other.
+    let server = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
+    let denied = eventually("the rejection is counted", Duration::from_secs(60), || {
+        let metrics = String::from_utf8(get_page(server.address, "/metrics").ok()?.body).unwrap();
+        let denied = metrics.lines().filter(|line| {
+            line.starts_with("leno_requests_total{") && line.contains("reason=\"denied-by-policy\"")
+        });
+        let denied: Vec<String> = denied.map(str::to_owned).collect();
+        (!denied.is_empty()).then_some(denied)
+    });
+    let denied = denied.0;
+    assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
+    // Bytes of another protocol are rejected, and the client gets a reset.
+    let mut other = Connection::open(door).unwrap();
+    assert!(!other.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+    other.send("\0").unwrap();
+    let ended = other.rest().unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+}

@@ -33,8 +33,8 @@ pub(super) struct Connections {
 
 /// The end of one attempt without an answer.
 enum Unanswered {
-    /// The server did not process it (RFC 9113 §6.8 and §8.7): it may be sent again.
-    Unprocessed(Http2Lease, NoAnswer),
+    /// The server did not process it (RFC 9113 §6.8 and §8.7): it may be sent again. `is_reset`: the server reset the stream.
+    Unprocessed { lease: Http2Lease, is_reset: bool, error: NoAnswer },
     /// The server may have processed it.
     Final(NoAnswer),
 }
@@ -56,12 +56,12 @@ impl Connections {
     ) -> Result<Bytes, NoAnswer> {
         let mut attempts = 1;
         loop {
-            let (lease, error) = match self.attempt(worker, server, question).await {
+            let (lease, is_reset, error) = match self.attempt(worker, server, question).await {
                 Ok(answer) => return Ok(answer),
                 Err(Unanswered::Final(error)) => return Err(error),
-                Err(Unanswered::Unprocessed(lease, error)) => (lease, error),
+                Err(Unanswered::Unprocessed { lease, is_reset, error }) => (lease, is_reset, error),
             };
-            if !lease.progresses().await {
+            if !lease.progresses(is_reset).await {
                 if attempts == ATTEMPTS_MAX {
                     return Err(error);
                 }
@@ -86,14 +86,21 @@ impl Connections {
             .map_err(protocol)?;
         let (response, mut stream) = match lease.send(request, false) {
             Ok(opened) => opened,
-            Err(reason) => return Err(Unanswered::Unprocessed(lease, reason.into())),
+            Err(reason) => {
+                return Err(Unanswered::Unprocessed {
+                    lease,
+                    is_reset: false,
+                    error: reason.into(),
+                });
+            }
         };
         // A stream that the server ended before says so by its response.
         drop(stream.send_data(question.message.clone(), true));
         let response = match response.await {
             Ok(response) => response,
             Err(error) if is_unprocessed(&error) => {
-                return Err(Unanswered::Unprocessed(lease, protocol(error)));
+                let is_reset = error.is_reset();
+                return Err(Unanswered::Unprocessed { lease, is_reset, error: protocol(error) });
             }
             Err(error) => return Err(protocol(error).into()),
         };

@@ -21,7 +21,7 @@ use leno_wire::link::{OpenError, ResetCode, StreamKind};
 use tokio::time::sleep;
 
 use self::interim::Allowance;
-pub(super) use self::interim::{Awaited, Http2Answer};
+pub(super) use self::interim::{Awaited, Http2Answer, Unanswered};
 use self::sending::Sending;
 use super::again::{KeepBack, KeptBack};
 use super::body::{Noted, Silence, Sink, Source, pump};

@@ -1,9 +1,10 @@
 //! Opaque bytes at the port of an application: which peers may send them, and policies that need to see requests.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use leno_model::{Protocol, Reason};
@@ -13,8 +14,8 @@ use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
 use super::hidden::Examination;
-use super::{FACT_HTTP2, MEMORY_BYTES, Towards, carry, relay};
-use crate::connection::list;
+use super::{MEMORY_BYTES, Towards, carry, relay};
+use crate::connection::{from_http1, list};
 use crate::error::Failure;
 use crate::first_bytes::detect;
 use crate::http::message::{Reader, Writer};
@@ -24,14 +25,15 @@ use crate::io::{Io, Stream};
 use crate::link::{LinkStream, Opened};
 use crate::record::Record;
 use crate::session::Session;
+use crate::silent_client::sends;
 use crate::splice::splice;
 use crate::upstream::{Application, Http1Upstream};
 use crate::world::Scene;
 
 /// Carries a stream of a link to the application.
 pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
-    if opened.head == FACT_HTTP2 && may_see_http2(session, port) {
-        return Box::pin(serve_http2(session, port, &opened.stream)).await;
+    if needs_requests(session, port) {
+        return Box::pin(serve_requests(session, port, &opened.stream)).await;
     }
     let mut record = Record::open(session, "tcp");
     match attempt(session, port, &opened.stream, &mut record).await {
@@ -71,18 +73,20 @@ async fn attempt(
     carried
 }
 
-/// True where HTTP/2 in opaque bytes is served as requests: at a port without a declared protocol that rejects bytes in
-/// which no request is seen.
-fn may_see_http2(session: &Session, port: u16) -> bool {
+/// True at a port without a declared protocol that rejects the opaque bytes of a peer and may let in its requests. Its bytes
+/// are awaited, and served when they are HTTP.
+pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
     let Some(scene) = session.worker.world.scene() else { return false };
+    let access = &scene.plans.access;
     scene.plans.snapshot.plan.declared(port) == Protocol::Detect
         && session.permit(&scene, Instant::now()).is_ok_and(|permit| {
-            scene.plans.access.tcp(&permit).is_err() || sees_requests(&scene, port).is_err()
+            access.may_let_requests_in(&permit)
+                && (access.tcp(&permit).is_err() || sees_requests(&scene, port).is_err())
         })
 }
 
-/// Serves the requests of a stream that claims to begin in HTTP/2.
-async fn serve_http2(session: &Session, port: u16, stream: &LinkStream) {
+/// Serves the requests in a stream of bytes.
+async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     let limits = &session.worker.config.limits;
     // The other sidecar waits for this before it gives its client's bytes away.
     if stream.send_head(false, false, |_| {}).is_err() {
@@ -91,38 +95,77 @@ async fn serve_http2(session: &Session, port: u16, stream: &LinkStream) {
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
     let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
     let mut plain = (Reader::new(near.clone()), Writer::new(near, limits.idle_connection));
-    let inner = Rc::new(session.with_http2());
-    let served = async move {
-        let mut early = BytesMut::new();
-        // The claim of the other sidecar proves nothing.
-        match timeout(limits.head_timeout, detect(&far, &mut early)).await {
-            Ok(Sniffed::Http2) => {}
-            Ok(_) | Err(_) => return Err(Reason::DeniedByPolicy),
-        }
-        let _listed = list(&inner, "http2", format!("application port {port}"));
-        http2::server::serve(inner, &far, early).await;
-        far.close().await;
-        Ok(())
-    };
     let (sent, received) = (Cell::new(0), Cell::new(0));
-    let towards = Towards::Application(None);
-    let carried = relay(&mut plain, stream, towards, limits.idle_connection, (&sent, &received));
-    if let Err(reason) = tokio::try_join!(carried, served) {
-        if reason == Reason::DeniedByPolicy {
-            session.worker.shard.refuse(reason.label());
-        }
+    let counted = (&sent, &received);
+    let carried =
+        relay(&mut plain, stream, Towards::Application(None), limits.idle_connection, counted);
+    let (mut carried, mut served) = (pin!(carried), pin!(serve_first(session, port, far)));
+    let ended = tokio::select! {
+        carried = &mut carried => match carried {
+            Ok(()) => served.await,
+            Err(reason) => Err(reason),
+        },
+        served = &mut served => match served {
+            // The client may keep its direction open. Then the stream is reset.
+            Ok(()) => timeout(LAST_BYTES, carried).await.unwrap_or(Ok(())),
+            Err(reason) => Err(reason),
+        },
+    };
+    if let Err(reason) = ended {
         stream.reset_for(code_of(reason), reason);
     }
 }
 
+/// Serves bytes by the protocol in which they begin. A connection without any ends, and nothing is counted: it may be a health
+/// check.
+async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
+    let limits = &session.worker.config.limits;
+    let mut early = BytesMut::new();
+    if !sends(&session.worker, limits.idle_connection, &io, &mut early).await {
+        io.close().await;
+        return Ok(());
+    }
+    let sniffed = timeout(limits.head_timeout, detect(&io, &mut early)).await;
+    let list = |protocol| list(session, protocol, format!("application port {port}"));
+    match sniffed {
+        Ok(Sniffed::Http1) => {
+            let listed = list("http");
+            from_http1(session.inner(false), listed, &io, early).await;
+        }
+        Ok(Sniffed::Http2) => {
+            let _listed = list("http2");
+            http2::server::serve(Rc::new(session.inner(true)), &io, early).await;
+            io.close().await;
+        }
+        Ok(Sniffed::Tls | Sniffed::Opaque | Sniffed::More) | Err(_) => {
+            return carry_plainly(session, port, &io, early).await;
+        }
+    }
+    Ok(())
+}
+
 /// Carries a connection that came without mutual TLS to the application.
 pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
+    if carry_plainly(session, port, &io, early).await.is_err() {
+        io.reset();
+    }
+}
+
+async fn carry_plainly(
+    session: &Session,
+    port: u16,
+    io: &Io,
+    early: BytesMut,
+) -> Result<(), Reason> {
     let mut record = Record::open(session, "tcp");
-    match attempt_plainly(session, port, (&io, early), &mut record).await {
-        Ok(()) => record.succeed(),
+    match attempt_plainly(session, port, (io, early), &mut record).await {
+        Ok(()) => {
+            record.succeed();
+            Ok(())
+        }
         Err(failure) => {
             record.fail(&failure);
-            io.reset();
+            Err(failure.reason)
         }
     }
 }
@@ -238,3 +281,6 @@ fn code_of(reason: Reason) -> ResetCode {
         _ => ResetCode::Failed,
     }
 }
+
+/// The time in which a stream ends after its last answer.
+const LAST_BYTES: Duration = Duration::from_secs(60);

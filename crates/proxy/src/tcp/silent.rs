@@ -5,13 +5,14 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use leno_discovery::condition::kind;
-use leno_model::{Protocol, Reason};
+use leno_model::{Protocol, Reason, ServiceName};
 
-use super::{Passage, Towards, relay};
+use super::{ChosenPort, Passage, Towards, relay};
 use crate::http::message::{Reader, Writer};
 use crate::record::Record;
 use crate::session::Session;
 use crate::splice::splice;
+use crate::worker::Worker;
 
 /// True when the service of a connection declares no protocol at its port.
 pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
@@ -21,6 +22,13 @@ pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
     };
     let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
     port.is_some_and(|port| port.protocol == Protocol::Detect)
+}
+
+/// True where the client's sidecar injects faults into requests, so that it lets no opaque bytes pass.
+pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
+    let Some(scene) = worker.world.scene() else { return false };
+    let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
+    port.is_some_and(|port| ChosenPort::direct(port).has_faults())
 }
 
 /// Carries the bytes of a client that was silent while the protocol was detected: when the server speaks first, the delay is reported.

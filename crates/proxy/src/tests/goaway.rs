@@ -4,12 +4,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use leno_model::{Endpoint, Protocol};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use super::fixture::frames::{
-    self, DATA, END_STREAM, Frame, GOAWAY, HEADERS, OPENING, RST_STREAM, goaway,
-};
+use super::fixture::frames::{self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway};
 use super::fixture::{Application, Client, Mesh, Short, endpoint, run, until, view};
 use super::http2::{application, mesh, whole};
 use crate::http::replay;
@@ -163,21 +160,18 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
 #[test]
 fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
     run(async {
-        let is_first = Rc::new(Cell::new(true));
-        let refused = Rc::new(Cell::new(0));
-        let counts = refused.clone();
-        let app = Application::start(move |client| {
-            let most = if is_first.replace(false) { 3 } else { usize::MAX };
-            Short::serve(client, (Rc::new(Cell::new(most)), counts.clone()))
-        });
-        let app = app.await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
+        let app = Short::once(3).await;
+        let mesh = mesh(app.application.address, Protocol::Http2).await;
         for _ in 0..5 {
             let given = answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
         }
-        assert!(refused.get() > 0, "the first connection got more streams than it took");
-        assert_eq!(app.accepted.get(), 2, "the second connection takes all other streams");
+        assert!(app.take_refused() > 0, "the first connection got more streams than it took");
+        assert_eq!(
+            app.application.accepted.get(),
+            2,
+            "the second connection takes all other streams"
+        );
     });
 }
 

@@ -54,7 +54,10 @@ pub(crate) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
 
 /// A client of HTTP/2 with prior knowledge.
 pub(crate) async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
-    let tcp = TcpStream::connect(door).await.unwrap();
+    connect_over(TcpStream::connect(door).await.unwrap()).await
+}
+
+pub(super) async fn connect_over(tcp: TcpStream) -> SendRequest<Bytes> {
     let (send, connection) = h2::client::handshake(tcp).await.unwrap();
     tokio::task::spawn_local(async move { drop(connection.await) });
     send.ready().await.unwrap()

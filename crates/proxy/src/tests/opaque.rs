@@ -13,6 +13,7 @@ use leno_model::{
     ServicePolicyKind, ServicePolicyName, Treatment, Unanswered, WorkloadPlan,
 };
 use leno_wire::link::{Event, ResetCode, StreamKind};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::fixture::{
     Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, until, view,
@@ -53,7 +54,7 @@ fn server() -> Decider {
     Decider { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
 
-fn denies_some() -> InboundPolicy {
+pub(super) fn denies_some() -> InboundPolicy {
     let request =
         RequestMatch { path: PathMatch::Prefix("/admin".to_owned()), ..RequestMatch::default() };
     let rule = PolicyRule {
@@ -131,7 +132,13 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 // Not the sidecar of the client, but what a member has put in its place.
                 let mut peer = Peer::opener(mesh.inbound, &identity).await;
                 let stream = peer.open(StreamKind::Tcp, "", false);
-                let answer = peer.next().await.unwrap();
+                let mut answer = peer.next().await.unwrap();
+                if protocol == Protocol::Detect {
+                    // Requests may follow.
+                    assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
+                    peer.data(stream, b"\0", false);
+                    answer = reset_of(&mut peer).await;
+                }
                 if protocol == Protocol::Tcp && passes_tcp {
                     assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
                     no_request_passes(&mesh, policy).await;
@@ -265,14 +272,14 @@ async fn ask(door: std::net::SocketAddr, path: &str) -> Option<u16> {
 }
 
 /// The same on a connection that stays open.
-async fn call(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
+pub(super) async fn call(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
     let uri = format!("http://ratings.bookinfo:9080{path}");
     let request = http::Request::get(uri).body(()).unwrap();
     let (response, _) = client.send_request(request, true).ok()?;
     Some(response.await.ok()?.status().as_u16())
 }
 
-async fn application_of_http2() -> Application {
+pub(super) async fn application_of_http2() -> Application {
     http2::application(|_, mut respond| async move {
         drop(respond.send_response(Response::new(()), true).unwrap());
     })
@@ -302,6 +309,16 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
     });
 }
 
+/// The next event other than credit.
+async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> Event {
+    loop {
+        match peer.next().await.unwrap() {
+            Event::Credit { .. } => {}
+            event => break event,
+        }
+    }
+}
+
 #[test]
 fn what_only_says_that_it_is_http2_passes_no_policy() {
     run(async {
@@ -313,14 +330,9 @@ fn what_only_says_that_it_is_http2_passes_no_policy() {
         let mut peer = Peer::opener(mesh.inbound, &identity).await;
         let stream = peer.open(StreamKind::Tcp, "h2", false);
         assert!(matches!(peer.next().await, Some(Event::Head { .. })));
-        peer.data(stream, GET.as_bytes(), false);
-        loop {
-            match peer.next().await.unwrap() {
-                Event::Reset { code, .. } => break assert_eq!(code, ResetCode::Denied),
-                Event::Credit { .. } => {}
-                event => panic!("{event:?}"),
-            }
-        }
+        peer.data(stream, b"\0\r\n", false);
+        let answer = reset_of(&mut peer).await;
+        assert!(matches!(answer, Event::Reset { code: ResetCode::Denied, .. }), "{answer:?}");
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -340,6 +352,25 @@ fn http2_in_clear_text_is_judged_as_well() {
     });
 }
 
+/// Makes the client's sidecar answer each request by a fault.
+pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
+    let mut service = view(protocol, &[mesh.endpoint()]);
+    let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };
+    let rule = FaultRule {
+        name: "rule".to_owned(),
+        requests: Vec::new(),
+        peers: Vec::new(),
+        delay: None,
+        abort: Some(abort),
+    };
+    let policy = name(ServicePolicyKind::FaultInjection);
+    let faults = Some(Faults { policy, rules: vec![rule] });
+    for port in service.ports.values_mut() {
+        port.treatment = Treatment { faults: faults.clone(), ..Treatment::default() };
+    }
+    mesh.client_knows(vec![service]);
+}
+
 #[test]
 fn faults_are_injected_into_requests_and_nothing_else_passes() {
     run(async {
@@ -349,21 +380,7 @@ fn faults_are_injected_into_requests_and_nothing_else_passes() {
             })
             .await;
             let mesh = mesh(app.address, protocol).await;
-            let mut service = view(protocol, &[mesh.endpoint()]);
-            let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };
-            let rule = FaultRule {
-                name: "rule".to_owned(),
-                requests: Vec::new(),
-                peers: Vec::new(),
-                delay: None,
-                abort: Some(abort),
-            };
-            let policy = name(ServicePolicyKind::FaultInjection);
-            let faults = Some(Faults { policy, rules: vec![rule] });
-            for port in service.ports.values_mut() {
-                port.treatment = Treatment { faults: faults.clone(), ..Treatment::default() };
-            }
-            mesh.client_knows(vec![service]);
+            inject_faults(&mesh, protocol);
             let mut client = Client::connect(mesh.door).await;
             client.send("\0").await;
             let expected = if passes { b"hello".to_vec() } else { Vec::new() };

@@ -56,6 +56,18 @@ pub(super) struct PeerRules {
     may_hide: bool,
 }
 
+impl PeerRules {
+    /// True when each request of the peer is denied.
+    pub(super) fn denies_all(&self) -> bool {
+        self.denied.is_some()
+    }
+
+    /// True when a rule allows all requests of the peer, or some.
+    pub(super) fn may_allow(&self) -> bool {
+        self.allowed.is_some() || !self.allow.is_empty()
+    }
+}
+
 impl PolicyRules {
     /// Compiles the rules for a workload with these ports; `None` when there are none.
     pub(super) fn compile(

@@ -12,7 +12,7 @@ use leno_wire::http1::{
 use super::ANSWER_BYTES_MAX;
 use crate::error::upstream_reason;
 use crate::http::body::{Piece, Sink, Source};
-use crate::http::forward::{Awaited, Http2Answer};
+use crate::http::forward::{Awaited, Http2Answer, Unanswered};
 use crate::http::request::Request;
 use crate::http2::client::Http2Lease;
 use crate::http2::head;
@@ -70,11 +70,11 @@ pub(crate) async fn over_http2(
 ) -> Result<u16, Reason> {
     loop {
         let asked = head_of(worker, upstream, &bytes)?;
-        match over_stream(worker, &mut lease, asked, body.clone()).await {
-            Err(Reason::UpstreamRefused) => {}
-            outcome => return outcome,
-        }
-        if !lease.progresses().await {
+        let is_reset = match over_stream(worker, &mut lease, asked, body.clone()).await {
+            Err(Unanswered { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
+            outcome => return outcome.map_err(|unanswered| unanswered.reason),
+        };
+        if !lease.progresses(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
         let again = upstream.lease(worker, None, Wait::Whole);
@@ -113,7 +113,7 @@ async fn over_stream(
     lease: &mut Http2Lease,
     asked: http::Request<()>,
     body: Vec<Piece>,
-) -> Result<u16, Reason> {
+) -> Result<u16, Unanswered> {
     let (response, stream) = lease.send(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
@@ -123,9 +123,7 @@ async fn over_stream(
         awaited.meanwhile(give(sink, body)).await?.ok();
     }
     loop {
-        if let Http2Answer::Final(parts, body) =
-            awaited.next().await.map_err(|unanswered| unanswered.reason)?
-        {
+        if let Http2Answer::Final(parts, body) = awaited.next().await? {
             lease.processed();
             discard(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
