@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use rustix::process::{Gid, Pid, Signal, Uid};
 
-use crate::up::groups;
+use crate::up::{descendants, groups};
 use crate::{limits, output};
 
 /// Arguments of the hidden `leno exec`.
@@ -68,6 +68,10 @@ impl ExecArgs {
             self.command.split_first().context("there is no command to run")?;
         let mut command = Command::new(program);
         command.args(arguments);
+        // Its descendants inherit it: they end with the application.
+        if let Ok(run) = descendants::own_run() {
+            command.envs(run.variable());
+        }
         if let Some(Home { name, directory }) = home {
             let own = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
             command.envs(own.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)));

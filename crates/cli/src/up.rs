@@ -3,6 +3,7 @@
 mod application;
 mod child;
 mod console;
+pub(crate) mod descendants;
 mod fleet;
 pub(crate) mod groups;
 mod launcher;
@@ -65,7 +66,7 @@ pub(crate) struct UpArgs {
     #[arg(long, help_heading = "Network namespaces")]
     netns: bool,
     /// Remove the network namespaces, links and files that killed meshes have left, end the applications of a killed
-    /// mesh on the data directory, and exit
+    /// mesh on the data directory with all processes that have their LENO_APPLICATION_RUN variable, and exit
     #[arg(long, help_heading = "Network namespaces", conflicts_with_all = ["file", "netns"])]
     clean: bool,
     #[command(flatten)]

@@ -330,6 +330,42 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
 }
 
+/// Its process group is another one than that of the application, and it clears nothing of its environment.
+#[test]
+fn a_child_in_a_session_of_its_own_ends_with_its_application() {
+    let folder = tempfile::tempdir().unwrap();
+    let (port, door) = (free_port(), free_port());
+    let script = format!("setsid python3 -m http.server {port} --bind 127.0.0.1 & wait");
+    let command = serde_json::json!(["sh", "-c", script]).to_string();
+    std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
+        .unwrap();
+    let answers = || {
+        eventually("the application answers", Duration::from_secs(60), || {
+            get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+        });
+    };
+    let is_free = || std::net::TcpListener::bind(at(port)).is_ok();
+    let mut first = up(folder.path());
+    answers();
+    first.signal(Signal::INT);
+    first.wait(Duration::from_secs(60));
+    assert!(is_free(), "Ctrl-C ends it");
+    let mut second = up(folder.path());
+    answers();
+    second.signal(Signal::KILL);
+    second.wait(Duration::from_secs(60));
+    assert!(!is_free(), "it goes on");
+    let mut third = up(folder.path());
+    third.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
+    answers();
+    third.signal(Signal::KILL);
+    third.wait(Duration::from_secs(60));
+    let mut clean = leno();
+    clean.args(["up", "--clean", "--data"]).arg(folder.path().join("data"));
+    let text = String::from_utf8(clean.output().unwrap().stdout).unwrap();
+    assert!(text.contains("ended python3") && is_free(), "{text}");
+}
+
 /// Directories that are removed under a running mesh.
 #[test]
 fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {

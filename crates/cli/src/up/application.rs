@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use leno_control::{Application, ApplicationState};
 use leno_model::{RunOptions, Workload};
+use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::child::{Child, End, Reach};
 use super::console::Speaker;
+use super::descendants::Run;
 use super::groups;
 use super::launcher::Launcher;
 use super::placement::Placement;
@@ -220,6 +222,7 @@ async fn run(
         Err(error) => return Ended::Exited(error.to_string(), None),
     };
     let pid = child.pid();
+    let mut descendants = Run::of(pid);
     change(state, State::Starting(pid));
     let is_apart = !placement.wrapper.is_empty();
     let workload = on.workload.clone();
@@ -230,6 +233,7 @@ async fn run(
     let ended = tokio::select! {
         status = child.ended() => {
             let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+            end(&name, descendants.as_ref(), Duration::ZERO).await;
             return Ended::Exited(reason, Some(Box::new(child)));
         }
         () = outdated => Ended::Outdated,
@@ -255,10 +259,24 @@ async fn run(
             state.send_modify(|progress| progress.is_draining = false);
         }
     }
+    let until = Instant::now() + STOP_PATIENCE;
+    if let Some(descendants) = &mut descendants {
+        descendants.signal_others(Signal::TERM);
+    }
     if child.stop(STOP_PATIENCE).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }
+    let left = until.saturating_duration_since(Instant::now());
+    end(&name, descendants.as_ref(), left).await;
     ended
+}
+
+/// Ends the processes of an application that left its process group: they would keep the ports that the next one needs.
+async fn end(name: &str, descendants: Option<&Run>, patience: Duration) {
+    let Some(descendants) = descendants else { return };
+    for ended in descendants.end(patience).await {
+        tracing::info!(name, ended, "a process that the application started is ended");
+    }
 }
 
 /// True until the sidecar reports that no request is in progress. Without a sidecar there is none.

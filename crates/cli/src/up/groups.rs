@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
+use super::descendants::Run;
 use super::sockets::{self, Process};
 use crate::data_directory::create_private;
 use crate::output;
@@ -106,7 +107,10 @@ pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
         let is_over = match group {
             Some(group) if group.is_leftover() => {
                 ended.extend(group.end().await);
-                group.members().is_empty()
+                // Those that left the group.
+                let run = Run::new(&group.namespace, group.leader, group.started);
+                ended.extend(run.end(Duration::ZERO).await);
+                group.members().is_empty() && run.members().is_empty()
             }
             // Its supervisor may live and need the record.
             Some(group) => boot().is_ok_and(|boot| boot != group.boot),

@@ -1,0 +1,199 @@
+//! Processes that an application started, also those in process groups and sessions of their own.
+//!
+//! The first process of an application gets an environment variable that no other has, and its descendants inherit it. A process that
+//! clears its environment is found only as a descendant while its parents live.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::time::{Instant, sleep};
+
+use super::sockets;
+
+/// One run of an application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Run {
+    leader: i32,
+    /// The start of the first process, in clock ticks since the boot.
+    started: u64,
+    /// The line of the environment.
+    mark: String,
+    /// The processes that were descendants at the last look, with their starts.
+    seen: BTreeMap<i32, u64>,
+}
+
+impl Run {
+    /// The run whose first process this is. `None` when it has ended.
+    pub(crate) fn of(leader: i32) -> Option<Self> {
+        let namespace = fs::read_link(NAMESPACE).ok()?;
+        let started = sockets::process(leader)?.started;
+        Some(Self::new(&namespace.to_string_lossy(), leader, started))
+    }
+
+    /// The run with this first process, which may have ended.
+    pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
+        let mark = format!("{VARIABLE}={namespace}/{leader}/{started}");
+        Self { leader, started, mark, seen: BTreeMap::new() }
+    }
+
+    /// The name and the value of the variable.
+    pub(crate) fn variable(&self) -> Option<(&str, &str)> {
+        self.mark.split_once('=')
+    }
+
+    /// Signals the processes in other process groups than the first, and remembers them.
+    pub(super) fn signal_others(&mut self, signal: Signal) {
+        self.look();
+        for pid in self.members() {
+            let is_other = sockets::process(pid).is_some_and(|it| it.group != self.leader);
+            if is_other {
+                self.send(pid, signal);
+            }
+        }
+    }
+
+    /// Remembers the descendants of the first process, while it lives.
+    fn look(&mut self) {
+        if sockets::process(self.leader).is_none_or(|it| it.started != self.started) {
+            return;
+        }
+        let found = sockets::tree(self.leader).into_iter();
+        self.seen = found.filter_map(|pid| Some((pid, sockets::process(pid)?.started))).collect();
+    }
+
+    /// Waits for its processes to end, and kills those that do not: in time, and also those that start meanwhile. Returns
+    /// descriptions of the killed ones.
+    pub(super) async fn end(&self, patience: Duration) -> Vec<String> {
+        let began = Instant::now();
+        let (mut killed, mut was_empty) = (BTreeMap::new(), false);
+        loop {
+            let members = self.members();
+            let waited = began.elapsed();
+            // A process that executes a new program shows no environment for a moment.
+            if members.is_empty() && was_empty {
+                break;
+            }
+            was_empty = members.is_empty();
+            if waited >= patience + END_PATIENCE {
+                tracing::warn!(?members, "processes of an application do not end");
+                break;
+            }
+            if waited >= patience {
+                for pid in members {
+                    let description = sockets::described(pid);
+                    if self.send(pid, Signal::KILL) {
+                        killed.insert(pid, description);
+                    }
+                }
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        killed.into_values().collect()
+    }
+
+    /// The processes that live.
+    pub(super) fn members(&self) -> Vec<i32> {
+        sockets::pids().filter(|pid| self.contains(*pid)).collect()
+    }
+
+    fn contains(&self, pid: i32) -> bool {
+        let Some(process) = sockets::process(pid) else { return false };
+        let is_seen = self.seen.get(&pid) == Some(&process.started);
+        !process.is_zombie && process.started >= self.started && (is_seen || self.marks(pid))
+    }
+
+    /// True for a process that began with the variable.
+    fn marks(&self, pid: i32) -> bool {
+        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+        environment.split(|byte| *byte == 0).any(|line| line == self.mark.as_bytes())
+    }
+
+    /// Signals a process. The handle is of one process: if that belongs to the run, the signal reaches no other.
+    fn send(&self, pid: i32, signal: Signal) -> bool {
+        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(handle) = handle else { return false };
+        self.contains(pid) && pidfd_send_signal(handle, signal).is_ok()
+    }
+}
+
+/// The run of this process, which becomes an application.
+///
+/// # Errors
+/// When `/proc` does not show it.
+pub(crate) fn own_run() -> anyhow::Result<Run> {
+    let own = i32::try_from(std::process::id())?;
+    Run::of(own).context("/proc does not show this process")
+}
+
+/// The variable in the environment of applications.
+const VARIABLE: &str = "LENO_APPLICATION_RUN";
+const NAMESPACE: &str = "/proc/self/ns/pid";
+/// The kernel needs no longer, unless a process hangs in the kernel.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A shell with a child in a session of its own, and the run that they belong to. The first process of the run is this one.
+    fn shell(script: &str, run: &Run) -> Child {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).process_group(0).stdout(Stdio::piped()).envs(run.variable());
+        let mut shell = shell.spawn().unwrap();
+        shell.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        shell
+    }
+
+    async fn until_members(run: &Run, count: usize) {
+        let found = async {
+            while run.members().len() != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), found).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_child_in_a_session_of_its_own_is_ended_after_its_parent_and_no_other_process() {
+        let own = own_run().unwrap();
+        let run = Run::new("of a test", own.leader, own.started);
+        let other = Run::new("of another test", own.leader, own.started);
+        let mut stranger = shell("echo; exec sleep 600", &other);
+        let mut parent = shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
+        until_members(&run, 2).await;
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        until_members(&run, 1).await;
+        // It began before the run did.
+        let later = Run { started: u64::MAX, ..run.clone() };
+        assert!(later.members().is_empty());
+        let ended = run.end(Duration::ZERO).await;
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert!(run.members().is_empty());
+        until_members(&other, 1).await;
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_descendant_without_the_variable_is_ended_as_well() {
+        let mut parent = Command::new("sh");
+        parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
+        let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let mut run = Run::of(i32::try_from(parent.id()).unwrap()).unwrap();
+        run.signal_others(Signal::TERM);
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        run.end(Duration::ZERO).await;
+        assert!(run.members().is_empty());
+    }
+}
