@@ -1,4 +1,4 @@
-//! The end of the admin and health pages: no request that has reached their sockets is lost.
+//! The end of the admin and health pages: responses in progress are completed.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -54,7 +54,8 @@ impl Pages {
     }
 }
 
-/// Serves a connection of a page. Once the proxy is over it ends after the request in progress.
+/// Serves a connection of a page. Once the proxy is over it ends after the request in progress; the codec closes a
+/// connection without a request at once.
 pub(crate) async fn serve<S>(
     half_open: &HalfOpen,
     connection: Connection<TokioIo<TcpStream>, S>,
