@@ -107,6 +107,26 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
 }
 
 #[test]
+fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
+    run(async {
+        let app = http2::application(|request, mut respond| async move {
+            http2::whole(request.into_body()).await;
+            drop(respond.send_response(http::Response::new(()), true));
+        });
+        let app = app.await;
+        let mesh = http2::mesh(app.address, Protocol::Http2).await;
+        let mut client = http2::connect(mesh.door).await;
+        let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
+        let (other, mut body) = client.send_request(request, false).unwrap();
+        // The codec answers, so there is no reason and no count.
+        assert_eq!(verdict(&mut client, ("text/plain", 300_000)).await, (431, None, None));
+        body.send_data(Bytes::new(), true).unwrap();
+        assert_eq!(other.await.unwrap().status(), 200, "another stream of the connection goes on");
+        assert!(mesh.client.failures().is_empty());
+    });
+}
+
+#[test]
 fn a_head_just_below_the_limit_passes_both_sidecars() {
     run(async {
         let app = Application::canned(OK).await;
