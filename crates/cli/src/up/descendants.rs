@@ -26,7 +26,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The run whose first process this is. `None` when it has ended.
+    /// The run with this first process. `None` when that has ended.
     pub(crate) fn of(leader: i32) -> Option<Self> {
         let namespace = fs::read_link(NAMESPACE).ok()?;
         let started = sockets::process(leader)?.started;
