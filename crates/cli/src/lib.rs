@@ -41,6 +41,7 @@ mod top;
 mod up;
 mod yaml;
 
+use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -135,7 +136,10 @@ pub fn run() -> ExitCode {
     if cni::is_called() {
         return cni::run_as_plugin();
     }
-    let Cli { log_level, command } = Cli::parse();
+    let Cli { log_level, command } = match Cli::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return wrong_usage(&error),
+    };
     log::start(log_level.as_ref(), command.log_style());
     let code = match command.run(log_level) {
         Ok(code) => code,
@@ -148,6 +152,20 @@ pub fn run() -> ExitCode {
     };
     log::flush();
     code
+}
+
+/// Prints an error about arguments, or the help. The errors of the standard library about numbers are not for users.
+fn wrong_usage(error: &clap::Error) -> ExitCode {
+    let cause = std::error::Error::source(error);
+    let is_number = cause.is_some_and(|it| it.is::<ParseIntError>() || it.is::<ParseFloatError>());
+    match cause.filter(|_| is_number) {
+        None => error.exit(),
+        Some(cause) => {
+            let text = error.to_string().replacen(&cause.to_string(), "not a number in range", 1);
+            eprint!("{text}");
+            ExitCode::from(2)
+        }
+    }
 }
 
 impl Command {

@@ -7,7 +7,7 @@ use crate::run::{MESH, Place};
 #[test]
 fn wrong_usage_is_told_apart_from_failure() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 15] = [
         (&[], "Usage"),
         (&["fly"], "fly"),
         (&["check"], "--file"),
@@ -27,6 +27,8 @@ fn wrong_usage_is_told_apart_from_failure() {
         (&["up", "-f", "mesh.yaml", "--certificate-lifetime", "soon"], "24h"),
         (&["proxy", "--workload", "a/b", "--cores", "0"], "--cores"),
         (&["demo", "--duration", "0s"], "longer than nothing"),
+        (&["explain", "change", "x"], "'[ID]': not a number in range"),
+        (&["explain", "change", "99999999999999999999"], "'[ID]': not a number in range"),
     ];
     for (arguments, said) in cases {
         let done = place.leno(arguments);
