@@ -134,6 +134,17 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// The same for a URL, without the user and password that it may have: messages go to logs.
+    pub(crate) fn shown_url(&self) -> String {
+        let shown = self.shown();
+        let Some((scheme, rest)) = shown.split_once("://") else { return shown };
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        match authority.rsplit_once('@') {
+            Some((_, host)) => format!("{scheme}://...@{host}{path}"),
+            None => shown,
+        }
+    }
+
     /// A text.
     pub(crate) fn text(&self) -> Option<&'a str> {
         let shown = self.shown();

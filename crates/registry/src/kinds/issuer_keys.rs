@@ -101,7 +101,7 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
                 (InvalidEndpoint::Scheme, true) => "write the path of a file as `file`",
                 _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`",
             };
-            field.refuse(format!("{} is no server of keys: {why}", field.shown()), remedy);
+            field.refuse(format!("{} is no server of keys: {why}", field.shown_url()), remedy);
             None
         }
     }

@@ -82,7 +82,8 @@ fn endpoint(fields: &Fields<'_>, signal: Signal, protocol: CollectorProtocol) ->
                 CollectorProtocol::OtlpGrpc => "correct it, as in `http://127.0.0.1:4317`",
                 CollectorProtocol::Zipkin => "correct it, as in `http://127.0.0.1:9411`",
             };
-            endpoint.refuse(format!("{} is no endpoint to use: {why}", endpoint.shown()), remedy);
+            endpoint
+                .refuse(format!("{} is no endpoint to use: {why}", endpoint.shown_url()), remedy);
             None
         }
     }

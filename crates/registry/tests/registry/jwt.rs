@@ -241,8 +241,8 @@ fn hints_about_key_sources_lead_to_acceptance() {
         spec.issuers[0].jwks: is a text, not a map; write a map with the text as `inline`
         spec.issuers[0].jwks.file: "https://a.example/jwks.json" is a URL, not the path of a file; write it as `url`
         spec.issuers[0].jwks.url: "/etc/keys.json" is no server of keys: an endpoint is written `http://HOST:PORT`, or `https://HOST:PORT` for TLS; write the path of a file as `file`
-        spec.issuers[0].jwks.url: "https://user:secret@a.example/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-        spec.issuers[0].jwks.url: "https://user@a.example:443/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://...@a.example/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
+        spec.issuers[0].jwks.url: "https://...@a.example:443/jwks.json" is no server of keys: an endpoint has no user and no password: remove the part up to the `@`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
         spec.issuers[0].jwks.url: "https://müller.example/jwks.json" is no server of keys: a host with other characters than those of ASCII is written as in the DNS, such as `xn--mller-kva.example`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
         spec.issuers[0].jwks.url: "https://a.example:99999/jwks.json" is no server of keys: an endpoint needs a port from 1 to 65535, such as `:4318`; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
     "#]],
