@@ -172,7 +172,7 @@ pub enum IdleCause {
     /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
     OtherWorkloads,
     /// The policy decides by request, and this port carries TCP, in which no request is seen.
-    NoRequests(u16),
+    NoRequests(u16, PolicySide),
 }
 
 /// A sentence about the object that has the policy's name before it.
@@ -199,7 +199,7 @@ impl fmt::Display for Idle {
                 write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
                 write!(f, "of {} gets any", self.service)
             }
-            IdleCause::NoRequests(port) => {
+            IdleCause::NoRequests(port, _) => {
                 write!(
                     f,
                     "port {port} of {} carries TCP, in which no request is seen",
@@ -255,7 +255,7 @@ impl Idle {
                 service: service.clone(),
                 routes: Vec::new(),
                 others: BTreeSet::new(),
-                cause: IdleCause::NoRequests(port),
+                cause: IdleCause::NoRequests(port, side),
             });
         }
         if destinations.own {

@@ -24,14 +24,17 @@ pub(super) fn access(
     let permit = access.connection(Some(peer), port);
     if opaque
         && permit.is_ok()
-        && let Some(policy) = plan.rejects_bytes(port)
+        && let Some(policy) = plan.rejects_hidden_requests(port)
     {
         let policy = Ruling::whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
     let fields = question.fields();
     let decided = permit.and_then(|permit| match opaque {
-        true => access.tcp(&permit),
+        // The bytes are those of a request.
+        true => {
+            access.tcp(&permit).and_then(|allowed| access.hidden_request(&permit).map(|()| allowed))
+        }
         false => access.request(&permit, &question.view(&fields)),
     });
     Ok(match decided {

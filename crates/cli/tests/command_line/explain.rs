@@ -686,12 +686,11 @@ fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
     expect![[r#"
                   its bytes are carried without a look at requests: TCP rules decide
                   CircuitBreaker shop/breaker: lets no more be under way than 3 TCP connections
-        no effect RateLimit shop/limit: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect FaultInjection shop/faults: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which no request is seen
         no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which no request is seen
-                  shop/bytes-1 (account shop/bytes): lets every member of the mesh in"#]].assert_eq(&policies_of(&place, "http://bytes:9000/"));
+                  shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policies_of(&place, "http://bytes:9000/"));
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl World<'_> {
             ),
             Standing::Idle(idle) => lint.warn(
                 target_field(policy, &idle.service),
-                format!("has no effect: {idle}"),
+                format!("{}: {idle}", idle_problem(&idle)),
                 remedy(&idle),
             ),
             Standing::Decides | Standing::Nowhere => {}
@@ -265,12 +265,23 @@ fn target_at(kind: ServicePolicyKind, index: usize) -> String {
     }
 }
 
+fn idle_problem(idle: &Idle) -> &'static str {
+    match idle.cause {
+        IdleCause::NoRequests(_, PolicySide::Server) => {
+            "has no effect but to reject connections in which HTTP begins"
+        }
+        _ => "has no effect",
+    }
+}
+
 fn remedy(idle: &Idle) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
         IdleCause::NoTraffic => "attach it to the service that gets the requests".to_owned(),
         IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
         IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
-        IdleCause::NoRequests(_) => "attach it to a port that speaks HTTP, or remove it".to_owned(),
+        IdleCause::NoRequests(..) => {
+            "attach it to a port that speaks HTTP, or remove it".to_owned()
+        }
     }
 }

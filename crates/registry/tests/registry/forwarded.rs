@@ -145,15 +145,25 @@ fn by_request() -> String {
 #[test]
 fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
     let text = format!("{}{}", ports(TCP_PORT), by_request());
-    expect![[r#""#]].assert_eq(&warnings(&text));
+    expect![[r#"
+        CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        Hedging default/hedging: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        RateLimit default/limit: spec.targetRefs[0]: has no effect but to reject connections in which HTTP begins: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+        Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which no request is seen; name a service with a port that speaks HTTP, or remove the policy
+    "#]].assert_eq(&warnings(&text));
     // One port with requests is enough for a policy of the whole service, not for one of the other port.
     let both = ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
     assert_eq!(warnings(&format!("{both}{}", by_request())), "");
     let hedging = "---\n{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: h}, \
-         spec: {targetRefs: [{kind: Service, name: api, sectionName: PORT}], after: 50ms}}\n";
+         spec: {targetRefs: [{kind: Service, name: api, port: PORT}], after: 50ms}}\n";
     let of_port = |port: &str| warnings(&format!("{both}{}", hedging.replace("PORT", port)));
-    assert_eq!(of_port("web"), "");
-    expect![[r#""#]].assert_eq(&of_port("bytes"));
+    assert_eq!(of_port("80"), "");
+    expect![[r#"
+        Hedging default/h: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which no request is seen; attach it to a port that speaks HTTP, or remove it
+    "#]].assert_eq(&of_port("90"));
 }
 
 #[test]

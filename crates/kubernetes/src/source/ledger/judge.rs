@@ -260,7 +260,7 @@ impl Ledger {
             }
             Standing::Idle(idle) => {
                 let reason = match idle.cause {
-                    IdleCause::NoRequests(_) => NO_REQUESTS,
+                    IdleCause::NoRequests(..) => NO_REQUESTS,
                     _ => OVERRIDDEN,
                 };
                 Some(Outdone::Idle(idle.to_string(), reason))
