@@ -43,6 +43,13 @@ enum Check {
     Unsafe(UnsafeDirectory),
 }
 
+/// The place of a directory on the path of a private one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Above,
+    Last,
+}
+
 /// A directory that another user may control.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum UnsafeDirectory {
@@ -53,10 +60,10 @@ enum UnsafeDirectory {
     Writable { path: String },
     #[error(
         "the directory {path}, on the way to keys, belongs to user {owner}, who may have made it because others may write to \
-         {above}: remove it or `chown -h {us} {}`, or use another one",
-        quoted(path)
+         {above}: use a directory that no other user can make, or run the command as user {owner} if the directory is that user's \
+         (`sudo -u '#{owner}' …`)"
     )]
-    Foreign { path: String, above: String, owner: u32, us: u32 },
+    Foreign { path: String, above: String, owner: u32 },
 }
 
 impl Check {
@@ -77,7 +84,7 @@ fn create_for(us: u32, path: &Path) -> Result<(), Check> {
     let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
     if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
         // Nothing is made in a directory of another user.
-        check_path(us, existing)?;
+        check_path(us, existing, Step::Above)?;
     }
     for above in missing.into_iter().rev() {
         create_one(above).map_err(Check::Failed)?;
@@ -87,7 +94,7 @@ fn create_for(us: u32, path: &Path) -> Result<(), Check> {
 
 fn check_for(us: u32, path: &Path) -> Result<(), Check> {
     let path = std::path::absolute(path).map_err(Check::Failed)?;
-    check_path(us, &path)?;
+    check_path(us, &path, Step::Last)?;
     let found = fs::metadata(&path).map_err(Check::Failed)?;
     match found.mode() & OTHERS_WRITE {
         0 => Ok(()),
@@ -96,18 +103,18 @@ fn check_for(us: u32, path: &Path) -> Result<(), Check> {
 }
 
 /// Checks the steps of an absolute path, and those of the target of links on it.
-fn check_path(us: u32, path: &Path) -> Result<(), Check> {
-    check_steps(us, path)?;
+fn check_path(us: u32, path: &Path, end: Step) -> Result<(), Check> {
+    check_steps(us, path, end)?;
     let target = fs::canonicalize(path).map_err(Check::Failed)?;
     match target == path {
         true => Ok(()),
-        false => check_steps(us, &target),
+        false => check_steps(us, &target, end),
     }
 }
 
 /// Checks the owner of each step of a path that others could have made. The owner of the directory above a step controls the
 /// step anyway; of the last step the owner is this user or root.
-fn check_steps(us: u32, path: &Path) -> Result<(), Check> {
+fn check_steps(us: u32, path: &Path, end: Step) -> Result<(), Check> {
     let steps: Vec<&Path> = path.ancestors().collect();
     for pair in steps.windows(2) {
         let [step, above] = pair else { continue };
@@ -117,9 +124,10 @@ fn check_steps(us: u32, path: &Path) -> Result<(), Check> {
         }
         let owner = fs::symlink_metadata(step).map_err(Check::Failed)?.uid();
         let is_trusted = |owner: u32| owner == us || owner == ROOT;
-        if !is_trusted(owner) && (*step == path || owner != above_found.uid()) {
+        let is_last = end == Step::Last && *step == path;
+        if !is_trusted(owner) && (is_last || owner != above_found.uid()) {
             let (path, above) = (step.display().to_string(), above.display().to_string());
-            return Err(Check::Unsafe(UnsafeDirectory::Foreign { path, above, owner, us }));
+            return Err(Check::Unsafe(UnsafeDirectory::Foreign { path, above, owner }));
         }
     }
     Ok(())
@@ -198,7 +206,7 @@ mod tests {
             let problem = problem(us, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(problem.contains(&format!("others may write to {above}: ")), "{problem}");
-            assert!(problem.contains(&format!("`chown -h {us} {above}/data`")), "{problem}");
+            assert!(problem.contains(&format!("`sudo -u '#{other}' …`")), "{problem}");
         }
         assert!(create_for(us, &foreign.join("authority/new")).is_err());
         assert!(!foreign.join("authority").exists(), "nothing is made there");

@@ -149,7 +149,10 @@ impl RevocationFile {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         for _ in 0..LOCKS_MAX {
-            create_private_directory(&self.dir)?;
+            match create_private_directory(&self.dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                created => created?,
+            }
             let lock = match options.open(self.dir.join(LOCK)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
@@ -237,7 +240,8 @@ mod tests {
             other.add(RevokedWorkload { workload: workload_name("a"), uid: None })
         });
         wait.recv().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
+        // The other thread may write a lock while the directory is removed.
+        while std::fs::remove_dir_all(&dir).is_err() {}
         let second = file.lock().unwrap();
         drop((held, second));
         assert!(adding.join().unwrap().unwrap());

@@ -152,7 +152,7 @@ reasons! {
     /// The peer's identity belongs to another trust domain.
     ForeignTrustDomain "E1011" "foreign-trust-domain" 0 Downstream Never
         "Use a peer of this mesh, or the same `spec.trustDomain` in both meshes.";
-    /// This sidecar holds as many connections as it may, or the system gives it no descriptor or local port for another one.
+    /// This sidecar holds as many connections as it may, or the system gives it no descriptor for another one.
     TooManyConnections "E3001" "too-many-connections" 503 Ours Never
         "Close idle connections, or raise `--connections-max` and the limit of open files (`ulimit -n`).";
     /// No service of this name, or no such port on it, is known to the mesh.

@@ -25,11 +25,11 @@ pub(crate) async fn dial(
     socket.connect(address).await
 }
 
-/// The reason of a connection that could not be opened. A lack of descriptors, memory or local ports is one of this process, and
-/// says nothing about the endpoint (socket(2), connect(2)).
+/// The reason of a connection that could not be opened. A lack of descriptors or memory is one of this process, and says
+/// nothing about the endpoint (socket(2)). Local addresses and ports are of one destination: another endpoint may be reached.
 pub(crate) fn dial_reason(error: &io::Error) -> Reason {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
             Reason::TooManyConnections
         }
         _ => Reason::ConnectFailed,
@@ -63,11 +63,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_or_ports_is_not_the_fault_of_the_endpoint() {
+    fn a_lack_of_descriptors_is_not_the_fault_of_the_endpoint() {
         for (errno, expected) in [
             (Errno::MFILE, Reason::TooManyConnections),
             (Errno::NFILE, Reason::TooManyConnections),
-            (Errno::ADDRNOTAVAIL, Reason::TooManyConnections),
+            (Errno::ADDRNOTAVAIL, Reason::ConnectFailed),
             (Errno::CONNREFUSED, Reason::ConnectFailed),
             (Errno::HOSTUNREACH, Reason::ConnectFailed),
         ] {

@@ -110,12 +110,12 @@ async fn accept(
     loop {
         let next = tokio::select! {
             biased;
-            next = listener.next() => next,
             order = &mut closing, if closed.is_none() => {
                 listener.close();
                 closed = Some(order);
                 continue;
             }
+            next = listener.next() => next,
         };
         let (tcp, peer) = match next {
             Next::Accepted(tcp, peer) => (tcp, peer),

@@ -67,6 +67,7 @@ where
 {
     let mut connection = pin!(connection);
     tokio::select! {
+        biased;
         served = half_open.serving(connection.as_mut()) => return served,
         _ = phase.wait_for(|phase| *phase == Phase::Over) => {}
     }

@@ -10,7 +10,7 @@ use leno_model::Protocol;
 use tokio::time::timeout;
 
 use crate::connection::{Spoken, spoken};
-use crate::drain::Phase;
+use crate::drain::{Phase, last_call};
 use crate::first_bytes::begins;
 use crate::io::Io;
 use crate::worker::Worker;
@@ -46,7 +46,10 @@ pub(crate) async fn sends(
     let mut phase = worker.phase.clone();
     tokio::select! {
         biased;
-        begins = timeout(patience, begins(io, early)) => begins.unwrap_or(false),
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+        begins = timeout(patience, begins(io, early)) => return begins.unwrap_or(false),
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
+    // Its first request may be on the way.
+    let last_call = last_call(&worker.config.limits).min(patience);
+    timeout(last_call, begins(io, early)).await.unwrap_or(false)
 }

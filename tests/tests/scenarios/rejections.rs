@@ -431,7 +431,6 @@ fn have_a_rate(protocol: &'static str, request: &str) {
     }
 }
 
-/// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
 #[test]
 fn requests_to_no_service_are_a_finding_of_their_client() {
     let door = free_port();
@@ -458,6 +457,7 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
     }
 }
 
+/// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
 const ALONE: &str = "HTTP, alone";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);

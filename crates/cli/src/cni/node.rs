@@ -73,7 +73,7 @@ impl NodeArgs {
     }
 
     fn listen(&self) -> anyhow::Result<UnixListener> {
-        if let Some(parent) = self.socket.parent() {
+        if let Some(parent) = self.socket.parent().filter(|it| !it.as_os_str().is_empty()) {
             create_private_directory(parent)?;
         }
         // Of an agent that was here before.

@@ -172,7 +172,9 @@ impl Seen {
 
 /// True when circuits reject every such request: the one of the called service, or those of all backends.
 fn reject(open: &[&Circuit], decision: &Value) -> bool {
-    let is_rejected = |place: &Value| open.iter().any(|circuit| is_at(circuit, place));
+    let is_rejected = |place: &Value| {
+        open.iter().any(|circuit| circuit.is_open_everywhere() && is_at(circuit, place))
+    };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
     is_rejected(decision) || !backends.is_empty() && backends.iter().all(is_rejected)
 }
@@ -254,17 +256,18 @@ mod tests {
 
     #[test]
     fn an_open_circuit_decides_when_no_backend_is_left() {
-        let circuit = |service: &str, state: &str| -> Circuit {
+        let circuit = |service: &str, state: &str, of_threads: usize| -> Circuit {
             serde_json::from_value(json!({
                 "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": state,
-                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1,
+                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1, "of_threads": of_threads,
             }))
             .unwrap()
         };
         for (circuits, allowed) in [
-            (vec![circuit("shop/web", "open")], false),
-            (vec![circuit("shop/web", "half-open")], true),
-            (vec![circuit("shop/other", "open")], true),
+            (vec![circuit("shop/web", "open", 1)], false),
+            (vec![circuit("shop/web", "open", 2)], true),
+            (vec![circuit("shop/web", "half-open", 1)], true),
+            (vec![circuit("shop/other", "open", 1)], true),
         ] {
             let sidecar = Ok(Sidecar { removed: Vec::new(), circuits });
             let services = services(&["shop/web-1", "shop/web-2"]);

@@ -43,12 +43,20 @@ pub(crate) struct Circuit {
     pub(crate) age_s: u64,
     open_for_ms: u64,
     threads: usize,
+    /// The number of the sidecar's threads. A sidecar of an earlier release does not report it.
+    #[serde(default)]
+    of_threads: usize,
 }
 
 impl Circuit {
-    /// True while it rejects every request.
+    /// True while a thread of the sidecar rejects its requests.
     pub(crate) fn is_open(&self) -> bool {
         self.state == "open"
+    }
+
+    /// True while each thread rejects its requests.
+    pub(crate) fn is_open_everywhere(&self) -> bool {
+        self.is_open() && self.threads == self.of_threads
     }
 }
 

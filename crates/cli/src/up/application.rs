@@ -260,13 +260,13 @@ async fn run(
         }
     }
     let until = Instant::now() + STOP_PATIENCE;
-    if let Some(descendants) = &mut descendants {
-        descendants.signal_others(Signal::TERM);
-    }
+    // The first process ends the others in its own order, as supervisors do.
+    descendants.iter_mut().for_each(Run::look);
     if child.stop(STOP_PATIENCE).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }
-    let left = until.saturating_duration_since(Instant::now());
+    descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
+    let left = until.saturating_duration_since(Instant::now()).max(LAST_PATIENCE);
     end(&name, descendants.as_ref(), left).await;
     ended
 }
@@ -400,6 +400,8 @@ impl Launch {
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 /// How long an application may take to end after SIGTERM.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// How long its other processes may take at least.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

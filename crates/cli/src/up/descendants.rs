@@ -44,19 +44,16 @@ impl Run {
         self.mark.split_once('=')
     }
 
-    /// Signals the processes in other process groups than the first, and remembers them.
-    pub(super) fn signal_others(&mut self, signal: Signal) {
-        self.look();
+    /// Signals the processes that live.
+    pub(super) fn signal_all(&self, signal: Signal) {
         for pid in self.members() {
-            let is_other = sockets::process(pid).is_some_and(|it| it.group != self.leader);
-            if is_other {
-                self.send(pid, signal);
-            }
+            // A process that has ended meanwhile needs no signal.
+            let _is_sent = self.send(pid, signal);
         }
     }
 
     /// Remembers the descendants of the first process, while it lives.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         if sockets::process(self.leader).is_none_or(|it| it.started != self.started) {
             return;
         }
@@ -190,7 +187,8 @@ mod tests {
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let mut run = Run::of(i32::try_from(parent.id()).unwrap()).unwrap();
-        run.signal_others(Signal::TERM);
+        run.look();
+        run.signal_all(Signal::TERM);
         parent.kill().unwrap();
         parent.wait().unwrap();
         run.end(Duration::ZERO).await;

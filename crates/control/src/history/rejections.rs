@@ -75,6 +75,11 @@ impl Rejections {
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             for (reason, count) in &series.reasons {
                 let Some(reason) = reason.filter(|reason| reason.is_rejection()) else { continue };
+                if destination.service().is_none()
+                    && (told.folded > 0 || !is_of_destination(reason))
+                {
+                    continue;
+                }
                 let key = (destination.clone(), reason.label());
                 let (rejected, old) = kept.entry(key, Rejected::default);
                 evicted += u64::from(old.is_some());
@@ -206,6 +211,12 @@ fn destination(
         }
         (None, Direction::Inbound) => None,
     }
+}
+
+/// True for reasons that say that a destination is no service, or may not be reached. Others, such as malformed requests, and
+/// requests without a route at a gateway, say nothing about the client.
+fn is_of_destination(reason: Reason) -> bool {
+    matches!(reason, Reason::UnknownService | Reason::EgressDenied | Reason::DeniedOutbound)
 }
 
 /// Adds the requests of a series; true when another entry was evicted for it.

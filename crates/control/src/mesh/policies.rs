@@ -128,6 +128,9 @@ impl Mesh {
                 self.gateway_tcp_routes().of(service).any(|it| it.rule.route == *name)
             }
             ObjectKey::TrafficSplit(name) => self.splits().of(service).any(|it| it.name == *name),
+            ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
+                self.tags.is_about(object, service)
+            }
             _ => true,
         }
     }

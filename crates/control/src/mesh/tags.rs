@@ -111,6 +111,21 @@ impl Tags {
         (!found.is_empty()).then(|| Arc::new(found))
     }
 
+    /// True for rules about requests to a service, about its namespace, or about all.
+    pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
+        let namespace = Scope::Namespace(service.namespace.clone());
+        let scopes = [Scope::Service(service.clone()), namespace, Scope::Mesh];
+        let is_in = |index: &Index<Scope, TagRouteName>, name: &TagRouteName| {
+            scopes.iter().any(|scope| index.of(scope).any(|it| it == name))
+        };
+        match object {
+            ObjectKey::TagRoute(name) => is_in(&self.routes_by_scope, name),
+            ObjectKey::SermantRouteRule(name) => is_in(&self.sermant_by_scope, name),
+            ObjectKey::Lane(name) => self.lanes_by_service.of(service).any(|it| it == name),
+            _ => false,
+        }
+    }
+
     /// What requests for a service are marked with at its entrance.
     pub(crate) fn lanes_of(&self, service: &ServiceName) -> Vec<LaneRule> {
         let names = self.lanes_by_service.of(service);

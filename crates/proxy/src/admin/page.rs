@@ -181,6 +181,7 @@ pub(super) fn circuits(admin: &Admin) -> Value {
             "age_s": now.saturating_duration_since(circuit.since).as_secs(),
             "open_for_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
             "threads": threads,
+            "of_threads": admin.config.cores.max(1),
         })
     });
     json!({ "circuits": circuits.collect::<Vec<_>>() })

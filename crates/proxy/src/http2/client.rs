@@ -357,7 +357,9 @@ impl Open {
     /// Closes the connections that no request has used since the last look, but for the one that the next request uses.
     fn close_unused(&self) {
         let mut connections = self.connections.borrow_mut();
-        connections.retain(|connection| !connection.is_over());
+        let over = connections.extract_if(.., |connection| connection.is_over());
+        // A request that waits for room may open another connection now.
+        over.for_each(|connection| connection.server.room.notify_waiters());
         let mut has_first = false;
         connections.retain(|connection| {
             let is_first = !std::mem::replace(&mut has_first, true);

@@ -283,4 +283,4 @@ fn code_of(reason: Reason) -> ResetCode {
 }
 
 /// The time in which a stream ends after its last answer.
-const LAST_BYTES: Duration = Duration::from_secs(60);
+const LAST_BYTES: Duration = Duration::from_secs(5);

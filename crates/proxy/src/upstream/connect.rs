@@ -452,9 +452,11 @@ pub(crate) async fn application(
 ) -> Result<Http1Upstream, Reason> {
     let place = worker.places.clone().try_acquire_owned();
     let place = place.map_err(|_| Reason::TooManyConnections)?;
-    let tcp = tokio::time::timeout(patience, tcp(address, &worker.config))
+    // At the sidecar of a server a lack of descriptors is no end either: the client's sidecar may know another endpoint.
+    let tcp = tokio::time::timeout(patience, dial(address, &worker.config.interception))
         .await
-        .map_err(|_| Reason::ConnectTimeout)??;
+        .map_err(|_| Reason::ConnectTimeout)?
+        .map_err(|_| Reason::ConnectFailed)?;
     let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
     let patience = worker.config.limits.body_stall_timeout;
     let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), patience, counted);

@@ -152,7 +152,11 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     let client = report(
         vec![
             to(missing, 30, &[(Reason::UnknownService, 30)]),
-            to(None, 10, &[(Reason::EgressDenied, 6)]),
+            to(
+                None,
+                10,
+                &[(Reason::EgressDenied, 6), (Reason::NoRoute, 2), (Reason::BadRequest, 2)],
+            ),
             series(Direction::Outbound, 100, &[]),
         ],
         Vec::new(),
