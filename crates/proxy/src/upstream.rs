@@ -546,15 +546,11 @@ impl Destined {
 
     /// Learns from how an attempt ended whether to prefer others.
     pub(crate) fn learn(&self, worker: &Worker, outcome: Result<(), Reason>) {
-        if let Self::Upstream(upstream) = self {
-            match outcome {
-                Ok(()) => upstream.welcome(),
-                // Its sidecar answers, but the application behind it takes no connection, or none of this protocol.
-                Err(Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch) => {
-                    upstream.avoid(worker);
-                }
-                Err(_) => {}
-            }
+        let Self::Upstream(upstream) = self else { return };
+        match outcome {
+            Ok(()) => upstream.welcome(),
+            Err(reason) if connect::is_of_application(reason) => upstream.avoid(worker),
+            Err(_) => {}
         }
     }
 

@@ -443,6 +443,11 @@ fn count_of(outcome: Result<(), Reason>) -> Count {
     }
 }
 
+/// True where a server's sidecar answers, but its application takes no connection, or none of this protocol.
+pub(super) const fn is_of_application(reason: Reason) -> bool {
+    matches!(reason, Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch)
+}
+
 /// A new connection to the application behind this sidecar, or to one that has none, within
 /// `patience`.
 pub(crate) async fn application(
