@@ -37,7 +37,7 @@ pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Why a directory is not used.
+/// The reason for a directory not to be used.
 enum Check {
     Failed(io::Error),
     Unsafe(UnsafeDirectory),

@@ -400,7 +400,7 @@ impl Launch {
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
 /// How long an application may take to end after SIGTERM.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// How long its other processes may take at least.
+/// The time that its other processes have at least.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ impl World<'_> {
         {
             let problem = match rule.action {
                 PolicyAction::Allow => {
-                    "can never match: the ports carry TCP, in which nobody sees requests"
+                    "can never match: the ports carry TCP, in which no request is seen"
                 }
                 PolicyAction::Deny => {
                     "cannot tell requests apart: the ports carry TCP, where it denies each connection in which HTTP begins"
