@@ -423,22 +423,26 @@ fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     let mesh = up(folder.path());
     let [data, other] = ["data", "other"].map(|name| folder.path().join(name));
     std::fs::create_dir(&other).unwrap();
-    let problem = match leno_tests::is_root() {
+    let (problem, hint) = match leno_tests::is_root() {
         true => {
             std::os::unix::fs::chown(&other, Some(54_321), None).unwrap();
-            format!("the directory {}, on the way to keys, belongs to user 54321", data.display())
+            let problem = format!(
+                "the directory {}, on the way to keys, belongs to user 54321",
+                data.display()
+            );
+            (problem, "use a directory that no other user can make")
         }
         // Without the rights to give it away, it is one that another user may change.
         false => {
             std::fs::set_permissions(&other, Permissions::from_mode(0o777)).unwrap();
-            format!("others may write to the directory {}", data.display())
+            (format!("others may write to the directory {}", data.display()), "or use another one")
         }
     };
     // At once: no process of the mesh makes it meanwhile.
     renameat_with(CWD, &data, CWD, &other, RenameFlags::EXCHANGE).unwrap();
     for what in ["the admin socket cannot be made again", "the authority cannot be made again"] {
         let line = mesh.wait_for_line(what, Duration::from_secs(60));
-        assert!(line.contains(&problem) && line.contains("or use another one"), "{line}");
+        assert!(line.contains(&problem) && line.contains(hint), "{line}");
     }
     assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
     std::fs::remove_dir(&data).unwrap();

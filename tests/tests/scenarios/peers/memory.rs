@@ -71,7 +71,7 @@ impl Pair {
     /// Waits until the application can give away nothing more.
     fn settles(&self) {
         let mut looks = (0, 0);
-        eventually("nothing moves any more", Duration::from_secs(60), || {
+        eventually("nothing moves any more", Duration::from_secs(300), || {
             // Reading the memory of two processes takes milliseconds.
             let (given, _) = (self.application.given(), self.private_kib());
             looks = if given == looks.0 { (given, looks.1 + 1) } else { (given, 0) };
@@ -91,7 +91,7 @@ impl Pair {
         let in_flight = |sidecar: &Sidecar| sidecar.metric("leno_requests_in_flight");
         for round in ["first", "next"] {
             let mut readers = connect();
-            eventually("all are under way", Duration::from_secs(60), || {
+            eventually("all are under way", Duration::from_secs(300), || {
                 let all = |sidecar: &Sidecar| in_flight(sidecar) >= READERS as f64;
                 self.sidecars.iter().all(all).then_some(())
             });
