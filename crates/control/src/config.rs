@@ -159,7 +159,8 @@ impl Default for Times {
             quiet: Duration::from_millis(20),
             quiet_max: Duration::from_millis(200),
             grace: Duration::from_secs(10),
-            settle: Duration::from_secs(5),
+            // A sidecar waits up to 5 s between two attempts, and each connection may take 3 s.
+            settle: Duration::from_secs(10),
             // With what finding out whose a token is may take, less than the answer is waited for.
             newcomer: Duration::from_secs(4),
             drain: Duration::from_secs(3),
