@@ -285,6 +285,9 @@ impl ControlArgs {
             }
         };
         tokio::join!(control.shutdown(), lingering);
+        if let Some(health) = health {
+            health.shutdown().await;
+        }
         ended
     }
 

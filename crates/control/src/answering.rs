@@ -2,17 +2,19 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::Full;
-use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leno_identity::{ForeignPage, OwnNames, check_origin, named_host};
-use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener, Source};
+use leno_listen::{Accept, Admission, Bounds, HalfOpen, Listener, Source, Stop};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
@@ -21,7 +23,10 @@ use tokio::task::JoinSet;
 /// What answers requests.
 pub(crate) trait Answering: Send + Sync + 'static {
     /// What an answer says.
-    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>
+        + Unpin
+        + Send
+        + 'static;
 
     /// The name of the server in the log.
     const SERVER: &'static str;
@@ -53,13 +58,25 @@ impl Connection for TcpStream {
 }
 
 /// Answers until told to stop, on at most `connections_max` connections at once; more wait. Half of them
-/// may be without a request.
+/// may be without a request. After the stop it completes the responses in progress, within a bound.
 pub(crate) async fn serve_all<L, A>(
     listener: L,
     connections_max: usize,
     answering: Arc<A>,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) where
+    L: Accept<Stream: Connection>,
+    A: Answering,
+{
+    let stop = Stop::new(stop);
+    let serving = accept_all(listener, connections_max, answering, stop.clone());
+    if stop.bounded(LAST_MAX, serving).await.is_none() {
+        tracing::debug!(server = A::SERVER, "some responses were not completed in time");
+    }
+}
+
+async fn accept_all<L, A>(listener: L, connections_max: usize, answering: Arc<A>, mut stop: Stop)
+where
     L: Accept<Stream: Connection>,
     A: Answering,
 {
@@ -70,32 +87,36 @@ pub(crate) async fn serve_all<L, A>(
     let mut connections = JoinSet::new();
     loop {
         let room = connections.len() < connections_max;
-        let (stream, peer) = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return,
+        let next = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept(), if room => accepted,
+            next = listener.next_until(stop.requested()), if room => next,
         };
+        let Some((stream, peer)) = next else { break };
         let source: Source = peer.into();
         let half_open = admission.admit(source);
-        connections.spawn(serve_one(stream, (half_open, source), Arc::clone(&answering)));
+        let answering = Arc::clone(&answering);
+        connections.spawn(serve_one(stream, (half_open, source), answering, stop.clone()));
     }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
 }
 
 async fn serve_one<A: Answering>(
     stream: impl Connection,
     (half_open, source): (HalfOpen, Source),
     answering: Arc<A>,
+    stop: Stop,
 ) {
     stream.send_at_once();
     let service = service_fn(|request: Request<Incoming>| {
-        let (answering, half_open) = (Arc::clone(&answering), &half_open);
+        let (answering, half_open, stop) = (Arc::clone(&answering), &half_open, stop.clone());
         async move {
             let under_way = half_open.answering();
             let response = answering.answer(request, source).await;
             if response.body().size_hint().exact().is_none() {
                 under_way.go_on();
             }
-            Ok::<_, Infallible>(response)
+            Ok::<_, Infallible>(until_stop(response, stop))
         }
     });
     let connection = hyper::server::conn::http1::Builder::new()
@@ -104,16 +125,18 @@ async fn serve_one<A: Answering>(
         .half_close(true)
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
+    let mut connection = pin!(connection);
     let old_age = async {
         match A::LIFE_MAX {
             Some(life) => tokio::time::sleep(life).await,
             None => std::future::pending().await,
         }
     };
+    let serving =
+        stop.clone().serving(&half_open, connection.as_mut(), |it| it.graceful_shutdown());
     // Whoever takes nothing of an answer is not to keep the place for ever.
     let served = tokio::select! {
-        served = half_open.serving(&mut connection) => served.unwrap_or(Ok(())),
+        served = serving => served.unwrap_or(Ok(())),
         () = old_age => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(FAREWELL_MAX, connection).await.unwrap_or(Ok(()))
@@ -121,6 +144,50 @@ async fn serve_one<A: Answering>(
     };
     if let Err(error) = served {
         tracing::debug!(%error, "a connection of an operator ended badly");
+    }
+}
+
+/// A response that is the last one of its connection from the stop on. A body without an end of its own ends at the stop.
+fn until_stop<B: Body>(mut response: Response<B>, mut stop: Stop) -> Response<UntilStop<B>> {
+    if stop.is_requested() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    let is_endless = response.body().size_hint().exact().is_none();
+    response.map(|body| UntilStop {
+        body,
+        stopped: is_endless.then(|| Box::pin(async move { stop.requested().await }) as _),
+    })
+}
+
+/// A body that ends at the stop of its server.
+struct UntilStop<B> {
+    body: B,
+    /// Absent when the body has an end of its own.
+    stopped: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl<B: Body + Unpin> Body for UntilStop<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        if let Some(stopped) = &mut self.stopped
+            && stopped.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -183,3 +250,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the last answer of one may take.
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
+
+/// The time for the last responses after the stop.
+const LAST_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

@@ -22,13 +22,13 @@ use crate::owner::Question;
 use crate::share::Share;
 
 /// A listener that anybody may ask: it is there before the control plane is, and says so. Dropping
-/// it closes it.
+/// it closes it at once.
 #[derive(Debug)]
 pub struct Health {
     address: SocketAddr,
     standing: watch::Sender<Standing>,
-    _stop: watch::Sender<bool>,
-    _tasks: JoinSet<()>,
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
 }
 
 /// How the control plane stands.
@@ -55,7 +55,7 @@ impl Health {
         let desk = Arc::new(Desk { standing: standing.subscribe(), share, scrapes });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, CONNECTIONS_MAX, desk, stop.subscribe()));
-        Ok(Self { address, standing, _stop: stop, _tasks: tasks })
+        Ok(Self { address, standing, stop, tasks })
     }
 
     /// Where it answers.
@@ -77,6 +77,12 @@ impl Health {
     /// The control plane is going: nobody new is to come to it.
     pub fn ending(&self) {
         self.standing.send_replace(Standing::Unready("the control plane is shutting down".into()));
+    }
+
+    /// Completes the responses in progress, within a bound, and ends.
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 

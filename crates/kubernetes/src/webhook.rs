@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use leno_listen::Source;
+use leno_listen::{Source, Stop};
 use rustls::ServerConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -75,7 +75,7 @@ pub enum WebhookError {
 }
 
 /// Answers the API server with the settings as they are at each question; until a moment after it is
-/// told to stop, because the API server hears a moment later that we go.
+/// told to stop, because the API server hears a moment later that we go. Reviews in progress are completed then.
 ///
 /// Whoever connects waits until there is a certificate; for that the API server is asked as long as it
 /// takes.
@@ -103,25 +103,36 @@ async fn serve_with(
     listener: TcpListener,
     clients: Option<ClientAuthorities>,
     settings: watch::Receiver<Settings>,
-    (mut stop, linger): (watch::Receiver<bool>, Duration),
+    (stop, linger): (watch::Receiver<bool>, Duration),
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
     let keeping = keys::keep(client.clone(), namespace, keys, clients);
-    let serving = async {
-        if configs.wait_for(Option::is_some).await.is_err() {
-            return;
-        }
-        listen::serve_all(listener, client, (configs, settings)).await;
-    };
-    let stopped = async {
-        drop(stop.wait_for(|stop| *stop).await);
+    let (ending, ended) = watch::channel(false);
+    let (leaving, end) = (Stop::new(stop), Stop::new(ended));
+    let mut left = leaving.clone();
+    let lingering = async {
+        left.requested().await;
         sleep(linger).await;
+        ending.send_replace(true);
+        std::future::pending::<()>().await;
+    };
+    let mut ends = end.clone();
+    let serving = async {
+        let has_keys = async { configs.wait_for(Option::is_some).await.is_ok() };
+        tokio::select! {
+            has_keys = has_keys => if !has_keys {
+                return Err(WebhookError::Keys);
+            },
+            () = ends.requested() => return Ok(()),
+        }
+        listen::serve_all(listener, client, (configs, settings), (leaving, end.clone())).await;
+        Ok(())
     };
     tokio::select! {
-        () = stopped => Ok(()),
+        served = end.clone().bounded(REVIEWS_END_MAX, serving) => served.unwrap_or(Ok(())),
         never = keeping => match never {},
-        () = serving => Err(WebhookError::Keys),
+        () = lingering => Ok(()),
     }
 }
 
@@ -142,3 +153,5 @@ pub fn admission_response(
 
 /// How long it takes until an API server asks nobody any more who goes.
 const LINGER: Duration = Duration::from_secs(3);
+/// The time for the reviews in progress after it: more than the body and the namespace of a review may take.
+const REVIEWS_END_MAX: Duration = Duration::from_secs(10);

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -126,6 +127,31 @@ impl<L: Accept> Listener<L> {
             tracing::debug!(server = self.server, %error, "new handshakes cannot be held back");
         }
         self.closes_at = Some(Instant::now() + HANDSHAKES_MAX);
+    }
+
+    /// The next connection, and after the stop of the server those of the queue, as after [`Listener::close`]; `None` when
+    /// none is left. Cancel-safe.
+    pub async fn next_until(
+        &mut self,
+        stopped: impl Future<Output = ()>,
+    ) -> Option<(L::Stream, L::Peer)> {
+        let mut stopped = pin!(stopped);
+        loop {
+            let next = tokio::select! {
+                // The stop first: there may always be a connection.
+                biased;
+                () = stopped.as_mut(), if self.closes_at.is_none() => {
+                    self.close();
+                    continue;
+                }
+                next = self.next() => next,
+            };
+            match next {
+                Next::Accepted(stream, peer) => return Some((stream, peer)),
+                Next::Paused => {}
+                Next::Closed => return None,
+            }
+        }
     }
 
     async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
@@ -349,6 +375,19 @@ mod tests {
             assert_eq!(peer, client.unwrap().local_addr().unwrap());
         }
         assert!(matches!(listener.next().await, Next::Closed));
+    }
+
+    #[tokio::test]
+    async fn connections_in_the_queue_outlive_the_stop_of_their_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let clients: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address)).collect();
+        let mut listener = Listener::new("test", listener);
+        for client in clients {
+            let (_, peer) = listener.next_until(std::future::ready(())).await.unwrap();
+            assert_eq!(peer, client.unwrap().local_addr().unwrap());
+        }
+        assert!(listener.next_until(std::future::ready(())).await.is_none());
     }
 
     #[test]

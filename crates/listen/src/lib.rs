@@ -12,6 +12,7 @@ mod concurrency;
 mod handshake;
 mod socket_path;
 mod source;
+mod stop;
 mod table;
 
 pub use accept::{Accept, Listener, Next};
@@ -20,4 +21,5 @@ pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset, shake_hands};
 pub use socket_path::SocketPath;
 pub use source::Source;
+pub use stop::Stop;
 pub use table::Bounds;

@@ -10,7 +10,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1::Connection;
 use hyper::service::HttpService;
 use hyper_util::rt::TokioIo;
-use leno_listen::{Evicted, HalfOpen, Listener, Next};
+use leno_listen::{Evicted, HalfOpen, Listener};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
@@ -21,7 +21,6 @@ use crate::drain::Phase;
 pub(crate) struct Pages {
     listener: Listener<TcpListener>,
     phase: watch::Receiver<Phase>,
-    is_closing: bool,
 }
 
 impl Pages {
@@ -30,27 +29,13 @@ impl Pages {
         listener: TcpListener,
         phase: watch::Receiver<Phase>,
     ) -> Self {
-        Self { listener: Listener::new(server, listener), phase, is_closing: false }
+        Self { listener: Listener::new(server, listener), phase }
     }
 
     /// The next connection; `None` when the proxy is over and none is left in the queue.
     pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
-        loop {
-            let next = tokio::select! {
-                biased;
-                next = self.listener.next() => next,
-                _ = self.phase.wait_for(|phase| *phase == Phase::Over), if !self.is_closing => {
-                    self.is_closing = true;
-                    self.listener.close();
-                    continue;
-                }
-            };
-            match next {
-                Next::Accepted(tcp, peer) => return Some((tcp, peer)),
-                Next::Paused => {}
-                Next::Closed => return None,
-            }
-        }
+        let over = async { drop(self.phase.wait_for(|phase| *phase == Phase::Over).await) };
+        self.listener.next_until(over).await
     }
 }
 

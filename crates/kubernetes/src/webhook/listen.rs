@@ -2,19 +2,20 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use leno_listen::{
-    Admission, Bounds, ConcurrencyLimit, HalfOpen, Listener, Source, read_hello, shake_hands,
+    Admission, Bounds, ConcurrencyLimit, HalfOpen, Listener, Source, Stop, read_hello, shake_hands,
 };
 use rustls::ServerConfig;
 use serde_json::Value;
@@ -36,11 +37,13 @@ pub(super) struct Answering {
     pub(super) reviews: ConcurrencyLimit,
 }
 
-/// Answers for ever; connections end with it.
+/// Answers until `end`; then it completes the reviews in progress, and those that come within the time for a last request.
+/// From `leaving` on, responses have `Connection: close`.
 pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
     (configs, settings): (watch::Receiver<Option<Arc<ServerConfig>>>, watch::Receiver<Settings>),
+    (leaving, mut end): (Stop, Stop),
 ) {
     let reviews = ConcurrencyLimit::new(REVIEWS_MAX, REVIEWS_OF_SOURCE_MAX);
     let answering = Arc::new(Answering { client, settings, reviews });
@@ -48,16 +51,21 @@ pub(super) async fn serve_all(
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
     loop {
-        let (stream, from) = tokio::select! {
+        let room = connections.len() < CONNECTIONS_MAX;
+        let next = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => accepted,
+            next = listener.next_until(end.requested()), if room => next,
         };
+        let Some((stream, from)) = next else { break };
         let Some(config) = configs.borrow().clone() else { continue };
         let source = Source::from(from);
         let half_open = admission.admit(source);
         let answering = Arc::clone(&answering);
-        connections.spawn(serve_one(stream, (half_open, source), config, answering));
+        let stops = (leaving.clone(), end.clone());
+        connections.spawn(serve_one(stream, (half_open, source), config, (answering, stops)));
     }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
 }
 
 /// Serves one connection, which is half-open whenever no request is being answered on it: the one that has
@@ -66,16 +74,27 @@ async fn serve_one(
     stream: TcpStream,
     (half_open, source): (HalfOpen, Source),
     config: Arc<ServerConfig>,
-    answering: Arc<Answering>,
+    (answering, (leaving, end)): (Arc<Answering>, (Stop, Stop)),
 ) {
-    let stream = match timeout(HANDSHAKE_MAX, greet(stream, &half_open, config)).await {
+    let mut last_call = end.clone();
+    let greeted = tokio::select! {
+        greeted = timeout(HANDSHAKE_MAX, greet(stream, &half_open, config)) => greeted,
+        () = last_call.last_call() => return,
+    };
+    let stream = match greeted {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "a handshake with the webhook failed"),
         Err(_) => return,
     };
     let service = service_fn(|request: Request<Incoming>| {
-        let (answering, half_open) = (Arc::clone(&answering), &half_open);
-        async move { Ok::<_, Infallible>(answering.answer(request, (half_open, source)).await) }
+        let (answering, leaving, half_open) = (Arc::clone(&answering), &leaving, &half_open);
+        async move {
+            let mut response = answering.answer(request, (half_open, source)).await;
+            if leaving.is_requested() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -83,7 +102,9 @@ async fn serve_one(
         .half_close(true)
         .header_read_timeout(IDLE_MAX)
         .serve_connection(TokioIo::new(stream), service);
-    if let Ok(Err(error)) = half_open.serving(connection).await {
+    let connection = pin!(connection);
+    let served = end.serving(&half_open, connection, |it| it.graceful_shutdown()).await;
+    if let Ok(Err(error)) = served {
         tracing::debug!(%error, "a connection for the webhook ended badly");
     }
 }

@@ -2,10 +2,12 @@
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{Connection, SendRequest};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -17,9 +19,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, Serve
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::api::NamespaceName;
@@ -34,6 +38,10 @@ struct Kept {
     bundle: watch::Sender<String>,
     /// The requests about namespaces, with whatever is behind their path.
     namespaces: Mutex<Vec<String>>,
+    /// A request about the namespace `slow` has arrived.
+    arrived: Notify,
+    /// Requests about it that may be answered.
+    released: Semaphore,
 }
 
 impl Kept {
@@ -51,6 +59,8 @@ async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
         secret: Mutex::new(None),
         bundle: watch::Sender::default(),
         namespaces: Mutex::default(),
+        arrived: Notify::new(),
+        released: Semaphore::new(0),
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -82,6 +92,10 @@ impl Kept {
         if !uri.ends_with(&format!("/secrets/{WEBHOOK_SECRET}")) && uri.contains("/namespaces/") {
             self.namespaces.lock().unwrap().push(format!("{} {uri}", parts.method));
         }
+        if uri == "/api/v1/namespaces/slow" {
+            self.arrived.notify_one();
+            self.released.acquire().await.unwrap().forget();
+        }
         let (status, answer) = self.decide(&parts.method, parts.uri.path(), &body);
         let mut response = Response::new(Full::new(Bytes::from(answer.to_string())));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -99,7 +113,7 @@ impl Kept {
         let secrets = "/api/v1/namespaces/leno-system/secrets";
         let configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/";
         match (method.as_str(), path) {
-            ("GET", "/api/v1/namespaces/shop") => {
+            ("GET", "/api/v1/namespaces/shop" | "/api/v1/namespaces/slow") => {
                 let labels = json!({"leno.dev/injection": "enabled"});
                 (200, json!({"metadata": {"name": "shop", "labels": labels}}))
             }
@@ -161,8 +175,19 @@ async fn request(
     address: SocketAddr,
     bundle: &str,
     own: Option<&Client509>,
-    (path, body): (&str, &Value),
-) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error>> {
+    asked: (&str, &Value),
+) -> Result<(StatusCode, Bytes), Failure> {
+    let (sender, connection) = connect(address, bundle, own).await?;
+    let (head, body) = exchange(sender, connection, asked).await?.into_parts();
+    Ok((head.status, body))
+}
+
+/// A connection as an API server opens it that trusts `bundle`.
+async fn connect(
+    address: SocketAddr,
+    bundle: &str,
+    own: Option<&Client509>,
+) -> Result<Connected, Failure> {
     let pem: k8s_openapi::ByteString = serde_json::from_value(json!(bundle)).unwrap();
     let mut roots = RootCertStore::empty();
     for der in CertificateDer::pem_slice_iter(&pem.0) {
@@ -180,20 +205,38 @@ async fn request(
     let name = ServerName::try_from("leno-control.leno-system.svc").unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    Ok(hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?)
+}
+
+/// The response to one request on this connection.
+async fn exchange(
+    mut sender: SendRequest<Full<Bytes>>,
+    connection: Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>,
+    (path, body): (&str, &Value),
+) -> Result<Response<Bytes>, Failure> {
     let request = Request::post(path).header("host", "leno-control.leno-system.svc");
     let request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
     let exchange = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        Ok((status, response.into_body().collect().await?.to_bytes()))
+        let (head, body) = sender.send_request(request).await?.into_parts();
+        Ok(Response::from_parts(head, body.collect().await?.to_bytes()))
     };
-    tokio::select! {
-        answer = exchange => answer,
-        ended = connection => Err(ended.err().map_or("the connection ended".into(), Into::into)),
+    let mut exchange = pin!(exchange);
+    let ended = tokio::select! {
+        answer = exchange.as_mut() => return answer,
+        ended = connection => ended,
+    };
+    // The connection may end with the response.
+    match ended {
+        Ok(()) => exchange.await,
+        Err(error) => Err(error.into()),
     }
 }
+
+/// The reason why there is no response.
+type Failure = Box<dyn std::error::Error>;
+
+/// A connection to the webhook.
+type Connected = (SendRequest<Full<Bytes>>, Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>);
 
 /// A certificate and its key.
 type Client509 = (CertificateDer<'static>, PrivateKeyDer<'static>);
@@ -218,7 +261,8 @@ struct Served {
     kept: Arc<Kept>,
     address: SocketAddr,
     bundle: String,
-    _stop: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
+    webhook: JoinSet<()>,
     _tasks: JoinSet<()>,
 }
 
@@ -229,7 +273,8 @@ impl Served {
         let (stop, stopped) = watch::channel(false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        tasks.spawn(async move {
+        let mut webhook = JoinSet::new();
+        webhook.spawn(async move {
             let stop = (stopped, Duration::ZERO);
             drop(serve_with(client, listener, clients, settings(), stop).await);
         });
@@ -237,7 +282,7 @@ impl Served {
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
         // The webhook has its keys by now.
         kept.take_namespaces();
-        Self { kept, address, bundle, _stop: stop, _tasks: tasks }
+        Self { kept, address, bundle, stop, webhook, _tasks: tasks }
     }
 
     async fn mutate(&self, review: &Value) -> (StatusCode, String) {
@@ -323,6 +368,58 @@ async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
     assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
+}
+
+/// Returns when nothing listens there.
+async fn closed(address: SocketAddr) {
+    while TcpStream::connect(address).await.is_ok() {}
+}
+
+#[tokio::test]
+async fn a_review_in_progress_at_the_stop_is_completed() {
+    let mut served = Served::start(None).await;
+    let asked = review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let stopping = async {
+        served.kept.arrived.notified().await;
+        served.stop.send_replace(true);
+        closed(served.address).await;
+        served.kept.released.add_permits(1);
+    };
+    let ((status, answer), ()) = tokio::join!(served.mutate(&asked), stopping);
+    assert_eq!(status, StatusCode::OK);
+    assert!(answer.contains("JSONPatch"), "{answer}");
+    assert!(served.webhook.join_next().await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
+    let mut served = Served::start(None).await;
+    let asked = review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let (sender, connection) = connect(served.address, &served.bundle, None).await.unwrap();
+    served.stop.send_replace(true);
+    let releasing = async {
+        served.kept.arrived.notified().await;
+        closed(served.address).await;
+        served.kept.released.add_permits(1);
+        std::future::pending().await
+    };
+    let response = tokio::select! {
+        response = exchange(sender, connection, (MUTATE_PATH, &asked)) => response.unwrap(),
+        () = releasing => return,
+    };
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["connection"], "close");
+    assert!(served.webhook.join_next().await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn silent_clients_do_not_delay_the_stop_beyond_the_time_for_a_last_request() {
+    let mut served = Served::start(None).await;
+    let _silent = TcpStream::connect(served.address).await.unwrap();
+    let _idle = connect(served.address, &served.bundle, None).await.unwrap();
+    served.stop.send_replace(true);
+    let ended = tokio::time::timeout(Duration::from_secs(4), served.webhook.join_next()).await;
+    assert!(ended.unwrap().unwrap().is_ok());
 }
 
 /// Texts that would change the path or the query of a request.

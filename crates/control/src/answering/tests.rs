@@ -1,0 +1,132 @@
+//! The stop of a server, as its clients see it.
+
+use http_body_util::Either;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+
+/// Answers `/` when it is released, and `/endless` with a body that has no end.
+struct Slow {
+    arrived: Notify,
+    released: Semaphore,
+}
+
+struct Endless;
+
+impl Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+impl Answering for Slow {
+    type Body = Either<Full<Bytes>, Endless>;
+
+    const SERVER: &'static str = "test";
+
+    const LIFE_MAX: Option<Duration> = None;
+
+    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
+        self.arrived.notify_one();
+        if request.uri().path() == "/endless" {
+            return Response::new(Either::Right(Endless));
+        }
+        self.released.acquire().await.unwrap().forget();
+        text(StatusCode::OK, "done\n".to_owned()).map(Either::Left)
+    }
+}
+
+struct Served {
+    slow: Arc<Slow>,
+    stop: watch::Sender<bool>,
+    client: TcpStream,
+    tasks: JoinSet<()>,
+}
+
+impl Served {
+    /// A server, and a connection to it.
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let slow = Arc::new(Slow { arrived: Notify::new(), released: Semaphore::new(0) });
+        let stop = watch::Sender::new(false);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve_all(listener, 8, Arc::clone(&slow), stop.subscribe()));
+        let client = TcpStream::connect(address).await.unwrap();
+        Self { slow, stop, client, tasks }
+    }
+
+    async fn send(&mut self, path: &str) {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        self.client.write_all(request.as_bytes()).await.unwrap();
+    }
+
+    /// Everything up to the end of the connection; then the server has ended as well.
+    async fn read_to_end(mut self) -> String {
+        let mut answer = String::new();
+        self.client.read_to_string(&mut answer).await.unwrap();
+        assert!(self.tasks.join_next().await.unwrap().is_ok());
+        answer
+    }
+
+    /// Returns when nothing listens any more.
+    async fn closed(&self) {
+        let address = self.client.peer_addr().unwrap();
+        while TcpStream::connect(address).await.is_ok() {}
+    }
+}
+
+#[tokio::test]
+async fn a_response_in_progress_at_the_stop_is_completed() {
+    let mut served = Served::start().await;
+    served.send("/").await;
+    served.slow.arrived.notified().await;
+    served.stop.send_replace(true);
+    served.closed().await;
+    served.slow.released.add_permits(1);
+    let answer = served.read_to_end().await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done\n"), "{answer}");
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
+    let mut served = Served::start().await;
+    served.stop.send_replace(true);
+    served.send("/").await;
+    served.slow.arrived.notified().await;
+    served.closed().await;
+    served.slow.released.add_permits(1);
+    let answer = served.read_to_end().await;
+    assert!(answer.ends_with("done\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
+    let mut served = Served::start().await;
+    served.slow.released.add_permits(1);
+    served.send("/").await;
+    served.slow.arrived.notified().await;
+    served.client.readable().await.unwrap();
+    served.stop.send_replace(true);
+    let answer = tokio::time::timeout(LAST_MAX, served.read_to_end()).await.unwrap();
+    assert!(answer.ends_with("done\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_response_without_an_end_is_ended_in_order_at_the_stop() {
+    let mut served = Served::start().await;
+    served.send("/endless").await;
+    served.slow.arrived.notified().await;
+    served.stop.send_replace(true);
+    let answer = served.read_to_end().await;
+    assert!(answer.ends_with("\r\n0\r\n\r\n"), "{answer}");
+}
