@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::name::{Name, ServiceName};
+use crate::workload::Workload;
 
 /// What clients call: ports, and a selector that chooses the workloads behind them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,6 +97,34 @@ pub enum TargetPort {
     Number(u16),
     /// The name of a workload port.
     Name(Name),
+}
+
+impl TargetPort {
+    /// The number of the port of a workload; none when the workload has no port of this name.
+    #[must_use]
+    pub fn number_at(&self, workload: &Workload) -> Option<u16> {
+        match self {
+            Self::Number(number) => Some(*number),
+            Self::Name(name) => {
+                let mut ports = workload.ports.iter();
+                ports.find(|port| port.name.as_ref() == Some(name)).map(|port| port.port)
+            }
+        }
+    }
+
+    /// True when the application of a workload may receive requests at this port: the workload declares another protocol
+    /// than TCP there, or one of `clear`, the targets of ports that are not declared to carry TCP, leads there too.
+    pub fn sees_requests_at<'a>(
+        &self,
+        workload: &Workload,
+        clear: impl IntoIterator<Item = &'a Self>,
+    ) -> bool {
+        let number = self.number_at(workload);
+        let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
+        let mut clear = clear.into_iter();
+        workload.ports.iter().any(|it| Some(it.port) == number && is_clear(it.protocol))
+            || clear.any(|it| it == self || number.is_some() && it.number_at(workload) == number)
+    }
 }
 
 /// What is spoken on a port.

@@ -128,13 +128,7 @@ pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName>
 
 /// The port of a workload's application that a service port leads to.
 pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
-    match target {
-        TargetPort::Number(number) => Some(*number),
-        TargetPort::Name(name) => {
-            let named = |port: &&leno_model::WorkloadPort| port.name.as_ref() == Some(name);
-            workload.ports.iter().find(named).map(|port| port.port)
-        }
-    }
+    target.number_at(workload)
 }
 
 /// Views that were compiled, shared by all who see the same.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use leno_model::{
     AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, ObjectKey, PolicyScope,
-    PolicySide, PortGuard, PortLimits, Protocol, RequestNeed, RouteKind, RouteName, RuleKind,
-    ServiceName, ServicePolicy, ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
+    PolicySide, PortGuard, PortLimits, RequestNeed, RouteKind, RouteName, RuleKind, ServiceName,
+    ServicePolicy, ServicePolicyName, Standing, Surroundings, Treatment, WorkloadName,
 };
 
 use super::{Index, Mesh, Touched};
@@ -304,15 +304,10 @@ impl Mesh {
             return false;
         };
         self.behind(service).any(|workload| {
-            let number = target_port(&port.target, workload);
-            let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
-            let mut ports = workload.ports.iter();
             let others = self.in_front_of(&workload.name);
-            let mut others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
-            ports.any(|it| Some(it.port) == number && is_clear(it.protocol))
-                || others.any(|(name, it)| {
-                    target_port(&it.target, workload) == number && !is_opaque(self, name, it.port)
-                })
+            let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
+            let clear = others.filter(|(name, it)| !is_opaque(self, name, it.port));
+            port.target.sees_requests_at(workload, clear.map(|(_, it)| &it.target))
         })
     }
 }

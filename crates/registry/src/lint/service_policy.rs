@@ -3,7 +3,7 @@
 use leno_model::{
     AccessPolicy, AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, PolicySide, Protocol,
     ReferenceGrant, RequestNeed, RouteParent, Service, ServiceName, ServicePolicy,
-    ServicePolicyKind, ServicePort, ServiceRule, Standing, Surroundings, TargetPort, Workload,
+    ServicePolicyKind, ServicePort, ServiceRule, Standing, Surroundings, TargetPort,
 };
 
 use super::suggestion::{known, suggestion};
@@ -161,11 +161,11 @@ impl<'a> Surroundings<'a> for World<'a> {
         let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
         let behind = self.workloads.iter().filter(|workload| selects(own, workload));
         behind.into_iter().any(|workload| {
-            let number = target_port(&port.target, workload);
+            let number = port.target.number_at(workload);
             let others = self.services.values().filter(|other| other.name != *service);
             let others = others.filter(|other| selects(other, workload));
             let mut ports = others.flat_map(|other| &other.ports);
-            ports.any(|port| target_port(&port.target, workload) == number)
+            ports.any(|port| port.target.number_at(workload) == number)
         })
     }
 
@@ -226,26 +226,11 @@ impl World<'_> {
             return false;
         };
         self.workloads.iter().filter(|workload| selects(own, workload)).any(|workload| {
-            let number = target_port(&port.target, workload);
-            let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
-            let mut ports = workload.ports.iter();
             let others = self.services.values().filter(|other| selects(other, workload));
-            let mut others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
-            ports.any(|it| Some(it.port) == number && is_clear(it.protocol))
-                || others.any(|(name, it)| {
-                    target_port(&it.target, workload) == number && !self.is_opaque(name, it.port)
-                })
+            let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
+            let clear = others.filter(|(name, it)| !self.is_opaque(name, it.port));
+            port.target.sees_requests_at(workload, clear.map(|(_, it)| &it.target))
         })
-    }
-}
-
-fn target_port(target: &TargetPort, workload: &Workload) -> Option<u16> {
-    match target {
-        TargetPort::Number(number) => Some(*number),
-        TargetPort::Name(name) => {
-            let mut ports = workload.ports.iter();
-            ports.find(|port| port.name.as_ref() == Some(name)).map(|port| port.port)
-        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use leno_model::{
     Destinations, GatewayTcpRoute, IdleCause, MeshConfig, Name, Object, PolicyScope, PolicySide,
     Protocol, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy,
-    Standing, Surroundings, TagScope, TargetPort, TcpRule, TlsRoute, TlsRule, WeightedBackend,
-    WorkloadPort, leads_back, no_requests,
+    Standing, Surroundings, TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back,
+    no_requests,
 };
 use serde_json::Value;
 
@@ -447,17 +447,11 @@ impl Ledger {
             return false;
         };
         self.endpoints_of(own).any(|workload| {
-            let is_target = |it: &WorkloadPort| match &port.target {
-                TargetPort::Number(number) => it.port == *number,
-                TargetPort::Name(name) => it.name.as_ref() == Some(name),
-            };
-            let is_clear =
-                |it: &WorkloadPort| !matches!(it.protocol, Protocol::Tcp | Protocol::Detect);
             let others = self.services.near(workload);
             let others = others.filter(|it| selects(&it.selector, &workload.labels));
-            let mut others = others.flat_map(|it| &it.ports);
-            workload.ports.iter().any(|it| is_target(it) && is_clear(it))
-                || others.any(|it| it.target == port.target && it.protocol != Some(Protocol::Tcp))
+            let clear = others.flat_map(|it| &it.ports);
+            let clear = clear.filter(|it| it.protocol != Some(Protocol::Tcp));
+            port.target.sees_requests_at(workload, clear.map(|it| &it.target))
         })
     }
 }

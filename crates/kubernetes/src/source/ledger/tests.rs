@@ -16,6 +16,7 @@ mod floor;
 mod gateways;
 mod guests;
 mod places;
+mod requests;
 mod rivals;
 mod settings;
 

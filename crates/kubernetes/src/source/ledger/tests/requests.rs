@@ -1,0 +1,42 @@
+//! A policy that decides by request needs a sidecar that sees requests.
+
+use super::*;
+
+/// One port of the pod has a name, and services lead to it by either.
+#[test]
+fn a_service_that_leads_to_the_same_port_by_number_shows_its_requests() {
+    let limit = index("RateLimit", "leno.dev");
+    let service = |name: &str, target: Value, protocol: &str| {
+        let service: Served = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                     "ports": [{"port": 80, "targetPort": target, "appProtocol": protocol}]},
+        }))
+        .unwrap();
+        News::Seen(Box::new(Seen::service(service)))
+    };
+    let mut pod = json!({
+        "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+        "spec": {"containers": [{"name": "web"}]},
+        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    pod["spec"]["containers"][0]["ports"] = json!([{"name": "main", "containerPort": 8080}]);
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    let mut ledger = settled();
+    ledger.take(PODS, News::Seen(Box::new(Seen::pod(pod))));
+    ledger.take(SERVICES, service("web", json!("main"), "tcp"));
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    let programmed = |ledger: &mut Ledger| {
+        let all = conditions(ledger);
+        *all.iter().find(|it| it.0 == "Programmed").unwrap()
+    };
+    assert_eq!(programmed(&mut ledger), ("Programmed", "False", "NoRequests"));
+    ledger.take(SERVICES, service("other", json!(8081), "http"));
+    assert_eq!(programmed(&mut ledger), ("Programmed", "False", "NoRequests"));
+    for target in [json!("main"), json!(8080)] {
+        ledger.take(SERVICES, service("other", target, "http"));
+        assert_eq!(programmed(&mut ledger), PROGRAMMED);
+    }
+}
