@@ -117,6 +117,8 @@ impl OwnFiles {
     fn keep(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
         let Some(above) = directory.parent() else { return self };
+        // Opened before its files are read: the next look finds a directory that replaces it meanwhile.
+        let found = self.above.current(above);
         if !is_absent(directory) {
             let checked = check_private_directory(directory);
             match checked.and_then(|()| AuthorityFiles::read(directory)) {
@@ -124,19 +126,16 @@ impl OwnFiles {
                     if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
                 {
                     self.files = files;
-                    self.above.follow(above);
+                    self.above = found;
                 }
                 Ok(_) | Err(_) => {}
             }
         } else if self.files != AuthorityFiles::default() && self.above.is_removed_from(above) {
             match self.files.write(directory) {
-                Ok(()) => {
-                    self.above.follow(above);
-                    tracing::warn!(
-                        path = %directory.display(),
-                        "the data directory was removed; the authority is made again"
-                    );
-                }
+                Ok(()) => tracing::warn!(
+                    path = %directory.display(),
+                    "the data directory was removed; the authority is made again"
+                ),
                 Err(error) => tracing::error!(
                     path = %directory.display(), %error,
                     "the data directory was removed and the authority cannot be made again yet"
@@ -152,16 +151,20 @@ impl OwnFiles {
 struct OpenedDirectory(Option<(Inode, Arc<File>)>);
 
 impl OpenedDirectory {
-    /// Opens the directory that has the path now, unless it is this one.
-    fn follow(&mut self, path: &Path) {
+    /// The directory that has the path now; this one if the path has none that can be opened.
+    fn current(&self, path: &Path) -> Self {
         if self.0.is_some() && !self.is_removed_from(path) {
-            return;
+            return self.clone();
         }
         let opened =
             File::open(path).and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))));
-        if let Ok(opened) = opened {
-            self.0 = Some(opened);
-        }
+        opened.map_or_else(|_| self.clone(), |opened| Self(Some(opened)))
+    }
+
+    /// Returns true unless both are the same directory.
+    fn differs_from(&self, other: &Self) -> bool {
+        let inode = |it: &Self| it.0.as_ref().map(|(inode, _)| *inode);
+        inode(self).is_none_or(|ours| inode(other) != Some(ours))
     }
 
     /// Returns true if the path has no directory any more, or another one.
@@ -232,8 +235,7 @@ struct FollowedFile {
 
 impl FollowedFile {
     fn of(file: RevocationFile) -> Self {
-        let mut directory = OpenedDirectory::default();
-        directory.follow(file.directory());
+        let directory = OpenedDirectory::default().current(file.directory());
         Self { file, directory }
     }
 
@@ -241,27 +243,43 @@ impl FollowedFile {
     /// was made again does not mean that those before are members again: the operator takes them back by `leno revoke
     /// --undo`, which leaves an empty file in the same directory.
     fn read(&mut self, known: &Revoked) -> io::Result<Revoked> {
-        let is_other = self.directory.is_removed_from(self.file.directory());
-        let found = self.file.read_existing()?;
-        let lost = match &found {
-            None => !known.is_empty() && self.file.restore(known)?,
-            Some(found) => is_other && !known.is_subset(found) && self.file.add_former(known)?,
-        };
-        if lost {
-            tracing::warn!(
-                workloads = known.len(),
-                "the file of revoked workloads was removed; it is written again"
-            );
+        for _ in 0..READS_MAX {
+            let directory = self.directory.current(self.file.directory());
+            let read = self.read_in(&directory, known)?;
+            // Another directory may have the path since then, with other workloads in its file.
+            if known.is_empty() || !directory.is_removed_from(self.file.directory()) {
+                self.directory = directory;
+                return Ok(read);
+            }
         }
-        let read = self.file.read()?;
-        self.directory.follow(self.file.directory());
-        Ok(read)
+        Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed again and again"))
+    }
+
+    /// The same, once `directory` has the path.
+    fn read_in(&self, directory: &OpenedDirectory, known: &Revoked) -> io::Result<Revoked> {
+        let is_other = self.directory.differs_from(directory);
+        let found = self.file.read_existing()?;
+        let is_removed = found.is_none();
+        let mut all = found.unwrap_or_default();
+        if (is_removed || is_other) && !known.is_subset(&all) {
+            // The file is not read again: it may be removed again by now.
+            all.extend(known.iter().cloned());
+            if self.file.add_former(known)? {
+                tracing::warn!(
+                    workloads = known.len(),
+                    "the file of revoked workloads was removed; it is written again"
+                );
+            }
+        }
+        Ok(all)
     }
 }
 
 /// The workloads that `leno revoke` has revoked.
 pub(crate) type Revoked = BTreeSet<RevokedWorkload>;
 
+/// The most attempts to read a file while its directory is replaced again and again.
+const READS_MAX: usize = 8;
 /// Three small files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -269,6 +287,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use leno_model::TrustDomain;
 
@@ -304,6 +323,33 @@ mod tests {
         assert_eq!(followed.read(&both).unwrap(), [workload("shop/web-2")].into());
         file.remove(&workload("shop/web-2")).unwrap();
         assert!(followed.read(&both).unwrap().is_empty());
+    }
+
+    #[test]
+    fn revoked_workloads_stay_revoked_while_their_directory_is_replaced_again_and_again() {
+        let above = tempfile::tempdir().unwrap();
+        let (data, moved) = (above.path().join("data"), above.path().join("moved"));
+        let file = RevocationFile::in_directory(&data);
+        let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
+        file.add(workload("shop/web-1")).unwrap();
+        let mut followed = FollowedFile::of(file.clone());
+        let known = followed.read(&Revoked::new()).unwrap();
+        let is_over = AtomicBool::new(false);
+        let kept = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(fs::rename(&data, &moved));
+                    drop(fs::remove_dir_all(&moved));
+                    drop(file.add(workload("shop/web-2")));
+                }
+            });
+            // A read that fails changes nothing.
+            let mut read = (0..1000).filter_map(|_| followed.read(&known).ok());
+            let kept = read.all(|read| known.is_subset(&read));
+            is_over.store(true, Ordering::Relaxed);
+            kept
+        });
+        assert!(kept);
     }
 
     #[test]
