@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use leno_identity::check_private_directory;
 use leno_telemetry::{DroppedLines, lines_dropped};
 
 use crate::status::DirectoryStatus;
@@ -61,8 +62,11 @@ impl DataDirectory {
     }
 }
 
-/// The error of a small write to the directory, if it fails.
+/// The error of a small write to the directory, if it fails. Nothing is written to a directory that another user controls.
 fn problem(directory: &Path) -> Option<String> {
+    if let Err(error) = check_private_directory(directory) {
+        return Some(error.to_string());
+    }
     let path = draft(directory);
     let written = write(&path);
     let removed = std::fs::remove_file(&path);
@@ -92,6 +96,10 @@ const TEST_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -100,5 +108,18 @@ mod tests {
         assert_eq!(problem(scratch.path()), None);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
         assert!(problem(&scratch.path().join("absent")).is_some());
+    }
+
+    #[test]
+    fn nothing_is_written_to_a_directory_that_another_user_controls() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        for (mode, is_private) in [(0o777, false), (0o720, false), (0o755, true)] {
+            std::fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
+            directory.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            assert_eq!(problem(scratch.path()).is_none(), is_private, "{mode:o}");
+            let modified = directory.metadata().unwrap().modified().unwrap();
+            assert_eq!(modified != SystemTime::UNIX_EPOCH, is_private, "{mode:o}");
+        }
     }
 }
