@@ -134,8 +134,9 @@ impl Connections {
         }
     }
 
-    /// A connection with room for one stream. A task of its own opens it: the next question finds it open, if this one cannot wait
-    /// so long.
+    /// A connection with room for one stream. A task of its own opens another one where the open ones are full: the next question
+    /// finds it open, if this one cannot wait so long. Room on an open connection is taken as soon as there is some, and awaited
+    /// where no other connection can be opened: a server may take only a few.
     async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -152,12 +153,17 @@ impl Connections {
                 // It ends by itself, soon: with a connection or without.
                 tokio::task::spawn_local(self.clone().open(worker.clone(), server.clone()));
             }
-            opened.await;
-            if let Some(lease) = self.pool.ready() {
-                return Ok(lease);
+            tokio::select! {
+                biased;
+                () = opened => {}
+                Some(lease) = self.pool.room_on_open() => return Ok(lease),
             }
-            if let Some(error) = self.failed.borrow().clone() {
+            let Some(error) = self.failed.borrow().clone() else { continue };
+            if !self.pool.is_open() {
                 return Err(error);
+            }
+            if let Some(lease) = self.pool.room_on_open().await {
+                return Ok(lease);
             }
         }
     }

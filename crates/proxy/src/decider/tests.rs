@@ -2,6 +2,7 @@
 
 mod bodies;
 mod goaway;
+mod room;
 
 use std::net::SocketAddr;
 use std::time::Duration;

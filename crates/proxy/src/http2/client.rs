@@ -237,6 +237,19 @@ impl Http2Pool {
         }
     }
 
+    /// A connection with room, as soon as one of those that are open has some; `None` when none is open.
+    pub(crate) async fn room_on_open(&self) -> Option<Http2Lease> {
+        loop {
+            if let Some(ready) = self.ready() {
+                return Some(ready);
+            }
+            if !self.is_open() {
+                return None;
+            }
+            self.server.room.notified().await;
+        }
+    }
+
     /// A server that takes few streams on each connection gets more connections.
     fn connections_max(&self) -> usize {
         match self.server.streams_per_connection.get() < FEW_STREAMS {

@@ -41,7 +41,7 @@ async fn written(
     (server.await, asked)
 }
 
-fn accepted(stream: u32) -> Vec<u8> {
+pub(super) fn accepted(stream: u32) -> Vec<u8> {
     let status = frames::block(&[("grpc-status", "0")]);
     [
         frames::frame(HEADERS, END_HEADERS, stream, &[0x88]),
@@ -78,7 +78,7 @@ fn a_question_that_the_server_did_not_process_is_sent_again() {
 }
 
 /// The verdicts on so many requests at once.
-async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
+pub(super) async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
     let door = mesh.door;
     let each = (0..requests).map(|_| {
         tokio::task::spawn_local(async move { Client::connect(door).await.ask(BARE).await.status })
