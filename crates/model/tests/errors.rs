@@ -88,8 +88,14 @@ leno-reason: denied-outbound;side=ours;workload=\"bookinfo/client-1\"
 ```
 
 `workload` names the workload of the sidecar that answered. Both sidecars count the reason and log it; the other one
-accepts it only from the verified sidecar that it has a [link](link.md) to, and only for counts. A
-response without this header comes from an application. `leno explain` with the word or the code of a reason prints a row of the table on any
+accepts it only from the verified sidecar that it has a [link](link.md) to, and only for counts.
+
+An application can send a header of this name as well. Sidecars [pass it on](forwarding.md) like any other header, and it counts for nothing: no
+metric, no access log and no policy reads it. So the header alone does not prove that a sidecar answered. The label `reason` of the metrics, the field
+`response_code_details` of the access log and the traces do: they have a reason only where a sidecar answered or ended the exchange. A
+response without this header comes from an application, or through a gateway: gateways remove the header of the responses that they pass on.
+
+`leno explain` with the word or the code of a reason prints a row of the table on any
 machine. A code stays for good: one that is gone is never given again.
 
 This page is generated from `leno_model::Reason`; the test `crates/model/tests/errors.rs` compares
@@ -102,6 +108,8 @@ the two, and says what to do when they differ.
 const AFTER: &str = "
 **status**: the HTTP status of the answer; – when there is no answer, and the connection is reset
 or was never opened. Opaque TCP has no statuses: every reason resets the client's connection.
+Policies may declare another status for `fault-injected`, `rate-limited`, `overloaded` and `circuit-open`, and external authorization services
+send their own with `denied-by-service`.
 
 **side**: *downstream*, the client of the sidecar that reports it; *ours*, the sidecar, its rules
 or its limits; *upstream*, where the sidecar sent the request.

@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use http::Request;
-use leno_model::{Access, Endpoint, Protocol};
+use http::{HeaderMap, Request, Response};
+use leno_model::{Access, Endpoint, LogForm, Protocol};
 use leno_wire::link::{Event, ResetCode, StreamId};
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
 use super::fixture::{
     Application, Client, End, GET, Mesh, OK, Peer, Setup, at_once, credential, endpoint, run, until,
 };
-use super::http2::{call, connect};
+use super::http2::{self, application, call, connect, whole};
+use crate::access_log;
 
 /// A mesh in which the server's sidecar rejects all that the client sends.
 async fn denying(protocol: Protocol) -> (Application, Mesh) {
@@ -73,19 +75,82 @@ fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
     });
 }
 
+/// Neither sidecar counts or logs a reason for the one response of the application.
+async fn unclaimed(mesh: &mut Mesh, about: &str) {
+    until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+    for sidecar in [&mut mesh.server, &mut mesh.client] {
+        assert_eq!(sidecar.failures(), BTreeMap::new(), "{about}");
+        let mut line = String::new();
+        let seen = sidecar.log.recv().await.expect("a line");
+        access_log::line(&seen, &LogForm::Json, &mut line);
+        let fields: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
+        assert!(!line.contains(CLAIMED), "{about}: {line}");
+    }
+}
+
+/// A reason that applications claim.
+const CLAIMED: &str = "denied-by-policy";
+
+/// An application of HTTP/2 that answers each request with a claim: 403, or 200 and a status of gRPC in the head or in trailers.
+async fn claiming(answers: &'static str) -> Application {
+    application(move |request, mut respond| async move {
+        whole(request.into_body()).await;
+        let mut fields = HeaderMap::new();
+        fields.insert("leno-reason", format!("{CLAIMED};side=ours").parse().unwrap());
+        if answers != "403" {
+            fields.insert("grpc-status", "7".parse().unwrap());
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = if answers == "403" { 403 } else { 200 }.try_into().unwrap();
+        let kind = "application/grpc".parse().unwrap();
+        response.headers_mut().insert("content-type", kind);
+        if answers == "trailers" {
+            let mut stream = respond.send_response(response, false).unwrap();
+            return stream.send_trailers(fields).unwrap();
+        }
+        response.headers_mut().extend(fields);
+        respond.send_response(response, true).unwrap();
+    })
+    .await
+}
+
 #[test]
 fn an_application_cannot_claim_a_rejection() {
     run(async {
-        let app = Application::canned(
-            "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n",
-        )
-        .await;
-        let mesh = Mesh::permissive(app.address).await;
-        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.status, 403);
-        until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
-        for sidecar in [&mesh.server, &mesh.client] {
-            assert_eq!(sidecar.failures(), BTreeMap::new());
-            assert_eq!(sidecar.series()[0].success, 1);
+        for reason in ["denied", CLAIMED] {
+            let head = format!(
+                "HTTP/1.1 403 Forbidden\r\nleno-reason: {reason};side=ours\r\ncontent-length: 0\r\n\r\n"
+            );
+            let app = Application::answering(move |_| head.clone()).await;
+            let mut mesh = Mesh::permissive(app.address).await;
+            let answer = Client::connect(mesh.door).await.ask(GET).await;
+            assert_eq!(answer.verdict(), (403, Some(reason)), "the field is passed on");
+            unclaimed(&mut mesh, "HTTP/1.1").await;
+            for sidecar in [&mesh.server, &mesh.client] {
+                assert_eq!(sidecar.series()[0].success, 1);
+            }
+        }
+        for (protocol, answers) in [
+            (Protocol::Http2, "403"),
+            (Protocol::Grpc, "403"),
+            (Protocol::Grpc, "head"),
+            (Protocol::Grpc, "trailers"),
+        ] {
+            let about = format!("{protocol:?} {answers}");
+            let app = claiming(answers).await;
+            let mut mesh = http2::mesh(app.address, protocol).await;
+            let mut client = connect(mesh.door).await;
+            let request = match protocol {
+                Protocol::Grpc => call("/"),
+                _ => Request::get("http://ratings/").body(()).unwrap(),
+            };
+            let (head, body) =
+                client.send_request(request, true).unwrap().0.await.unwrap().into_parts();
+            let trailers = whole(body).await.1.unwrap_or_default();
+            let passed_on = head.headers.get("leno-reason").or(trailers.get("leno-reason"));
+            assert_eq!(passed_on.unwrap(), &format!("{CLAIMED};side=ours"), "{about}");
+            unclaimed(&mut mesh, &about).await;
         }
     });
 }
