@@ -35,6 +35,8 @@ pub(crate) struct OpenCircuit {
     pub(crate) since: Instant,
     /// The time for which nothing is sent; then probes are.
     pub(crate) open_for: Duration,
+    /// The status that its requests are answered with.
+    pub(crate) status: u16,
 }
 
 /// The state of a circuit that is not closed.
@@ -213,6 +215,7 @@ mod tests {
             trigger: Trigger::Failed,
             since,
             open_for: Duration::from_secs(5),
+            status: 503,
         }
     }
 

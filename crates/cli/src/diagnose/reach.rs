@@ -88,18 +88,25 @@ fn remedy(reason: &str) -> String {
 /// What would become of a request by the workload, as the control plane decides on the mesh as it is.
 /// None when it cannot decide that.
 pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
-    const NAME: &str = "decision";
     let port = service.ports.first()?.port;
     let url = format!("http://{}:{port}/", host(&service.name));
     let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
     let told: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
+    decided(&told, workload, &url)
+}
+
+/// The step that a decision about a request to a URL is.
+fn decided(told: &Explained, workload: &str, url: &str) -> Option<Step> {
+    const NAME: &str = "decision";
     let verdict = told.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
     let what = format!("GET {url}: {verdict}");
     let remedy =
         format!("leno explain request --from {workload} --url {url} says which rules decide");
+    // A policy may declare any status for the requests that it rejects.
+    let is_rejected = !told.decision["reason"].is_null();
     Some(match verdict.chars().next() {
         // Allowed, or sent elsewhere by a rule.
-        Some('2' | '3') => Step::fine(NAME, what),
+        Some('2' | '3') if !is_rejected => Step::fine(NAME, what),
         // That path may be none of the service's.
         Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
             Step::notice(NAME, what, remedy)
@@ -114,6 +121,8 @@ pub(super) const SERVICES_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::diagnose::steps::Verdict;
 
@@ -145,5 +154,28 @@ mod tests {
         assert_eq!(reached(&[]).steps()[0].verdict, Verdict::Notice);
         let unknown = Reached { reason: Some("discovery-timeout".to_owned()), ..reached(&[]) };
         assert_eq!(unknown.steps()[0].verdict, Verdict::Problem);
+    }
+
+    #[test]
+    fn a_rejection_is_a_problem_whatever_its_status() {
+        for (verdict, reason, expected) in [
+            ("200-range: allowed; the application answers", None, Verdict::Fine),
+            ("301: the client is sent elsewhere by its own sidecar", None, Verdict::Fine),
+            ("200 fault-injected: a fault", Some("fault-injected"), Verdict::Problem),
+            ("404 no-route: no route", Some("no-route"), Verdict::Notice),
+            ("503 no-endpoint: nothing is behind the service.", None, Verdict::Problem),
+            (
+                "it depends on the endpoint (allowed, denied): see the lines above",
+                None,
+                Verdict::Notice,
+            ),
+        ] {
+            let told = Explained {
+                text: format!("verdict   {verdict}\n"),
+                decision: json!({"reason": reason}),
+            };
+            let step = decided(&told, "shop/web-1", "http://web.shop:80/").unwrap();
+            assert_eq!(step.verdict, expected, "{verdict}");
+        }
     }
 }

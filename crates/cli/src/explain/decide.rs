@@ -435,10 +435,15 @@ impl Decision {
         outcomes
     }
 
-    /// The status of the answer to a rejected request; 0 for a reset.
-    pub(super) fn status(&self, reason: Reason) -> u16 {
+    /// The statuses of the answers to a rejected request, which depend on the backend; 0 for a reset.
+    pub(super) fn statuses(&self, reason: Reason) -> Vec<u16> {
         let rejecting = self.backends.iter().filter(|backend| backend.refused == Some(reason));
-        rejecting.filter_map(|backend| backend.status).next().unwrap_or(reason.status())
+        let mut statuses: Vec<u16> =
+            rejecting.map(|backend| backend.status.unwrap_or(reason.status())).collect();
+        if statuses.is_empty() {
+            statuses.push(reason.status());
+        }
+        statuses
     }
 }
 

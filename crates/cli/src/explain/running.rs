@@ -11,6 +11,7 @@ use leno_control::status::{ProxyStatus, ServiceStatus};
 use leno_model::Reason;
 use serde_json::{Value, json};
 
+use super::text::{one_status, statuses_text};
 use super::{ExplainFormat, REFUSED, RequestArgs};
 use crate::duration::short;
 use crate::get::circuits::{self, Circuit};
@@ -127,18 +128,20 @@ impl Seen {
         decision["removed_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open = self.open_circuits(&decision);
         lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
-        let reason = match () {
-            () if was_any && ready == 0 => Some(Reason::NoEndpoint),
-            () if reject(&open, &decision) => Some(Reason::CircuitOpen),
-            () => None,
+        let rejection = match rejecting(&open, &decision) {
+            _ if was_any && ready == 0 => {
+                Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
+            }
+            statuses if !statuses.is_empty() => Some((Reason::CircuitOpen, statuses)),
+            _ => None,
         };
-        let reason = reason.filter(|_| decision["allowed"] == true);
-        let verdict = reason.map(|reason| {
+        let rejection = rejection.filter(|_| decision["allowed"] == true);
+        let verdict = rejection.map(|(reason, statuses)| {
             decision["allowed"] = false.into();
-            decision["status"] = reason.status().into();
+            decision["status"] = one_status(&statuses).into();
             decision["reason"] = reason.label().into();
             decision["outcomes"] = json!([reason.label()]);
-            let (status, label) = (reason.status(), reason.label());
+            let (status, label) = (statuses_text(&statuses), reason.label());
             format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
         });
         if let Some(verdict) = &verdict {
@@ -170,13 +173,19 @@ impl Seen {
     }
 }
 
-/// True when circuits reject every such request: the one of the called service, or those of all backends.
-fn reject(open: &[&Circuit], decision: &Value) -> bool {
-    let is_rejected = |place: &Value| {
-        open.iter().any(|circuit| circuit.is_open_everywhere() && is_at(circuit, place))
+/// The statuses of the answers when circuits reject every such request: the one of the called service, or those of all backends.
+/// None when they do not.
+fn rejecting(open: &[&Circuit], decision: &Value) -> Vec<u16> {
+    let status = |place: &Value| {
+        let found =
+            open.iter().find(|circuit| circuit.is_open_everywhere() && is_at(circuit, place));
+        found.map(|circuit| circuit.status())
     };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
-    is_rejected(decision) || !backends.is_empty() && backends.iter().all(is_rejected)
+    match status(decision) {
+        Some(called) => vec![called],
+        None => backends.iter().map(status).collect::<Option<_>>().unwrap_or_default(),
+    }
 }
 
 /// True for the circuit of this service and port.
@@ -275,6 +284,42 @@ mod tests {
             assert_eq!(decision["allowed"], allowed, "{text}");
             let verdict = text.lines().last().unwrap();
             assert_eq!(verdict.starts_with("verdict   503 circuit-open: "), !allowed, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_open_circuit_answers_with_the_status_of_its_policy() {
+        let place = |service: &str| json!({"service": service, "port": 80, "endpoints": []});
+        let circuit = |service: &str, status: Option<u16>| -> Circuit {
+            serde_json::from_value(json!({
+                "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": "open",
+                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1, "of_threads": 1,
+                "status": status,
+            }))
+            .unwrap()
+        };
+        let (v1, v2) = ("shop/web-v1", "shop/web-v2");
+        for (circuits, text, status) in [
+            (vec![circuit("shop/web", Some(418))], "418", json!(418)),
+            // The circuit of the called service decides before those of backends.
+            (vec![circuit(v1, Some(500)), circuit("shop/web", Some(418))], "418", json!(418)),
+            (vec![circuit(v1, Some(429)), circuit(v2, Some(429))], "429", json!(429)),
+            (vec![circuit(v1, Some(429)), circuit(v2, Some(418))], "429 or 418", json!(null)),
+            // A sidecar of an earlier release.
+            (vec![circuit(v1, None), circuit(v2, None)], "503", json!(503)),
+        ] {
+            let seen = Seen {
+                services: services(&[]),
+                sidecar: Ok(Sidecar { removed: vec![], circuits }),
+            };
+            let mut decision = place("shop/web");
+            decision["allowed"] = true.into();
+            decision["backends"] = json!([place(v1), place(v2)]);
+            let answer = Explained { text: "verdict   200-range\n".to_owned(), decision };
+            let Explained { text: told, decision } = seen.told(answer);
+            let verdict = told.lines().last().unwrap();
+            assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{told}");
+            assert_eq!((&decision["status"], &decision["allowed"]), (&status, &json!(false)));
         }
     }
 }

@@ -169,7 +169,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             .as_ref()
             .map(|redirection| redirection.status)
             .or(decision.is_preflight.then_some(200))
-            .or(reason.map(|reason| decision.status(reason))),
+            .or(reason.and_then(|reason| one_status(&decision.statuses(reason)))),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
@@ -190,10 +190,7 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     match outcomes.as_slice() {
         [None] => "200-range: allowed; the application answers".to_owned(),
         [Some(reason)] => {
-            let status = match decision.status(*reason) {
-                0 => "reset".to_owned(),
-                status => status.to_string(),
-            };
+            let status = statuses_text(&decision.statuses(*reason));
             let remedy = remedy(decision, question, *reason);
             let caption = caption(decision, question, *reason);
             format!("{status} {}: {caption} {remedy}", reason.label())
@@ -205,6 +202,24 @@ fn verdict(decision: &Decision, question: &Question) -> String {
             format!("it depends on the endpoint ({}): see the lines above", several.join(", "))
         }
     }
+}
+
+/// The status of each answer; `None` when they differ.
+pub(super) fn one_status(statuses: &[u16]) -> Option<u16> {
+    let first = *statuses.first()?;
+    statuses.iter().all(|status| *status == first).then_some(first)
+}
+
+/// The statuses of answers, each once; 0 is a reset.
+pub(super) fn statuses_text(statuses: &[u16]) -> String {
+    let mut told: Vec<String> = Vec::new();
+    for status in statuses {
+        let status = if *status == 0 { "reset".to_owned() } else { status.to_string() };
+        if !told.contains(&status) {
+            told.push(status);
+        }
+    }
+    told.join(" or ")
 }
 
 /// The meaning of the reason for this request, where more is known than the reason says.

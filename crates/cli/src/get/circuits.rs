@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leno_control::status::ProxyStatus;
+use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
 use super::{Mesh, sidecars};
@@ -42,6 +43,9 @@ pub(crate) struct Circuit {
     pub(crate) trigger: String,
     pub(crate) age_s: u64,
     open_for_ms: u64,
+    /// The status that its requests are answered with. A sidecar of an earlier release does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
     threads: usize,
     /// The number of the sidecar's threads. A sidecar of an earlier release does not report it.
     #[serde(default)]
@@ -52,6 +56,11 @@ impl Circuit {
     /// True while a thread of the sidecar rejects its requests.
     pub(crate) fn is_open(&self) -> bool {
         self.state == "open"
+    }
+
+    /// The status that its requests are answered with while it is open.
+    pub(crate) fn status(&self) -> u16 {
+        self.status.unwrap_or(Reason::CircuitOpen.status())
     }
 
     /// True while each thread rejects its requests.

@@ -180,6 +180,7 @@ pub(super) fn circuits(admin: &Admin) -> Value {
             "trigger": circuit.trigger.as_str(),
             "age_s": now.saturating_duration_since(circuit.since).as_secs(),
             "open_for_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
+            "status": circuit.status,
             "threads": threads,
             "of_threads": admin.config.cores.max(1),
         })

@@ -109,6 +109,10 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
         assert_eq!(answer.verdict(), (429, Some("circuit-open")));
         assert_eq!(answer.field("x-busy"), Some("yes"));
         assert_eq!(answer.body, b"busy");
+        let [(_, circuit)] = &mesh.client.worker.world.conditions.circuits()[..] else {
+            panic!("one circuit is open");
+        };
+        assert_eq!(circuit.status, 429, "the status that the admin page reports");
     });
 }
 

@@ -138,6 +138,7 @@ impl Gate {
             trigger,
             since: Instant::now(),
             open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
+            status: breaker.rule.answer.status.unwrap_or(Reason::CircuitOpen.status()),
         };
         self.world.conditions.open(self.number, circuit);
     }
