@@ -145,11 +145,14 @@ impl UpArgs {
             "stopping: sidecars finish their requests, then applications stop; once more to stop at once"
         );
         let again = stop::signals()?;
+        let runs = mesh.runs();
+        let mut stopping = Box::pin(mesh.stop());
         tokio::select! {
-            () = mesh.stop() => {}
+            () = &mut stopping => return Ok(ended?),
             () = again => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
+        runs.kill(|| drop(stopping)).await;
         Ok(ended?)
     }
 }
@@ -167,7 +170,8 @@ Examples:
 
 Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
 application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and
-SIGINT drain the sidecars first, then stop the applications; a second one stops everything at once. Admin
+SIGINT drain the sidecars first, then stop the applications; a second one ends all processes at once,
+also those that applications started in sessions of their own. Admin
 pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that
 is rejected changes nothing. For sidecars on several machines run `leno control` instead.
 

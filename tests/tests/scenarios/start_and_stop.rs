@@ -176,6 +176,27 @@ fn ask(folder: &Path, topic: &str) -> Value {
 
 /// Requirement 8 of issue 26.
 #[test]
+/// The first signal waits for an application that ignores SIGTERM.
+#[test]
+fn a_second_signal_ends_processes_in_sessions_of_their_own() {
+    let (port, door, other) = (free_port(), free_port(), free_port());
+    let server = |port: u16| format!("setsid python3 -m http.server {port} --bind 127.0.0.1");
+    let script =
+        format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
+    let command = serde_json::json!(["sh", "-c", script]).to_string();
+    let mut mesh = Mesh::up(&manifest(&command, port, door, "permissive"));
+    for port in [port, other] {
+        eventually("the server answers", Duration::from_secs(60), || get(at(port), "/").ok());
+    }
+    mesh.up.signal(Signal::INT);
+    mesh.up.wait_for_line("once more to stop at once", Duration::from_secs(60));
+    mesh.up.signal(Signal::INT);
+    assert!(mesh.up.wait(Duration::from_secs(60)).success());
+    for port in [port, other] {
+        assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the server has ended");
+    }
+}
+
 fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = manifest("", free_port(), free_port(), "permissive");

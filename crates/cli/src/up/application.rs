@@ -168,6 +168,7 @@ pub(super) async fn keep(
         let ended = run(launcher, (&launch, placement), &mut on, state).await;
         // Nothing of its process group is left.
         groups::forget(&launcher.record_of(&name));
+        launcher.runs().forget(&name);
         let (reason, child) = match ended {
             Ended::Stopped => break,
             Ended::Outdated => {
@@ -223,6 +224,9 @@ async fn run(
     };
     let pid = child.pid();
     let mut descendants = Run::of(pid);
+    if let Some(run) = descendants.clone() {
+        launcher.runs().note(&workload, run);
+    }
     change(state, State::Starting(pid));
     let is_apart = !placement.wrapper.is_empty();
     let workload = on.workload.clone();

@@ -3,11 +3,14 @@
 //! The first process of an application gets an environment variable that no other has, and its descendants inherit it. A process that
 //! clears its environment is found only as a descendant while its parents live.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use leno_model::WorkloadName;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::{Instant, sleep};
 
@@ -113,6 +116,39 @@ impl Run {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
         self.contains(pid) && pidfd_send_signal(handle, signal).is_ok()
+    }
+}
+
+/// The applications that run.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Runs(Rc<RefCell<BTreeMap<WorkloadName, Run>>>);
+
+impl Runs {
+    /// An application has started.
+    pub(super) fn note(&self, workload: &WorkloadName, run: Run) {
+        self.0.borrow_mut().insert(workload.clone(), run);
+    }
+
+    /// All processes of an application have ended.
+    pub(super) fn forget(&self, workload: &WorkloadName) {
+        self.0.borrow_mut().remove(workload);
+    }
+
+    /// Kills all processes of the applications, also those in sessions of their own. `drop_supervisors` ends the tasks that
+    /// would start applications again.
+    pub(super) async fn kill(&self, drop_supervisors: impl FnOnce()) {
+        let mut runs: Vec<Run> = self.0.borrow().values().cloned().collect();
+        runs.iter_mut().for_each(Run::look);
+        drop_supervisors();
+        runs.iter().for_each(|run| run.signal_all(Signal::KILL));
+        let all_ended = async {
+            for run in &runs {
+                run.end(Duration::ZERO).await;
+            }
+        };
+        if tokio::time::timeout(END_PATIENCE, all_ended).await.is_err() {
+            tracing::warn!("processes of applications do not end");
+        }
     }
 }
 

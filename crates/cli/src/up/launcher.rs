@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::application::Launch;
 use super::console::Console;
+use super::descendants::Runs;
 use super::groups;
 use super::placement::{Placement, Placements};
 use crate::data_directory::create_private;
@@ -26,6 +27,7 @@ pub(super) struct Launcher {
     control: Control,
     settings: Settings,
     console: Console,
+    runs: Runs,
 }
 
 /// What is the same for all workloads.
@@ -49,7 +51,7 @@ pub(super) struct Settings {
 
 impl Launcher {
     pub(super) fn new(control: Control, settings: Settings, console: Console) -> Self {
-        Self { control, settings, console }
+        Self { control, settings, console, runs: Runs::default() }
     }
 
     /// The control plane.
@@ -69,6 +71,11 @@ impl Launcher {
 
     pub(super) fn console(&self) -> &Console {
         &self.console
+    }
+
+    /// The applications that run.
+    pub(super) fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     pub(super) fn placements(&self) -> &Placements {

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use super::console::{Console, Output};
+use super::descendants::Runs;
 use super::fleet::{Fleet, Standing};
 use super::groups;
 use super::launcher::{Launcher, Settings};
@@ -143,6 +144,11 @@ impl LocalMesh {
     pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
         let launcher = Rc::clone(&self.launcher);
         async move { launcher.control().ended().await }
+    }
+
+    /// The applications that run.
+    pub(super) fn runs(&self) -> Runs {
+        self.launcher.runs().clone()
     }
 
     /// Drains sidecars, then stops applications, then the control plane.
