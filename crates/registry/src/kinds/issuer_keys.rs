@@ -1,7 +1,7 @@
 //! Reads where the public keys of an issuer are.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leno_model::{AddressClass, InvalidEndpoint, IssuerKeys, KeyServer, KeySource, Scheme};
@@ -14,6 +14,11 @@ use crate::field::{Field, Fields};
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
         field.refuse("is a text, not a map", "write a map with the text as `inline`");
+        return None;
+    }
+    if let Some(path) = field.plain_text().and_then(path_of) {
+        let remedy = format!("write a map with its path: {{file: \"{path}\"}}");
+        field.refuse(format!("is {}, not a map", field.shown()), remedy);
         return None;
     }
     let fields = field.fields(&["inline", "file", "url", "refresh"])?;
@@ -35,14 +40,25 @@ fn is_url(text: &str) -> bool {
 /// The path of a file. A file with the name of a URL is not meant.
 fn file(field: &Field<'_>) -> Option<PathBuf> {
     let path = field.file()?;
-    if field.text().is_some_and(is_url) {
-        field.refuse(
-            format!("{} is a URL, not the path of a file", field.shown()),
-            "write it as `url`",
-        );
-        return None;
-    }
-    Some(path)
+    let text = field.text()?;
+    let remedy = match path_of(text) {
+        Some(path) => format!("write the path alone: \"{path}\""),
+        None if !is_url(text) => return Some(path),
+        None if KeyServer::parse(text, REFRESH_DEFAULT).is_ok() => "write it as `url`".to_owned(),
+        None => "write the path of a file, as in `/etc/leno/keys.json`".to_owned(),
+    };
+    field.refuse(format!("{} is a URL, not the path of a file", field.shown()), remedy);
+    None
+}
+
+/// The path in a `file` URL (RFC 8089) of this machine.
+fn path_of(text: &str) -> Option<&str> {
+    let (scheme, rest) = text.split_once(':')?;
+    let rest = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//")).unwrap_or(rest);
+    let is_file = scheme.eq_ignore_ascii_case("file") && rest.starts_with('/');
+    let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '`');
+    let has_name = Path::new(rest).file_name().is_some() && rest.len() <= SHOWN_MAX;
+    (is_file && has_name && rest.chars().all(is_plain)).then_some(rest)
 }
 
 /// Whether the keys in it can verify is for sidecars to say: here it must be a JWK set.
@@ -96,10 +112,14 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
             Some(server)
         }
         Err(why) => {
-            let is_path = field.text().is_some_and(|text| text.starts_with(['/', '.']));
-            let remedy = match (why, is_path) {
-                (InvalidEndpoint::Scheme, true) => "write the path of a file as `file`",
-                _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`",
+            let text = field.text().unwrap_or_default();
+            let remedy = match (&why, path_of(text)) {
+                (_, Some(path)) => format!("write its path as `file`: \"{path}\""),
+                (InvalidEndpoint::Scheme, None) if text.starts_with(['/', '.']) => {
+                    "write the path of a file as `file`".to_owned()
+                }
+                _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`"
+                    .to_owned(),
             };
             field.refuse(format!("{} is no server of keys: {why}", field.shown_url()), remedy);
             None
@@ -112,5 +132,7 @@ fn is_here(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
+/// The longest path that a hint repeats.
+const SHOWN_MAX: usize = 256;
 /// As Envoy asks.
 const REFRESH_DEFAULT: Duration = Duration::from_secs(300);

@@ -249,6 +249,38 @@ fn hints_about_key_sources_lead_to_acceptance() {
     );
 }
 
+/// Issue 26, requirement 5.
+#[test]
+fn hints_about_urls_of_files_lead_to_acceptance() {
+    let document = |jwks: &str| {
+        format!(
+            "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a}}\n\
+             spec: {{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {jwks}}}]}}\n"
+        )
+    };
+    let rejected = |jwks: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a.yaml"), document(jwks)).unwrap();
+        let update = FileSource::new(vec![directory.path().to_owned()]).reload();
+        update.rejected.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (jwks, hint, followed) in [
+        ("'file:///etc/k.json'", "{file: \"/etc/k.json\"}", "{file: \"/etc/k.json\"}"),
+        ("'file:/etc/k.json'", "{file: \"/etc/k.json\"}", "{file: \"/etc/k.json\"}"),
+        ("{file: 'file:///etc/k.json'}", "alone: \"/etc/k.json\"", "{file: \"/etc/k.json\"}"),
+        ("{file: 'FILE:/etc/k.json'}", "alone: \"/etc/k.json\"", "{file: \"/etc/k.json\"}"),
+        ("{file: 'file://localhost/k.json'}", "alone: \"/k.json\"", "{file: \"/k.json\"}"),
+        ("{url: 'file:///etc/k.json'}", "as `file`: \"/etc/k.json\"", "{file: \"/etc/k.json\"}"),
+        ("{file: 'https://a.example/k'}", "write it as `url`", "{url: 'https://a.example/k'}"),
+        ("{file: 'ftp://a/k.json'}", "as in `/etc/leno/keys.json`", "{file: /etc/leno/keys.json}"),
+        ("{file: 'https://a b/k'}", "as in `/etc/leno/keys.json`", "{file: /etc/leno/keys.json}"),
+    ] {
+        let found = rejected(jwks);
+        assert!(found.len() == 1 && found[0].contains(hint), "{jwks}: {found:?}");
+        assert_eq!(rejected(followed), [""; 0], "{jwks}");
+    }
+}
+
 #[test]
 fn hints_about_hosts_of_other_alphabets_name_the_form_of_the_dns() {
     let egress = |host: &str| {
