@@ -151,12 +151,14 @@ impl FactsArgs {
     }
 
     fn check_paths(&self) -> anyhow::Result<()> {
+        // One path is required.
+        let instead = match self.file.len() {
+            1 => "name another path with -f",
+            _ => "start without this -f",
+        };
         for path in &self.file {
             std::fs::metadata(path).with_context(|| {
-                format!(
-                    "{} cannot be read: create or mount it, or start without this -f",
-                    path.display()
-                )
+                format!("{} cannot be read: create or mount it, or {instead}", path.display())
             })?;
         }
         Ok(())

@@ -12,9 +12,7 @@ pub(crate) fn any() -> IpAddr {
 
 /// Reads where to listen. `[::]` is every address of the machine, also of one without IPv6.
 pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr = text.parse().map_err(|_| {
-        "use an address and a port, such as 192.0.2.1:15010 or [::]:15010".to_owned()
-    })?;
+    let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
     Ok(at(address, has_v6()))
 }
 
@@ -29,6 +27,10 @@ fn at(address: SocketAddr, has_v6: bool) -> SocketAddr {
 pub(crate) fn has_v6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
+
+/// The remedy for text that is no address with a port.
+pub(crate) const ADDRESS_AND_PORT: &str =
+    "use an address and a port, such as 192.0.2.1:15010 or [::]:15010";
 
 #[cfg(test)]
 mod tests {

@@ -41,8 +41,10 @@ mod top;
 mod up;
 mod yaml;
 
+use std::net::{AddrParseError, SocketAddr};
 use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
+use std::str::FromStr as _;
 
 use clap::{Parser, Subcommand};
 
@@ -154,18 +156,31 @@ pub fn run() -> ExitCode {
     code
 }
 
-/// Prints an error about arguments, or the help. The errors of the standard library about numbers are not for users.
+/// Prints an error about arguments, or the help. The errors of the standard library are not for users.
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let cause = std::error::Error::source(error);
-    let is_number = cause.is_some_and(|it| it.is::<ParseIntError>() || it.is::<ParseFloatError>());
-    match cause.filter(|_| is_number) {
+    let replaced = cause.and_then(|cause| Some((cause, remedy(cause)?)));
+    match replaced {
         None => error.exit(),
-        Some(cause) => {
-            let text = error.to_string().replacen(&cause.to_string(), "not a number in range", 1);
+        Some((cause, remedy)) => {
+            let text = error.to_string().replacen(&cause.to_string(), remedy, 1);
             eprint!("{text}");
             ExitCode::from(2)
         }
     }
+}
+
+/// The text for an error of the standard library.
+fn remedy(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    if cause.is::<ParseIntError>() || cause.is::<ParseFloatError>() {
+        return Some("not a number in range");
+    }
+    let of_address = cause.downcast_ref::<AddrParseError>()?;
+    let has_port = SocketAddr::from_str("").is_err_and(|error| error == *of_address);
+    Some(match has_port {
+        true => everywhere::ADDRESS_AND_PORT,
+        false => "use an IP address, such as 127.0.0.1 or ::1",
+    })
 }
 
 impl Command {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use leno_control::findings::{Facts, Finding, Weight, judge};
+use leno_identity::quoted;
 use serde::Serialize;
 
 use crate::data_directory::{DataArgs, has_run};
@@ -80,7 +81,10 @@ fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
     if !has_run(data) {
         return Finding::problem(
             format!("no control plane has run on {}", data.display()),
-            "name the data directory of the mesh with --data, or start a mesh there: leno up -f DIR",
+            format!(
+                "name the data directory of the mesh with --data, or start a mesh there: leno up -f DIR --data {}",
+                quoted(&data.display().to_string())
+            ),
         );
     }
     Finding::problem(

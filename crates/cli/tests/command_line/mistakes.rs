@@ -7,7 +7,7 @@ use crate::run::{MESH, Place};
 #[test]
 fn wrong_usage_is_told_apart_from_failure() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
-    let cases: [(&[&str], &str); 15] = [
+    let cases: [(&[&str], &str); 18] = [
         (&[], "Usage"),
         (&["fly"], "fly"),
         (&["check"], "--file"),
@@ -27,6 +27,9 @@ fn wrong_usage_is_told_apart_from_failure() {
         (&["up", "-f", "mesh.yaml", "--certificate-lifetime", "soon"], "24h"),
         (&["proxy", "--workload", "a/b", "--cores", "0"], "--cores"),
         (&["demo", "--duration", "0s"], "longer than nothing"),
+        (&["up", "-f", "mesh.yaml", "--listen", "localhost:80"], "use an address and a port"),
+        (&["token", "shop/page-1", "--control", "192.0.2.1"], "such as 192.0.2.1:15010"),
+        (&["proxy", "--workload", "a/b", "--inbound", "localhost"], "use an IP address"),
         (&["explain", "change", "x"], "'[ID]': not a number in range"),
         (&["explain", "change", "99999999999999999999"], "'[ID]': not a number in range"),
     ];
@@ -87,6 +90,23 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
         assert!(done.err.starts_with("error: absent cannot be read"), "{command}: {done:?}");
     }
+}
+
+/// Issue 26, requirement 5: a hint, followed literally, leads on.
+#[test]
+fn hints_about_paths_name_what_the_command_takes() {
+    let place = Place::with(&[("mesh.yaml", MESH)]);
+    for (files, hint) in [
+        (&["-f", "absent"][..], "or name another path with -f"),
+        (&["-f", "mesh.yaml", "-f", "absent"], "or start without this -f"),
+    ] {
+        let done = place.leno(&[&["up", "--data", "state"], files].concat());
+        assert!(done.code == Some(1) && done.err.contains(hint), "{done:?}");
+    }
+    let done = place.leno(&["status", "--data", "else where"]);
+    let directory = place.path().join("else where");
+    let hint = format!("leno up -f DIR --data '{}'", directory.display());
+    assert!(done.code == Some(1) && done.out.contains(&hint), "{done:?}");
 }
 
 #[test]
