@@ -98,9 +98,9 @@ fn hints_about_paths_name_what_the_command_takes() {
     let place = Place::with(&[("mesh.yaml", MESH)]);
     for (files, hint) in [
         (&["-f", "absent"][..], "or name another path with -f"),
-        (&["-f", "mesh.yaml", "-f", "absent"], "or start without this -f"),
+        (&["-f", "mesh.yaml", "-f", "absent"][..], "or start without this -f"),
     ] {
-        let done = place.leno(&[&["up", "--data", "state"], files].concat());
+        let done = place.leno(&[&["up", "--data", "state"][..], files].concat());
         assert!(done.code == Some(1) && done.err.contains(hint), "{done:?}");
     }
     let done = place.leno(&["status", "--data", "else where"]);
