@@ -72,6 +72,20 @@ impl Applications {
     }
 }
 
+/// The remedy for an application that keeps exiting with this status.
+#[must_use]
+pub fn exit_remedy(last_exit: Option<&str>) -> &'static str {
+    match last_exit {
+        Some("exit status: 0") => {
+            "`leno up` ends the processes that an application leaves in the background: have spec.run start it in the \
+             foreground, or correct spec.run if it has nothing to do"
+        }
+        _ => {
+            "its output is in the log of `leno up`: correct spec.run, spec.cwd or spec.user, or free its port"
+        }
+    }
+}
+
 impl Application {
     /// True while it does not stay up: it has ended at least twice in a row soon after its start, and did not run for
     /// [`STABLE`] since.
@@ -157,6 +171,14 @@ mod tests {
             let status = at(state, failures).status(now);
             assert_eq!(status.state, expected, "{state:?} {failures}");
             assert_eq!(status.restarts, 7);
+        }
+    }
+
+    #[test]
+    fn the_remedy_for_an_application_that_keeps_exiting_follows_its_exit() {
+        assert!(exit_remedy(Some("exit status: 0")).contains("in the foreground"));
+        for exit in [Some("exit status: 1"), None] {
+            assert!(exit_remedy(exit).contains("spec.cwd"), "{exit:?}");
         }
     }
 

@@ -49,7 +49,8 @@ mod watch;
 mod writable;
 
 pub use applications::{
-    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, port_remedy,
+    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, exit_remedy,
+    port_remedy,
 };
 pub use config::{Config, Limits, REPORT_EVERY, Times};
 pub use control::{Control, StartError, Stopped};

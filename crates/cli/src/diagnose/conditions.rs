@@ -1,8 +1,8 @@
 //! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
 
 use leno_control::findings::rejected_sidecar;
-use leno_control::port_remedy;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
+use leno_control::{exit_remedy, port_remedy};
 
 use super::steps::{Facts, Step, is_on_the_way};
 use crate::duration::short;
@@ -67,7 +67,7 @@ fn run(application: &ApplicationStatus) -> Step {
         return Step::problem(
             name,
             format!("keeps exiting (restarts: {restarts}, last exit: {exit})"),
-            "its output is in the log of `leno up`: correct spec.run, or free its port",
+            exit_remedy(application.last_exit.as_deref()),
         );
     }
     match (application.state.as_str(), application.pid) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
 use super::{Facts, Finding, Weight, rejected_sidecar, shortened};
-use crate::applications::port_remedy;
+use crate::applications::{exit_remedy, port_remedy};
 
 /// All of them, most direct causes first.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -96,7 +96,7 @@ fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Ve
             format!(
                 "{name}: the application keeps exiting (restarts: {restarts}, last exit: {exit})"
             ),
-            "its output is in the log of `leno up`: correct spec.run, or free its port",
+            exit_remedy(application.last_exit.as_deref()),
         ));
     } else if application.state == "restarting" {
         findings.push(Finding::notice(
