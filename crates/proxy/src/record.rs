@@ -10,7 +10,7 @@ use leno_traffic::{InboundAccess, Permit};
 use crate::error::Failure;
 use crate::hits;
 use crate::seen::{Ended, Sighting};
-use crate::session::Session;
+use crate::session::{Entrance, Session};
 use crate::worker::Underway;
 
 /// What happened to one exchange. Dropping it counts it, also when its client has vanished.
@@ -110,6 +110,7 @@ impl<'a> Record<'a> {
         let mut record = Self::open(session, "http");
         record.reason = Some(reason);
         record.head.status.set(reason.status());
+        record.name_called();
         if let Some(sighting) = &mut record.sighting {
             sighting.unread(&session.worker);
         }
@@ -133,9 +134,29 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// Names the service and port that the connection was opened for, where the exchange ended before its route was known.
+    #[cold]
+    fn name_called(&mut self) {
+        let (service, port) = match &self.session.entrance {
+            Entrance::Door { service, port } | Entrance::Service { service, port } => {
+                (service, *port)
+            }
+            Entrance::Pinned { id, .. } => (&id.service, id.port),
+            Entrance::Inbound { .. }
+            | Entrance::HttpProxy
+            | Entrance::Address(_)
+            | Entrance::Gateway { .. } => return,
+        };
+        self.subject.service.get_or_insert_with(|| service.clone());
+        self.subject.port = port;
+    }
+
     /// The exchange ended for this reason, and perhaps by a policy.
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
+        if self.subject.port == 0 {
+            self.name_called();
+        }
         if let Some(ruling) = &failure.policy
             && matches!(
                 failure.reason,

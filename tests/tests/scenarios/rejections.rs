@@ -108,6 +108,7 @@ fn by_clients() -> Vec<Case> {
         Case { held: true, ..full },
         case("route", route("route", &[other]), ("no-route", "HTTPRoute shop/route")),
         case("empty", String::new(), ("no-endpoint", "")),
+        Case { protocol: LARGE, ..case("cookies", String::new(), ("head-too-large", "")) },
     ];
     cases.into_iter().map(|case| Case { by: By::Client, ..case }).collect()
 }
@@ -174,7 +175,8 @@ impl Shop {
             manifests += &match case.service {
                 "empty" => service(case.service),
                 name => {
-                    let declared = if case.protocol == ALONE { "HTTP" } else { case.protocol };
+                    let is_own = [ALONE, LARGE].contains(&case.protocol);
+                    let declared = if is_own { "HTTP" } else { case.protocol };
                     server_of(name, (application.port(), declared), &[])
                 }
             };
@@ -224,6 +226,7 @@ fn send(door: u16, protocol: &str, path: &str) {
             curl.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
         }
         ALONE => drop(curl.args(["-H", "authorization: NTLM bWU="])),
+        LARGE => drop(curl.args(["-H", &format!("cookie: {}", "y".repeat(70_000))])),
         _ => {}
     }
     let url = format!("http://{}:{door}{path}", Ipv4Addr::LOCALHOST);
@@ -459,6 +462,8 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
 
 /// HTTP/1.1 with credentials that authenticate the connection: the sidecars give the client one of its own.
 const ALONE: &str = "HTTP, alone";
+/// HTTP/1.1 with more cookies than a sidecar reads: the client's own rejects the head before it knows a route.
+const LARGE: &str = "HTTP, large";
 const REQUESTS: u32 = 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 

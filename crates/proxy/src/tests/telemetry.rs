@@ -1,14 +1,16 @@
 //! What is counted and logged: each exchange once, with its reason.
 
-use leno_model::LogForm;
+use leno_model::{LogForm, Reach, ServiceView};
 use leno_telemetry::{Count, Gauge};
 use serde_json::Value;
 
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, Sidecar, closed_port, endpoint, run, until,
+    Application, Client, GET, Mesh, OK, PORT, Sidecar, closed_port, endpoint, run, service, until,
+    view,
 };
 use crate::access_log;
 use crate::seen::LINES_MAX;
+use crate::session::Entrance;
 
 fn line(sidecar: &mut Sidecar) -> Value {
     let seen = sidecar.log.try_recv().expect("a line");
@@ -43,6 +45,38 @@ fn each_request_is_counted_once_on_both_sides() {
             assert_eq!((series.bytes_in, series.bytes_out), (9, 6));
             assert!(series.failures.is_empty(), "an answer of the application is no failure");
         }
+    });
+}
+
+/// The client's own sidecar rejects them before it knows a route: the listener's service and port are known.
+#[test]
+fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let by_address =
+            mesh.client.listen(Entrance::Service { service: service(), port: PORT }).await;
+        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        let requests = [
+            (&*huge, "head-too-large"),
+            ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
+            ("GET https://x/ HTTP/1.1\r\nhost: x\r\n\r\n", "unsupported"),
+        ];
+        for address in [mesh.door, by_address] {
+            for (request, reason) in requests {
+                let answer = Client::connect(address).await.ask(request).await;
+                assert_eq!(answer.reason(), Some(reason));
+            }
+        }
+        let known = view(mesh.setup.protocol, &[mesh.endpoint()]);
+        mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
+        let answer = Client::connect(mesh.door).await.ask(GET).await;
+        assert_eq!(answer.reason(), Some("denied-outbound"));
+        until(|| mesh.client.ended() == 7).await;
+        let all = mesh.client.series();
+        let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
+        assert_eq!(labels.collect::<Vec<_>>(), [("bookinfo/ratings", PORT)]);
+        assert_eq!((mesh.client.failures().len(), mesh.server.ended()), (4, 0));
     });
 }
 
