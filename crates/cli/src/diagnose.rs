@@ -5,7 +5,7 @@ mod conditions;
 mod reach;
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -87,9 +87,8 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         unknown: Vec::new(),
         decision: None,
     };
-    let behind = facts.workloads.iter().find(|known| known.name == workload);
-    let services = behind.map(|known| known.services.clone()).unwrap_or_default();
-    for service in services.iter().map(String::as_str).chain(to) {
+    for service in examined(&facts, workload, to) {
+        let service = service.as_str();
         let history: Option<HistoryStatus> =
             asked(mesh, &format!("/history?service={service}")).await?;
         facts.histories.extend(history.map(|history| (service.to_owned(), history)));
@@ -110,6 +109,15 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         facts.decision = reach::decision(mesh, workload, service).await;
     }
     Ok(facts)
+}
+
+/// The services with a history to examine: those in front of the workload, and those that it calls.
+fn examined(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String> {
+    let known = facts.workloads.iter().find(|known| known.name == workload);
+    let failing = known.filter(|_| to.is_none()).map(|known| calls::failing(facts, known));
+    let failing = failing.into_iter().flatten().take(reach::SERVICES_MAX);
+    let behind = known.into_iter().flat_map(|known| &known.services).map(String::as_str);
+    behind.chain(failing).chain(to).map(str::to_owned).collect()
 }
 
 /// The services that a workload calls, or the one that the question is about, and the names that it called

@@ -349,6 +349,12 @@ fn views(shop: &Shop, case: &Case, door: u16) {
         let step = text.lines().find(|line| line.contains("✗ requests"))?;
         (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
     });
+    shown("leno diagnose of the client", &|| {
+        let (code, text) = shop.text(&["diagnose", "shop/web-1"]);
+        let is_step = |line: &&str| line.contains(&format!("✗ requests     {name}: the mesh"));
+        let step = text.lines().find(is_step)?;
+        (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
+    });
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::steps::Facts;
+use leno_control::status::{EdgeStatus, WorkloadStatus};
+
+use super::steps::{Facts, Step, most_frequent_reason, rejected, success_step};
+use crate::figures::AILING;
 
 /// The services that the application of a workload calls by name, or by a listener of its sidecar. A listener needs no
 /// subscription.
@@ -31,25 +34,76 @@ fn is_routed(facts: &Facts, called: &BTreeSet<&str>, to: &str) -> bool {
 
 /// Requests of the workload to the service were counted. Those of a workload behind a service count for that service.
 fn is_counted(facts: &Facts, workload: &str, to: &str) -> bool {
-    let is_alone = |service: &str| {
-        let found = facts.services.iter().find(|known| known.name == service);
-        found.is_some_and(|known| known.workloads == [workload])
-    };
     facts.edges.iter().filter(|edge| edge.to == to && edge.rates.requests > 0).any(
         |edge| match edge.kind.as_str() {
             "workload" => edge.from == workload,
-            "service" => is_alone(&edge.from),
+            "service" => is_alone(facts, &edge.from, workload),
             _ => false,
         },
     )
 }
 
+/// True where the workload is the only one behind a service.
+fn is_alone(facts: &Facts, service: &str, workload: &str) -> bool {
+    let found = facts.services.iter().find(|known| known.name == service);
+    found.is_some_and(|known| known.workloads == [workload])
+}
+
+/// The requests that a workload sent lately to services that it is not behind, one step for each service.
+pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+    called(facts, workload).into_iter().filter_map(|it| requests(facts, workload, it)).collect()
+}
+
+/// The services at which requests of the workload failed lately. The steps name the reasons from their histories.
+pub(super) fn failing<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
+    let edges = edges(facts, workload);
+    let failing = edges.filter(|edge| edge.rates.success.is_some_and(|success| success < AILING));
+    failing.map(|edge| edge.to.as_str()).collect()
+}
+
+/// The services for which requests or rejections of the workload were counted lately.
+fn called<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
+    let rejections = facts.rejections.iter().filter(|it| it.clients.contains(&workload.name));
+    let rejected = rejections.map(|it| it.service.as_str()).filter(|service| !service.is_empty());
+    let counted = edges(facts, workload).map(|edge| edge.to.as_str());
+    let is_own = |service: &str| workload.services.iter().any(|own| own == service);
+    rejected.chain(counted).filter(|service| !is_own(service)).collect()
+}
+
+/// The counted requests of a workload. Those of a workload behind a service count for that service.
+fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item = &'a EdgeStatus> {
+    let name = workload.name.clone();
+    let alone: BTreeSet<String> =
+        workload.services.iter().filter(|it| is_alone(facts, it, &name)).cloned().collect();
+    facts.edges.iter().filter(move |edge| match edge.kind.as_str() {
+        "workload" => edge.from == name,
+        "service" => alone.contains(&edge.from),
+        _ => false,
+    })
+}
+
+/// The requests of a workload to one service, as its own sidecar counted them: those of other clients are no problem of it.
+fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Option<Step> {
+    let edge = edges(facts, workload).find(|edge| edge.to == service);
+    let success = edge.and_then(|edge| edge.rates.success);
+    if success.is_none_or(|success| success < AILING)
+        && let Some(step) =
+            rejected(facts, |it| it.service == service && it.clients.contains(&workload.name))
+    {
+        return Some(step);
+    }
+    let requests = format!("its requests to {service}");
+    Some(success_step(success?, &requests, most_frequent_reason(facts, service)))
+}
+
 #[cfg(test)]
 mod tests {
-    use leno_control::status::{EdgeStatus, RateStatus, RouteStatus};
+    use std::collections::BTreeMap;
+
+    use leno_control::status::{HistoryStatus, RateStatus, RejectionStatus, RouteStatus};
     use serde_json::json;
 
-    use super::super::steps::examine;
+    use super::super::steps::{Verdict, examine};
     use super::*;
 
     fn service(name: &str, workload: &str, routes: serde_json::Value) -> serde_json::Value {
@@ -122,6 +176,56 @@ mod tests {
         for facts in [subscribed, listening, counted, of_its_service, routed] {
             assert!(!is_reported_as_unused(&facts));
         }
+    }
+
+    fn rejection(service: &str, client: &str) -> RejectionStatus {
+        RejectionStatus {
+            service: service.to_owned(),
+            reason: "denied-by-policy".to_owned(),
+            requests: 30,
+            share: 1.0,
+            by: "server".to_owned(),
+            sidecars: vec!["t/h-1".to_owned()],
+            clients: vec![client.to_owned()],
+            policies: Vec::new(),
+        }
+    }
+
+    fn failed(facts: &Facts) -> Vec<String> {
+        let steps = examine(facts, "t/c-1", None).into_iter();
+        let steps = steps.filter(|it| it.name == "requests" && it.verdict == Verdict::Problem);
+        steps.map(|step| step.what).collect()
+    }
+
+    #[test]
+    fn a_client_whose_requests_fail_has_a_step_that_fails() {
+        let mut facts = facts();
+        let success = |share: f64| {
+            let rates = RateStatus { success: Some(share), ..edge("service", "t/c", 30).rates };
+            vec![EdgeStatus { rates, ..edge("service", "t/c", 30) }]
+        };
+        assert_eq!(failed(&facts), [""; 0]);
+        facts.rejections = vec![rejection("t/h", "t/c-1")];
+        let text = "t/h: the mesh rejects 100 % of the requests with denied-by-policy at the sidecar t/h-1";
+        assert_eq!(failed(&facts), [text]);
+        facts.edges = success(0.0);
+        assert_eq!(failed(&facts), [text]);
+        // The requests of this client succeed, or are those of another one.
+        facts.edges = success(1.0);
+        assert_eq!(failed(&facts), [""; 0]);
+        facts.edges = Vec::new();
+        facts.rejections = vec![rejection("t/h", "t/c-2")];
+        assert_eq!(failed(&facts), [""; 0]);
+        // Failures that are no rejections.
+        facts.edges = success(0.0);
+        facts.rejections = Vec::new();
+        let rates = facts.edges[0].rates.clone();
+        let recent_reasons = [("connect-failed".to_owned(), 30)].into();
+        let (plots, reasons) = (Vec::new(), BTreeMap::new());
+        let history = HistoryStatus { rates, plots, reasons, recent_reasons };
+        facts.histories = [("t/h".to_owned(), history)].into();
+        let text = "0.00 % of its requests to t/h succeed, most with connect-failed";
+        assert_eq!(failed(&facts), [text]);
     }
 
     #[test]

@@ -152,6 +152,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     match to {
         Some(to) => steps.extend(way_to(facts, name, to)),
         None => {
+            steps.extend(calls::steps(facts, workload));
             steps.extend(facts.reached.iter().flat_map(Reached::steps));
             let is_outside = |it: &RejectionStatus| {
                 it.service.is_empty() && it.clients.iter().any(|it| it == name)
@@ -310,14 +311,26 @@ fn requests(facts: &Facts, service: &str) -> Option<Step> {
     if let Some(step) = rejected(facts, |it| it.service == service) {
         return Some(step);
     }
-    let history = facts.histories.get(service)?;
-    let success = history.rates.success?;
+    let success = facts.histories.get(service)?.rates.success?;
+    Some(success_step(
+        success,
+        &format!("those to {service}"),
+        most_frequent_reason(facts, service),
+    ))
+}
+
+/// The most frequent reason of the requests to a service that failed lately.
+pub(super) fn most_frequent_reason<'a>(facts: &'a Facts, service: &str) -> Option<&'a str> {
+    let reasons = facts.histories.get(service)?.recent_reasons.iter();
+    reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
+}
+
+/// The share of successful requests, and the most frequent reason where that is low.
+pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> Step {
     let shown = share(Some(success));
     if success >= AILING {
-        return Some(Step::fine("requests", format!("{shown} of those to {service} succeed")));
+        return Step::fine("requests", format!("{shown} of {requests} succeed"));
     }
-    let most = history.recent_reasons.iter().max_by_key(|(_, count)| **count);
-    let reason = most.map(|(reason, _)| reason.as_str());
     let known = reason.and_then(|label| Reason::ALL.iter().find(|known| known.label() == label));
     let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
     let remedy = match known {
@@ -325,12 +338,15 @@ fn requests(facts: &Facts, service: &str) -> Option<Step> {
         None => "the application answers so: look at its log".to_owned(),
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
-    let what = format!("{shown} of those to {service} succeed{why}");
-    Some(Step::told(("requests", verdict), what, remedy))
+    let what = format!("{shown} of {requests} succeed{why}");
+    Step::told(("requests", verdict), what, remedy)
 }
 
 /// The largest share of requests that the mesh rejects for one reason, among those that are of interest.
-fn rejected(facts: &Facts, of_interest: impl Fn(&RejectionStatus) -> bool) -> Option<Step> {
+pub(super) fn rejected(
+    facts: &Facts,
+    of_interest: impl Fn(&RejectionStatus) -> bool,
+) -> Option<Step> {
     let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
     let notable = of_interest.filter(|it| rejection_text::is_notable(it));
     let most = notable.max_by(|one, other| one.share.total_cmp(&other.share))?;
