@@ -155,8 +155,8 @@ fn text(workload: &str, steps: &[Step]) -> String {
 
 const EXAMPLES: &str = "\
 Examples:
-  leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests, connectivity
-  leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls
+  leno diagnose shop/cart-1                       sidecar, identity, application, listeners, policies, requests to it and from it, connectivity
+  leno diagnose shop/cart-1 --to shop/stock       and the way to a service that it calls, with the applications of its endpoints
 
 Connectivity is tried by the sidecar itself: it connects to endpoints, with mutual TLS, and asks the
 application nothing. What policies say of a request is decided by the control plane, as on its page.

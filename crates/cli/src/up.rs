@@ -169,7 +169,8 @@ Examples:
   sudo leno up --clean --data /var/lib/leno
 
 Each Workload of the files gets a sidecar, with the limits given here. Once that is ready, the
-application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens. SIGTERM and
+application in its spec.run is started, with HTTP_PROXY set; requests wait until it listens, for 10 s at most. After 12 s
+an application that does not listen is a problem of leno status. SIGTERM and
 SIGINT drain the sidecars first, then stop the applications; a second one ends all processes at once,
 also those that applications started in sessions of their own. Admin
 pages and the page for browsers keep their addresses. Changes in the files are live at once; a document that

@@ -151,6 +151,24 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
     assert_eq!(retries, Some("leno_retries_total 0"), "{metrics}");
 }
 
+/// Requests wait for 10 s at most, so that the application is a problem soon after, while no request has failed yet.
+#[test]
+fn an_application_that_never_listens_is_a_finding_without_a_request() {
+    let port = free_port();
+    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, free_port(), "permissive"));
+    let silent = format!("port {port} of the application is not served: nothing listens there");
+    eventually("status names the port", Duration::from_secs(40), || {
+        let (code, text) = said(&mesh, &["status"]);
+        (code == Some(1) && text.contains(&silent)).then_some(())
+    });
+    let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
+    let silent = format!("bookinfo/ratings-1: port {port} is not served: nothing listens there");
+    assert!(code == Some(1) && text.contains(&format!("✗ application  {silent}")), "{text}");
+    assert!(text.contains("✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint"), "{text}");
+    let (code, text) = said(&mesh, &["get", "workloads"]);
+    assert!(code == Some(0) && text.contains("nothing listens there"), "{text}");
+}
+
 #[test]
 fn an_open_circuit_is_listed_and_a_finding() {
     let application = Application::start(|_| {

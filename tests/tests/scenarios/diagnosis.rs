@@ -9,7 +9,7 @@ use serde_json::Value;
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: cart-1, namespace: shop, labels: {app: cart}}
-spec: {serviceAccount: cart, ports: [{name: http, port: 9080}], run: [sleep, '60']}
+spec: {serviceAccount: cart, ports: [{name: http, port: 9080}]}
 ---
 apiVersion: v1
 kind: Service
@@ -69,7 +69,7 @@ fn the_step_that_fails_is_named() {
 const CALLER: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web-1, namespace: shop, labels: {app: web}}
-spec: {serviceAccount: web, ports: [{port: 9081}], run: [sleep, '60']}
+spec: {serviceAccount: web, ports: [{port: 9081}]}
 ";
 
 #[test]

@@ -1,25 +1,18 @@
 //! Steps about conditions that break traffic: the join token, the application, listeners, the state on disk, circuits.
 
+use std::collections::BTreeSet;
+
 use leno_control::findings::rejected_sidecar;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 use leno_control::{exit_remedy, port_remedy};
 
-use super::steps::{Facts, Step, is_on_the_way};
+use super::steps::{Facts, Step, Verdict, is_on_the_way};
 use crate::duration::short;
 
 /// The steps in the order in which a start needs them. An open circuit is no problem of the way to another service.
 pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) -> Vec<Step> {
     let mut steps: Vec<Step> = token(facts, workload).into_iter().collect();
-    if let Some(application) = &workload.application {
-        steps.push(run(application));
-        steps.extend(application.ports.iter().map(|(port, problem)| {
-            Step::problem(
-                "application",
-                format!("port {port} is not served: {problem}"),
-                port_remedy(problem),
-            )
-        }));
-    }
+    steps.extend(workload.application.iter().flat_map(application));
     steps.extend(listeners(workload));
     steps.extend(of_kind(workload, "state-unwritable").map(|it| {
         Step::problem(
@@ -55,6 +48,31 @@ fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
         true => Step::notice("token", what, remedy),
         false => Step::problem("token", what, remedy),
     })
+}
+
+/// The applications of the endpoints on the way to a service, as far as requests fail or wait there. A sidecar reaches such an
+/// endpoint all the same.
+pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
+    let services = facts.services.iter().filter(|it| is_on_the_way(facts, to, &it.name));
+    let endpoints = services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
+    let endpoints: BTreeSet<&str> = endpoints.map(|endpoint| endpoint.workload.as_str()).collect();
+    let others = facts.workloads.iter().filter(|it| endpoints.contains(&*it.name));
+    let others = others.filter(|it| it.name != workload);
+    let steps = others.flat_map(|it| {
+        let steps = it.application.iter().flat_map(application);
+        steps.map(move |step| Step { what: format!("{}: {}", it.name, step.what), ..step })
+    });
+    steps.filter(|step| step.verdict != Verdict::Fine).collect()
+}
+
+/// The state of an application, and the ports that it does not serve.
+fn application(application: &ApplicationStatus) -> Vec<Step> {
+    let mut steps = vec![run(application)];
+    steps.extend(application.ports.iter().map(|(port, problem)| {
+        let what = format!("port {port} is not served: {problem}");
+        Step::problem("application", what, port_remedy(problem))
+    }));
+    steps
 }
 
 fn run(application: &ApplicationStatus) -> Step {
@@ -115,7 +133,6 @@ fn of_kind<'a>(
 mod tests {
     use serde_json::json;
 
-    use super::super::steps::Verdict;
     use super::*;
 
     fn workload(conditions: serde_json::Value, application: serde_json::Value) -> WorkloadStatus {

@@ -400,6 +400,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
             "it is tried again by itself; leno get removed",
         )
     }));
+    steps.extend(conditions::of_endpoints(facts, workload, to));
     if facts.proxies.iter().any(|proxy| proxy.workload == workload)
         && !calls::may_call(facts, workload, to)
     {

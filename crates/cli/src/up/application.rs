@@ -102,7 +102,7 @@ impl Progress {
             State::Stopped => (BTreeMap::new(), PortOrder::Down),
             State::Restarting | State::Starting(_) | State::Running(_) => {
                 let order = |port: &Port| match port {
-                    Port::Starting => PortOrder::Starting,
+                    Port::Starting | Port::Overdue(_) => PortOrder::Starting,
                     // A connection to a silent port fails by itself.
                     Port::Ready | Port::Silent => PortOrder::Open,
                     Port::Unready => PortOrder::Down,

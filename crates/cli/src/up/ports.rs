@@ -19,8 +19,10 @@ use super::sockets::{self, Listening};
 /// The state of one port of an application that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Port {
-    /// Nothing listens there yet.
+    /// Nothing listens there yet, or the first readiness check has not succeeded.
     Starting,
+    /// The same, for longer than a request waits for the start. This problem is reported.
+    Overdue(&'static str),
     /// The application listens there, and its readiness check succeeds.
     Ready,
     /// Nothing listens there, and the application has had time enough.
@@ -36,10 +38,16 @@ impl Port {
     pub(super) fn problem(&self) -> Option<String> {
         match self {
             Self::Starting | Self::Ready => None,
+            Self::Overdue(problem) => Some((*problem).to_owned()),
             Self::Silent => Some(PORT_SILENT.to_owned()),
             Self::Unready => Some(PORT_UNREADY.to_owned()),
             Self::Taken(by) => Some(format!("{by} listens there")),
         }
+    }
+
+    /// True while requests wait for it.
+    fn is_starting(&self) -> bool {
+        matches!(self, Self::Starting | Self::Overdue(_))
     }
 }
 
@@ -84,15 +92,15 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
     let mut pause = LOOK_SOON;
     loop {
         let (task, known) = (observed.clone(), memory.clone());
-        let late = began.elapsed() >= STARTING_MAX;
+        let age = began.elapsed();
         let looked = spawn_blocking(move || {
             let mut memory = known;
-            let ports = look(&task, &mut memory, late);
+            let ports = look(&task, &mut memory, age);
             (ports, memory)
         });
         let Ok((ports, next)) = looked.await else { return };
         memory = next;
-        let settled = ports.values().all(|port| *port != Port::Starting);
+        let settled = !ports.values().any(Port::is_starting);
         states.send_if_modified(|known| {
             let differs = *known != ports;
             *known = ports;
@@ -103,7 +111,8 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
     }
 }
 
-fn look(observed: &Observed, memory: &mut Memory, late: bool) -> Ports {
+/// `age`: the time since the start of the application.
+fn look(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
     let workload = observed.workload.borrow().clone();
     let all = sockets::listening(observed.pid);
     let known: BTreeSet<u64> = all.iter().map(|socket| socket.inode).collect();
@@ -114,8 +123,8 @@ fn look(observed: &Observed, memory: &mut Memory, late: bool) -> Ports {
         let address = SocketAddr::new(workload.address, port.port);
         let found = owner(observed, memory, &sockets::at(address, &all));
         let state = match found {
-            Owner::Nobody if late || memory.was_ready => Port::Silent,
-            Owner::Nobody => Port::Starting,
+            Owner::Nobody if age >= STARTING_MAX || memory.was_ready => Port::Silent,
+            Owner::Nobody => starting(age, PORT_SILENT),
             Owner::Application => Port::Ready,
             Owner::Other(by) => Port::Taken(by),
         };
@@ -125,7 +134,7 @@ fn look(observed: &Observed, memory: &mut Memory, late: bool) -> Ports {
         && ports.get(&get.port) == Some(&Port::Ready)
     {
         let address = SocketAddr::new(workload.address, get.port);
-        ports.insert(get.port, checked(observed, (address, &get.path), memory, late));
+        ports.insert(get.port, checked(observed, (address, &get.path), memory, age));
     }
     memory.was_ready |= ports.values().all(|port| *port == Port::Ready);
     ports
@@ -176,7 +185,7 @@ fn checked(
     observed: &Observed,
     (address, path): (SocketAddr, &str),
     memory: &mut Memory,
-    late: bool,
+    age: Duration,
 ) -> Port {
     let path = path.to_owned();
     let namespace = observed.is_apart.then_some(observed.pid);
@@ -198,9 +207,14 @@ fn checked(
     match ready {
         true => Port::Ready,
         false if memory.was_checked && memory.failures < FAILURES_MAX => Port::Ready,
-        false if memory.was_checked || late => Port::Unready,
-        false => Port::Starting,
+        false if memory.was_checked || age >= STARTING_MAX => Port::Unready,
+        false => starting(age, PORT_UNREADY),
     }
+}
+
+/// The state of a port that is not ready after this time. Requests wait for it in either state.
+fn starting(age: Duration, problem: &'static str) -> Port {
+    if age >= OVERDUE_AFTER { Port::Overdue(problem) } else { Port::Starting }
 }
 
 /// Sends the request of the check; true when its status is from 200 to 299.
@@ -221,6 +235,8 @@ const LOOK_SOON: Duration = Duration::from_millis(10);
 const LOOK_STARTING: Duration = Duration::from_millis(200);
 /// The pause afterwards.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A port that is not ready after this time is a problem: the sidecar waits 10 s at most with a request, so that requests fail.
+const OVERDUE_AFTER: Duration = Duration::from_secs(12);
 /// An application that does not listen after this time is not waited for any more.
 const STARTING_MAX: Duration = Duration::from_secs(60);
 /// Failures of the readiness check in a row after which no connection is forwarded.
@@ -256,18 +272,22 @@ mod tests {
         let port = socket.local_addr().unwrap().port();
         let own = i32::try_from(std::process::id()).unwrap();
         let mut memory = Memory::default();
-        let ports = look(&observed(own, port), &mut memory, false);
+        let ports = look(&observed(own, port), &mut memory, Duration::ZERO);
         assert_eq!(ports[&port], Port::Ready);
         // This process is outside the tree of the other one.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = i32::try_from(child.id()).unwrap();
-        let ports = look(&observed(other, port), &mut Memory::default(), false);
+        let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
         let Port::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
         assert!(by.contains(&format!("process {own}")), "{by}");
         drop(socket);
-        let ports = look(&observed(other, port), &mut Memory::default(), false);
+        let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
         assert_eq!(ports[&port], Port::Starting);
-        let ports = look(&observed(other, port), &mut Memory::default(), true);
+        // Requests fail after 10 s, and the supervisor waits for a minute.
+        let ports = look(&observed(other, port), &mut Memory::default(), OVERDUE_AFTER);
+        assert_eq!(ports[&port], Port::Overdue(PORT_SILENT));
+        assert_eq!(ports[&port].problem().as_deref(), Some(PORT_SILENT));
+        let ports = look(&observed(other, port), &mut Memory::default(), STARTING_MAX);
         assert_eq!(ports[&port], Port::Silent);
         child.kill().unwrap();
         child.wait().unwrap();
