@@ -42,10 +42,12 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
         "server" => "",
         _ => " of its clients",
     };
+    // The server's sidecar has not reported yet, if it was that one.
+    let at = if !whose.is_empty() && is_by_servers(reason) { ", counted by" } else { " at" };
     let place = match sidecars.as_slice() {
         [] => String::new(),
-        [one] => format!(" at the sidecar{whose} {one}"),
-        several => format!(" at {} sidecars{whose}: {}", several.len(), several.join(", ")),
+        [one] => format!("{at} the sidecar{whose} {one}"),
+        several => format!("{at} {} sidecars{whose}: {}", several.len(), several.join(", ")),
     };
     format!("{service}: the mesh rejects {share} of the requests with {reason}{place}{decided}")
 }
@@ -110,6 +112,24 @@ fn kinds(reason: &str) -> &'static [&'static str] {
         }
         _ => &[],
     }
+}
+
+/// True for reasons of the server's sidecar, which that of a client counts as well. At a gateway, they are its own.
+fn is_by_servers(reason: &str) -> bool {
+    matches!(
+        reason,
+        "denied"
+            | "denied-by-policy"
+            | "no-policy-route"
+            | "rate-limited"
+            | "overloaded"
+            | "rate-limit-unavailable"
+            | "token-missing"
+            | "token-invalid"
+            | "denied-by-service"
+            | "authorization-unavailable"
+            | "body-too-large"
+    )
 }
 
 /// True for reasons that stand for the lack of a policy that allows the request.

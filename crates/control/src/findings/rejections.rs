@@ -26,11 +26,16 @@ pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
     findings.chain(rest).collect()
 }
 
-/// True where rejections are all that a service fails with, as far as it matters.
+/// True where rejections are all that a service fails with, as far as it matters: the rest of its failures is no problem by itself,
+/// or is few and the smaller part.
 pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64>) -> bool {
     let of_service = facts.traffic.rejections.iter().filter(|it| it.service == service);
     let rejected: f64 = of_service.filter(|it| is_notable(it)).map(|it| it.share).sum();
-    rejected > 0.0 && success.is_some_and(|success| success + rejected >= AILING)
+    rejected > 0.0
+        && success.is_some_and(|success| {
+            let explained = success + rejected;
+            explained >= AILING || (explained >= FAILING && rejected >= (1.0 - success) / 2.0)
+        })
 }
 
 /// Findings about rejections; further ones are counted.

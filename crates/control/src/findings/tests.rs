@@ -198,6 +198,8 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
     for (success, share, weights) in [
         (0.25, 0.75, &[Weight::Problem][..]),
         (0.97, 0.03, &[Weight::Notice]),
+        // A few other failures make no second problem of the same service.
+        (0.0, 0.96, &[Weight::Problem]),
         // The application fails as well.
         (0.10, 0.75, &[Weight::Problem, Weight::Problem]),
     ] {

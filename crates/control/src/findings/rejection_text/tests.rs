@@ -81,6 +81,15 @@ fn without_any_policy_it_says_that_none_allows_it() {
     );
 }
 
+/// Only the server's sidecar knows that it rejected them, and it has not reported yet.
+#[test]
+fn a_rejection_that_only_the_client_has_counted_is_not_laid_to_its_sidecar() {
+    let none = Objects { workloads: &[], routes: &[], policies: &[] };
+    let found = sentence(&rejection("denied-by-policy", "client", &[]), none);
+    let end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
+    assert!(found.ends_with(end), "{found}");
+}
+
 #[test]
 fn a_few_rejections_are_not_worth_a_line() {
     for (requests, share, expected) in
