@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -13,6 +13,7 @@ use leno_identity::{
     check_private_directory,
 };
 use leno_model::RevokedWorkload;
+use rustix::fs::OFlags;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -156,8 +157,11 @@ impl OpenedDirectory {
         if self.0.is_some() && !self.is_removed_from(path) {
             return self.clone();
         }
-        let opened =
-            File::open(path).and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))));
+        // The open of a named pipe in its place would wait for a writer.
+        let mut options = File::options();
+        options.read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed());
+        let opened = options.open(path);
+        let opened = opened.and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))));
         opened.map_or_else(|_| self.clone(), |opened| Self(Some(opened)))
     }
 

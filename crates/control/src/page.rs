@@ -21,7 +21,7 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use leno_discovery::Taps;
-use leno_identity::OwnNames;
+use leno_identity::{FileOrigin, OwnNames, read_regular_text};
 use leno_listen::Source;
 use leno_model::Reason;
 use serde_json::{Value, json};
@@ -123,7 +123,12 @@ async fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     if address.port() != 0 {
         return TcpListener::bind(address).await;
     }
-    let before = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let text =
+        read_regular_text(file, FileOrigin::Leno, ADDRESS_BYTES_MAX).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the address of the page of the last run is unknown");
+            None
+        });
+    let before = text.and_then(|text| text.trim().parse().ok());
     if let Some(before) = before.filter(|before: &SocketAddr| before.ip() == address.ip()) {
         match TcpListener::bind(before).await {
             Ok(listener) => return Ok(listener),
@@ -378,6 +383,8 @@ const FILES: &[(&str, &str, &str)] = &[
 const TOKEN_FILE: &str = "page-token";
 /// The file of the data directory with the address of the page.
 const ADDRESS_FILE: &str = "page.address";
+/// No address is longer.
+const ADDRESS_BYTES_MAX: u64 = 64;
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";

@@ -1,11 +1,13 @@
 //! Files that are written whole or not at all, and secrets that only their owner may read.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::rand;
+
+use crate::regular_file::{self, FileOrigin};
 
 /// Who may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,20 +57,12 @@ pub fn remove_drafts(directory: &Path) -> io::Result<()> {
 /// When it cannot be opened.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    match options.create_new(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        opened => return opened,
-    }
-    let found = fs::symlink_metadata(path)?;
-    let file = options.create_new(false).open(path)?;
-    let opened = file.metadata()?;
-    // It may have been replaced by a link in between.
-    match found.is_file() && (found.dev(), found.ino()) == (opened.dev(), opened.ino()) {
-        true => Ok(file),
-        false => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "is a link, or no file: remove it"))
-        }
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let opened = options.custom_flags(regular_file::flags(FileOrigin::Leno)).open(path);
+    let file = opened.map_err(|cause| regular_file::explain(path, FileOrigin::Leno, cause))?;
+    match file.metadata()?.file_type() {
+        kind if kind.is_file() => Ok(file),
+        kind => Err(regular_file::wrong_kind(kind, FileOrigin::Leno)),
     }
 }
 
@@ -91,7 +85,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
                 Err(cause) => return Err(cause),
             }
         }
-        Ok(found) if !found.is_file() => return Err(invalid("is a link, or no file: remove it")),
+        // The read names the kind of another file.
         Ok(_) => {}
         Err(cause) => return Err(file_error("read", path, cause)),
     }
@@ -120,19 +114,31 @@ pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     sync_directory_of(to)
 }
 
-/// Reads a file; `None` when there is none.
+/// Reads a file that Leno has written; `None` when there is none.
 ///
 /// # Errors
-/// When `readers` is [`Readers::Owner`] and others may read it too, or it is larger than
-/// [`FILE_BYTES_MAX`], or not text.
+/// When it is a link or no regular file, `readers` is [`Readers::Owner`] and others may read it too, or it is larger
+/// than [`FILE_BYTES_MAX`], or not text.
 pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> {
+    read_from(path, FileOrigin::Leno, readers)
+}
+
+/// The same of a file that the user or the platform provides: links are followed.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_of_user(path: &Path, readers: Readers) -> io::Result<Option<String>> {
+    read_from(path, FileOrigin::User, readers)
+}
+
+fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Option<String>> {
     let at = |cause| file_error("read", path, cause);
-    let file = match File::open(path) {
+    let file = match regular_file::open_regular(path, origin) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(at(cause)),
     };
-    // Asked of the open file, so that nobody can swap it between the question and the answer.
+    // The mode of the open file: another process cannot replace it between the check and the read.
     let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
     if readers == Readers::Owner && mode & 0o077 != 0 {
         let message = format!(
@@ -141,13 +147,8 @@ pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> 
         );
         return Err(at(io::Error::new(io::ErrorKind::PermissionDenied, message)));
     }
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(at)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let message = format!("larger than {FILE_BYTES_MAX} bytes");
-        return Err(at(io::Error::new(io::ErrorKind::InvalidData, message)));
-    }
-    Ok(Some(text))
+    let text = regular_file::read_bounded(file, FILE_BYTES_MAX);
+    text.and_then(regular_file::text_of).map(Some).map_err(at)
 }
 
 /// Removes `path` for good; `false` when somebody else already had.

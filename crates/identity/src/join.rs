@@ -77,7 +77,7 @@ impl JoinBundle {
     /// # Errors
     /// [`JoinBundleError`] when there is no such file, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
-        let text = disk::read(path, Readers::Owner)?.ok_or_else(|| {
+        let text = disk::read_of_user(path, Readers::Owner)?.ok_or_else(|| {
             let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
             disk::file_error("read", path, missing)
         })?;

@@ -8,6 +8,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
+use crate::regular_file::{FileOrigin, open_regular, read_bounded};
+
 /// Who vouches for servers outside the mesh; at least one root.
 #[derive(Debug, Clone)]
 pub struct OutsideRoots(Arc<RootCertStore>);
@@ -64,7 +66,8 @@ impl OutsideRoots {
             };
         };
         let path = || file.to_owned();
-        let text = std::fs::read(file)
+        let text = open_regular(file, FileOrigin::User)
+            .and_then(|file| read_bounded(file, FILE_BYTES_MAX))
             .map_err(|cause| OutsideRootsError::Unreadable { path: path(), cause })?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
             let certificate =
@@ -93,6 +96,9 @@ impl OutsideRoots {
         Ok(config)
     }
 }
+
+/// Room for many times the roots of a system.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
 //! The workloads that an operator has revoked on this machine, in a file that all control planes of the mesh read.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
@@ -146,14 +146,12 @@ impl RevocationFile {
 
     /// The lock of the directory that has the path now: it may be removed while this program waits for the lock.
     fn lock(&self) -> io::Result<File> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600);
         for _ in 0..LOCKS_MAX {
             match create_private_directory(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 created => created?,
             }
-            let lock = match options.open(self.dir.join(LOCK)) {
+            let lock = match disk::open_lock(&self.dir.join(LOCK)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
             };

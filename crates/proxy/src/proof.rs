@@ -1,9 +1,9 @@
 //! What a proxy without a certificate shows to get one, and whom it shows that to.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use leno_identity::{JoinBundle, JoinBundleError, Roots, RootsError};
+use leno_identity::{FileOrigin, JoinBundle, JoinBundleError, Roots, RootsError, open_regular};
 use leno_model::TrustDomain;
 
 use crate::config::{AccountToken, Config, TrustedRoots};
@@ -53,8 +53,15 @@ fn of_account(given: &AccountToken, trust_domain: TrustDomain) -> Result<Proof, 
 }
 
 fn read(file: &Path) -> Result<String, Unproved> {
-    std::fs::read_to_string(file).map_err(|cause| Unproved::File { file: file.to_owned(), cause })
+    let text = open_regular(file, FileOrigin::User).and_then(|opened| {
+        let mut text = String::new();
+        opened.take(FILE_BYTES_MAX).read_to_string(&mut text).map(|_| text)
+    });
+    text.map_err(|cause| Unproved::File { file: file.to_owned(), cause })
 }
+
+/// Room for hundreds of roots.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Unproved {
     /// Only the operator can change it: a token that is good once does not come by itself.

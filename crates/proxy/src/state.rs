@@ -11,8 +11,8 @@ use std::time::SystemTime;
 
 use leno_discovery::Subscriber;
 use leno_identity::{
-    Credential, check_private_directory, create_private_directory, open_lock, remove_drafts,
-    replace_private,
+    Credential, FileOrigin, check_private_directory, create_private_directory, open_lock,
+    read_regular, remove_drafts, replace_private,
 };
 use leno_model::WorkloadName;
 use tokio::sync::Notify;
@@ -194,9 +194,8 @@ impl StateDir {
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
-        match std::fs::read(self.path.join(name)) {
-            Ok(bytes) => Some(bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        match read_regular(&self.path.join(name), FileOrigin::Leno, FILE_BYTES_MAX) {
+            Ok(found) => found,
             Err(error) => {
                 tracing::warn!(name, %error, "a file of the state directory cannot be read");
                 None
@@ -307,6 +306,8 @@ const CERTIFICATE: &str = "certificate";
 const LOCK_FILE: &str = "lock";
 const NAMES_FILE: &str = "names.txt";
 const WORLD_FILE: &str = "world.bin";
+/// More than the largest mesh takes.
+const FILE_BYTES_MAX: u64 = 512 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -396,6 +397,30 @@ mod tests {
         state.release();
         std::fs::remove_dir_all(&path).unwrap();
         assert!(!state.is_damaged(true));
+    }
+
+    #[test]
+    fn a_named_pipe_in_the_place_of_a_file_is_not_waited_for() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("state");
+        let state = StateDir::open(&path).unwrap();
+        for name in [WORLD_FILE, NAMES_FILE, "admin.address", "credential.pem"] {
+            let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+            rustix::fs::mkfifoat(rustix::fs::CWD, path.join(name), mode).unwrap();
+        }
+        let (done, result) = std::sync::mpsc::channel();
+        let reader = state.clone();
+        std::thread::spawn(move || {
+            reader.subscriber();
+            reader.names();
+            let workload = "shop/web-1".parse().unwrap();
+            let found = reader.credential(&workload, SystemTime::UNIX_EPOCH).is_some();
+            done.send((reader.address("admin"), found))
+        });
+        let read = result.recv_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(read.expect("the reads wait for nothing"), (None, false));
+        state.keep_world(b"world");
+        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"world");
     }
 
     #[test]

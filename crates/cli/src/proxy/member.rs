@@ -1,11 +1,12 @@
 //! The options by which a proxy is a member of a mesh: its workload, and how it joins.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_identity::{Credential, JoinBundle, Roots};
+use leno_identity::{Credential, FileOrigin, JoinBundle, Roots, read_regular_text};
 use leno_model::{TrustDomain, WorkloadName};
 use leno_proxy::{AccountToken, Config, ControlAddress, TrustedRoots};
 
@@ -126,7 +127,10 @@ impl Known {
         let held = Credential::load(state).ok().flatten().filter(|held| {
             held.workload() == Some(workload) && !held.is_expired(SystemTime::now())
         });
-        let text = std::fs::read_to_string(state.join(CONTROL_FILE)).unwrap_or_default();
+        let text = read_control(&state.join(CONTROL_FILE)).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the control planes of the last run are unknown");
+            String::new()
+        });
         let remembered: Vec<ControlAddress> =
             text.lines().filter_map(|line| line.parse().ok()).collect();
         let mut known = match (held, token_file) {
@@ -160,13 +164,20 @@ impl Known {
 fn remember(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     let path = state.join(CONTROL_FILE);
     let text: String = control.iter().map(|address| format!("{address}\n")).collect();
-    if std::fs::read_to_string(&path).is_ok_and(|known| known == text) {
+    if read_control(&path).is_ok_and(|known| known == text) {
         return Ok(());
     }
     Ok(leno_identity::replace_private(&path, text.as_bytes())?)
 }
 
+/// Empty when there is no file.
+fn read_control(path: &Path) -> io::Result<String> {
+    Ok(read_regular_text(path, FileOrigin::Leno, CONTROL_BYTES_MAX)?.unwrap_or_default())
+}
+
 const CONTROL_FILE: &str = "control";
+/// Room for hundreds of addresses.
+const CONTROL_BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use leno_identity::{FileOrigin, read_regular};
 use leno_model::WorkloadName;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -102,8 +103,8 @@ pub(super) fn forget(path: &Path) {
 pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
     let mut ended = Vec::new();
     for path in files(&data.join(DIRECTORY)).iter().flat_map(|namespace| files(namespace)) {
-        let group =
-            fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Group>(&text).ok());
+        let text = read_regular(&path, FileOrigin::Leno, RECORD_BYTES_MAX).ok().flatten();
+        let group = text.and_then(|text| serde_json::from_slice::<Group>(&text).ok());
         let is_over = match group {
             Some(group) if group.is_leftover() => {
                 ended.extend(group.end().await);
@@ -204,6 +205,8 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 /// The directory of the records in the data directory.
 const DIRECTORY: &str = "applications";
+/// A record has few short fields.
+const RECORD_BYTES_MAX: u64 = 4096;
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACE: &str = "/proc/self/ns/pid";
 /// The kernel needs no longer, unless a process hangs in the kernel.

@@ -37,7 +37,7 @@ impl AuthorityFiles {
     pub fn read(dir: &Path) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         for (file, readers) in FILES {
-            if let Some(text) = disk::read(&dir.join(file), readers)? {
+            if let Some(text) = read(dir, file, readers)? {
                 files.insert(file, text);
             }
         }
@@ -93,7 +93,7 @@ impl AuthorityFiles {
         for (file, readers) in FILES {
             let path = dir.join(file);
             match self.0.get(file) {
-                Some(text) if disk::read(&path, readers)?.as_ref() == Some(text) => {}
+                Some(text) if read(dir, file, readers)?.as_ref() == Some(text) => {}
                 Some(text) => disk::replace(&path, text.as_bytes(), readers)?,
                 None => drop(disk::remove(&path)?),
             }
@@ -140,6 +140,15 @@ impl AuthorityFiles {
             write(&mut text, CERTIFICATE, &signer);
         }
         Some(text)
+    }
+}
+
+/// The files of an intermediate may be links, as cert-manager's Secret has them where it is mounted.
+fn read(dir: &Path, file: &str, readers: Readers) -> io::Result<Option<String>> {
+    let path = dir.join(file);
+    match ISSUER_FILES.contains(&file) {
+        true => disk::read_of_user(&path, readers),
+        false => disk::read(&path, readers),
     }
 }
 

@@ -70,7 +70,7 @@ fn issuer(
     now: SystemTime,
 ) -> Result<Authority, AuthorityError> {
     let read = |file, readers| {
-        disk::read(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
+        disk::read_of_user(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
     };
     let key = PrivateKey::from_pem(&read("tls.key", Readers::Owner)?);
     let key = key.map_err(AuthorityError::IssuerKey)?;

@@ -106,7 +106,8 @@ impl Rotation {
     /// Whether there is such a key beside the one that signs. A copy of that one is what is left
     /// of a step that was cut short before its end.
     fn has(&self, file: &str) -> bool {
-        let [key, signing] = [file, KEY_FILE].map(|file| fs::read(self.file(file)).ok());
+        let read = |file| disk::read(&self.file(file), Readers::Everyone).ok().flatten();
+        let [key, signing] = [file, KEY_FILE].map(read);
         key.is_some() && key != signing
     }
 

@@ -1,10 +1,10 @@
 //! Clients of the webhook: verified by the authorities in a file, which is read again when it changes.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use leno_identity::{FileOrigin, open_regular};
 use leno_telemetry::with_causes;
 use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs;
@@ -94,7 +94,7 @@ pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
 
 fn read(path: &Path) -> Result<String, ClientAuthoritiesError> {
     let failed = |source| ClientAuthoritiesError::Io { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
+    let file = open_regular(path, FileOrigin::User).map_err(failed)?;
     let mut text = String::new();
     file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
     Ok(text)

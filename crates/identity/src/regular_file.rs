@@ -1,0 +1,180 @@
+//! Reading regular files: an open that never waits for another process, and a read with a bound.
+
+use std::fs::{self, File, FileType};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+use crate::disk::file_error;
+
+/// The program or person that makes a file: it decides whether a link may be in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileOrigin {
+    /// Leno writes the file in a directory of its own. It makes no links, so that one in the place of the file is an error.
+    Leno,
+    /// The user or the platform provides the file. Links are followed: Kubernetes mounts Secrets and ConfigMaps by links.
+    User,
+}
+
+/// Opens a regular file for reading. Another kind of file in its place is an error: the open of a pipe would wait for a writer,
+/// and a device may have no end.
+///
+/// # Errors
+/// When there is no such file, or it is of another kind: the error has the kind.
+pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
+    let mut options = File::options();
+    let file = options.read(true).custom_flags(flags(origin)).open(path);
+    let file = file.map_err(|cause| explain(path, origin, cause))?;
+    match file.metadata()?.file_type() {
+        kind if kind.is_file() => Ok(file),
+        kind => Err(wrong_kind(kind, origin)),
+    }
+}
+
+/// The content of a regular file; `None` when there is none.
+///
+/// # Errors
+/// As [`open_regular`], and when it has more than `bytes_max` bytes. The error has the path.
+pub fn read_regular(
+    path: &Path,
+    origin: FileOrigin,
+    bytes_max: u64,
+) -> io::Result<Option<Vec<u8>>> {
+    let at = |cause| file_error("read", path, cause);
+    match open_regular(path, origin) {
+        Ok(file) => read_bounded(file, bytes_max).map(Some).map_err(at),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(at(cause)),
+    }
+}
+
+/// The text of a regular file; `None` when there is none.
+///
+/// # Errors
+/// As [`read_regular`], and when it is not text.
+pub fn read_regular_text(
+    path: &Path,
+    origin: FileOrigin,
+    bytes_max: u64,
+) -> io::Result<Option<String>> {
+    let Some(bytes) = read_regular(path, origin, bytes_max)? else { return Ok(None) };
+    text_of(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
+}
+
+/// The rest of a file, with a bound.
+pub(crate) fn read_bounded(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > bytes_max {
+        true => Err(invalid(format!("larger than {bytes_max} bytes"))),
+        false => Ok(bytes),
+    }
+}
+
+pub(crate) fn text_of(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|_| invalid("is not UTF-8".to_owned()))
+}
+
+/// The flags of an open that neither waits nor follows a link where Leno makes none.
+pub(crate) fn flags(origin: FileOrigin) -> i32 {
+    // A terminal in the place of a file does not become that of this process.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags = match origin {
+        FileOrigin::Leno => flags | OFlags::NOFOLLOW,
+        FileOrigin::User => flags,
+    };
+    flags.bits().cast_signed()
+}
+
+/// The error of a failed open: it names the kind of a file that cannot be opened, such as a link or a socket.
+pub(crate) fn explain(path: &Path, origin: FileOrigin, cause: io::Error) -> io::Error {
+    if cause.kind() == io::ErrorKind::NotFound {
+        return cause;
+    }
+    let found = match origin {
+        FileOrigin::Leno => fs::symlink_metadata(path),
+        FileOrigin::User => fs::metadata(path),
+    };
+    match found {
+        Ok(found) if !found.is_file() => wrong_kind(found.file_type(), origin),
+        Ok(_) | Err(_) => cause,
+    }
+}
+
+pub(crate) fn wrong_kind(kind: FileType, origin: FileOrigin) -> io::Error {
+    let kind = match kind {
+        kind if kind.is_symlink() => "a link",
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a named pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    let remedy = match origin {
+        FileOrigin::Leno => "remove it",
+        FileOrigin::User => "name a regular file",
+    };
+    invalid(format!("is {kind}, no regular file: {remedy}"))
+}
+
+fn invalid(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    /// The result of a read in a thread of its own: a wrong one waits for ever.
+    fn read(path: &Path, origin: FileOrigin) -> String {
+        let (sender, result) = mpsc::channel();
+        let path = path.to_owned();
+        std::thread::spawn(move || sender.send(read_regular_text(&path, origin, 4)));
+        match result.recv_timeout(Duration::from_secs(20)).expect("the read waits for nothing") {
+            Ok(text) => format!("{text:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn only_regular_files_within_the_bound_are_read() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        fs::write(at("file"), "four").unwrap();
+        fs::write(at("large"), "large").unwrap();
+        fs::write(at("bytes"), [0xff]).unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink(at("missing"), at("dangling")).unwrap();
+        mkfifoat(CWD, at("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
+        symlink(at("pipe"), at("link-to-pipe")).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        for (name, of_leno, of_user) in [
+            ("file", r#"Some("four")"#, r#"Some("four")"#),
+            ("absent", "None", "None"),
+            ("large", "larger than 4 bytes", "larger than 4 bytes"),
+            ("bytes", "is not UTF-8", "is not UTF-8"),
+            ("link", "is a link, no regular file: remove it", r#"Some("four")"#),
+            ("dangling", "is a link", "None"),
+            ("pipe", "is a named pipe, no regular file: remove it", "name a regular file"),
+            ("link-to-pipe", "is a link", "is a named pipe"),
+            ("directory", "is a directory", "is a directory"),
+            ("socket", "is a socket", "is a socket"),
+        ] {
+            for (origin, expected) in [(FileOrigin::Leno, of_leno), (FileOrigin::User, of_user)] {
+                let result = read(&at(name), origin);
+                assert!(result.contains(expected), "{name} {origin:?}: {result}");
+                let is_named = result.contains(&at(name).display().to_string());
+                assert_eq!(is_named, result.starts_with("cannot read"), "{name}: {result}");
+            }
+        }
+    }
+}
