@@ -109,7 +109,7 @@ impl Control {
         let authority = Arc::new(authority);
         let authority = watch::Sender::new(authority);
         let proofs = Arc::new(open_proofs(config.keep(), wall).map_err(StartError::Tokens)?);
-        let listener = TcpListener::bind(config.listen).await;
+        let listener = leno_listen::bind(config.listen);
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
         let address = listener.local_addr();
         let address = address.map_err(|cause| StartError::Listen(config.listen, cause))?;

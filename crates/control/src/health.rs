@@ -11,7 +11,6 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
 use leno_identity::OwnNames;
 use leno_listen::{ConcurrencyLimit, Source};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -46,7 +45,7 @@ impl Health {
     /// # Errors
     /// When the address is taken, or not ours.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
         let standing = watch::Sender::new(Standing::Unready("the sources are not read yet".into()));
         let stop = watch::Sender::new(false);

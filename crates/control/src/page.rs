@@ -54,7 +54,7 @@ impl Page {
     /// Opens the listener; beyond loopback with the token that the data directory keeps. Where the kernel may choose, the address of the last run
     /// in the data directory is tried first: bookmarks and scrapers know it.
     pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
-        let listener = bind(address, &data.join(ADDRESS_FILE)).await?;
+        let listener = bind(address, &data.join(ADDRESS_FILE))?;
         let address = listener.local_addr()?;
         let live = leno_identity::secret()?;
         let token = match address.ip().is_loopback() {
@@ -119,9 +119,9 @@ fn kept_token(file: &Path) -> io::Result<String> {
     }
 }
 
-async fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
+fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     if address.port() != 0 {
-        return TcpListener::bind(address).await;
+        return leno_listen::bind(address);
     }
     let text =
         read_regular_text(file, FileOrigin::Leno, ADDRESS_BYTES_MAX).unwrap_or_else(|error| {
@@ -130,7 +130,7 @@ async fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
         });
     let before = text.and_then(|text| text.trim().parse().ok());
     if let Some(before) = before.filter(|before: &SocketAddr| before.ip() == address.ip()) {
-        match TcpListener::bind(before).await {
+        match leno_listen::bind(before) {
             Ok(listener) => return Ok(listener),
             Err(error) => tracing::warn!(
                 address = %before, %error,
@@ -138,7 +138,7 @@ async fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
             ),
         }
     }
-    let listener = TcpListener::bind(address).await?;
+    let listener = leno_listen::bind(address)?;
     let text = listener.local_addr()?.to_string();
     if let Err(error) = leno_identity::replace_private(file, text.as_bytes()) {
         tracing::warn!(%error, "the address of the page cannot be kept for the next run");

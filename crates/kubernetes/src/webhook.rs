@@ -89,12 +89,12 @@ pub async fn serve(
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
     let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
-    let listener = bind(listen.address).await?;
+    let listener = bind(listen.address)?;
     serve_with(client, listener, clients, settings, (stop, LINGER)).await
 }
 
-async fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
-    let listener = TcpListener::bind(address).await;
+fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
+    let listener = leno_listen::bind(address);
     listener.map_err(|source| WebhookError::Listen { address, source })
 }
 

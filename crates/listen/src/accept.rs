@@ -8,10 +8,27 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use socket2::{SockFilter, SockRef};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Instant, sleep_until};
 
 use crate::source::Source;
+
+/// Opens a listener of TCP. An address that a closed connection still has may be used again.
+///
+/// # Errors
+/// When the address is taken, or is none of this machine.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Connections that may wait to be accepted at a listener; the kernel caps it at `somaxconn`.
+pub const BACKLOG: u32 = 1024;
 
 /// A socket that accepts connections.
 pub trait Accept {
@@ -359,6 +376,15 @@ mod tests {
         let start = Instant::now();
         while tokio::time::timeout(Duration::from_millis(1), listener.accept()).await.is_err() {}
         assert!(start.elapsed() > PAUSE_MAX * 14 && listener.paused() == 20);
+    }
+
+    #[tokio::test]
+    async fn a_burst_waits_to_be_accepted() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = |_| std::net::TcpStream::connect_timeout(&address, HANDSHAKES_MAX / 2);
+        let burst: io::Result<Vec<_>> = (0..300).map(connect).collect();
+        assert_eq!(burst.unwrap().len(), 300);
     }
 
     #[tokio::test]

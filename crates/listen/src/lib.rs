@@ -15,7 +15,7 @@ mod source;
 mod stop;
 mod table;
 
-pub use accept::{Accept, Listener, Next};
+pub use accept::{Accept, BACKLOG, Listener, Next, bind};
 pub use admission::{Admission, Answering, Evicted, HalfOpen};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset, shake_hands};

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_discovery::InboundListener;
+use leno_listen::BACKLOG;
 use leno_model::{GatewayPort, WorkloadPlan, WorkloadPort};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::mpsc;
@@ -257,7 +258,7 @@ fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpL
         socket.set_only_v6(one_version)?;
     }
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
+    socket.listen(BACKLOG.cast_signed())?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
@@ -266,5 +267,3 @@ fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpL
 const OWN: &str = "own-";
 /// How long the threads may take to close a socket.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections that may wait to be accepted; the kernel caps it at `somaxconn`.
-const BACKLOG: i32 = 1024;
