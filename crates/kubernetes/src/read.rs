@@ -24,7 +24,7 @@ pub use choices::Choices;
 pub(crate) use custom::{Custom, custom, spoilt_grant};
 pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
 pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign, IngressGateway};
-pub use namespace::{NamespaceAdmission, NamespaceReading, namespace};
+pub use namespace::{NamespaceReading, namespace};
 pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
 pub(crate) use ours::is_service_parent;
 pub use pod::{Member, addresses, member, with_target_ports};
@@ -33,11 +33,42 @@ pub use slice::endpoints;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 
-/// What the annotations of a namespace or pod say about who is let in.
-fn admission(meta: &ObjectMeta, kind: &str) -> Result<Admission, Box<Rejected>> {
-    let mode = annotated(meta, kind, (TRAFFIC_MODE, "mode"), TrafficMode::ALL, |it| it.as_str())?;
-    let plaintext = annotated(meta, kind, (PLAINTEXT, "choice"), Plaintext::ALL, |it| it.as_str())?;
-    Ok(Admission { mode, plaintext })
+/// The annotations of a namespace or pod about the clients that may connect, each by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdmissionReading {
+    /// The mode, or the reason that it cannot be read.
+    pub mode: Result<Option<TrafficMode>, Box<Rejected>>,
+    /// The same of plaintext.
+    pub plaintext: Result<Option<Plaintext>, Box<Rejected>>,
+}
+
+impl AdmissionReading {
+    /// The annotations of an object that is not asked.
+    pub(crate) const NONE: Self = Self { mode: Ok(None), plaintext: Ok(None) };
+
+    fn of(meta: &ObjectMeta, kind: &str) -> Self {
+        let (mode, plaintext) = ((TRAFFIC_MODE, "mode"), (PLAINTEXT, "choice"));
+        Self {
+            mode: annotated(meta, kind, mode, "strict mode", TrafficMode::ALL, |it| it.as_str()),
+            plaintext: annotated(meta, kind, plaintext, "refuse", Plaintext::ALL, |it| it.as_str()),
+        }
+    }
+
+    /// The values in force, and the ones that are rejected. In place of a rejected value the one of `before` stays, also
+    /// where that was none. Without a `before` it is the strictest value: the annotation may have closed what nothing
+    /// else closes.
+    pub(crate) fn or(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
+        let mut rejected = Vec::new();
+        let mode = self.mode.unwrap_or_else(|why| {
+            rejected.push(*why);
+            before.map_or(Some(TrafficMode::Strict), |before| before.mode)
+        });
+        let plaintext = self.plaintext.unwrap_or_else(|why| {
+            rejected.push(*why);
+            before.map_or(Some(Plaintext::Refuse), |before| before.plaintext)
+        });
+        (Admission { mode, plaintext }, rejected)
+    }
 }
 
 /// The one of several choices whose word an annotation is.
@@ -45,6 +76,7 @@ fn annotated<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
     (annotation, what): (&str, &str),
+    strictest: &str,
     choices: &[T],
     word: impl Fn(T) -> &'static str,
 ) -> Result<Option<T>, Box<Rejected>> {
@@ -58,17 +90,13 @@ fn annotated<T: Copy>(
         Box::new(Rejected {
             at: place(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
-                "{shown:?} is no {what}; the last good annotations stay in force, or strict mode if \
+                "{shown:?} is no {what}; the last good annotations stay in force, or {strictest} if \
                  there are none"
             ),
             remedy: format!("use {}, or remove it", words.join(" or ")),
         })
     })
 }
-
-/// What is in force where no annotation could be read.
-pub(crate) const IN_DOUBT: Admission =
-    Admission { mode: Some(TrafficMode::Strict), plaintext: None };
 
 /// What is spoken on a port of this name: in clusters the whole name counts too, as `grpc` does.
 fn spoken(name: &str) -> Option<Protocol> {

@@ -38,10 +38,13 @@ impl FromStr for Upgrades {
         if text == ANY {
             return Ok(Self::Any);
         }
-        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~/".contains(&byte);
+        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#%&'*+-.^_`|~".contains(&byte);
         let mut names = Vec::new();
         for name in text.split(',').map(str::trim) {
-            let fits = !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(token);
+            // RFC 9110 §7.8: a name, and perhaps `/` and a version.
+            let mut parts = name.splitn(2, '/');
+            let fits = name.len() <= NAME_BYTES_MAX
+                && parts.all(|part| !part.is_empty() && part.bytes().all(token));
             if !fits || names.len() >= NAMES_MAX {
                 return Err(format!(
                     "`{name}` is no list of at most {NAMES_MAX} protocols: use for example \
@@ -82,12 +85,17 @@ mod tests {
 
     #[test]
     fn a_list_of_protocols_is_read_and_written() {
-        for (text, shown) in
-            [("websocket", "websocket"), ("TCP, websocket", "websocket,tcp"), ("any", "any")]
-        {
+        for (text, shown) in [
+            ("websocket", "websocket"),
+            ("TCP, websocket", "websocket,tcp"),
+            ("any", "any"),
+            ("spdy/3.1", "websocket,spdy/3.1"),
+        ] {
             assert_eq!(text.parse::<Upgrades>().unwrap().to_string(), shown);
         }
-        for bad in ["", "a b", "tcp,", "h2c", "websocket,H2", "a\r\nb", "$(HOME)"] {
+        for bad in
+            ["", "a b", "tcp,", "h2c", "websocket,H2", "a\r\nb", "$(HOME)", "foo/", "/1", "a/b/c"]
+        {
             assert!(bad.parse::<Upgrades>().is_err(), "{bad}");
         }
     }

@@ -1,8 +1,9 @@
 //! What labels and annotations say, word by word, and what is wrong with it.
 
+use leno_model::{Plaintext, TrafficMode, Weight};
 use serde_json::Value;
 
-use crate::words::{is_disabled, is_enabled};
+use crate::words::{PLAINTEXT, TRAFFIC_MODE, WEIGHT, is_disabled, is_enabled};
 
 /// Why a pod that should get a sidecar cannot have it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -104,6 +105,34 @@ impl std::fmt::Display for Of {
         })
     }
 }
+
+/// An annotation of a pod that the control plane reads while the pod runs.
+pub(super) struct RuntimeAnnotation {
+    pub(super) key: &'static str,
+    /// Its parser.
+    pub(super) is_right: fn(&str) -> bool,
+    /// A right value, for the message about a wrong one.
+    pub(super) expected: &'static str,
+}
+
+/// All of them.
+pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
+    RuntimeAnnotation {
+        key: TRAFFIC_MODE,
+        is_right: |text| TrafficMode::ALL.iter().any(|mode| mode.as_str() == text),
+        expected: "a mode; use `permissive`, `strict` or `audit`",
+    },
+    RuntimeAnnotation {
+        key: PLAINTEXT,
+        is_right: |text| Plaintext::ALL.iter().any(|choice| choice.as_str() == text),
+        expected: "a choice; use `accept` or `refuse`",
+    },
+    RuntimeAnnotation {
+        key: WEIGHT,
+        is_right: |text| text.parse().ok().and_then(Weight::new).is_some(),
+        expected: "a weight; use a number from 1 to 1000",
+    },
+];
 
 /// A switch, as OSM and FSM read it: in any case.
 pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {

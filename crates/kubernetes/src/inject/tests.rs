@@ -490,6 +490,32 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
     }
 }
 
+#[test]
+fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
+    let wanted = namespace("leno.dev/injection=enabled", "");
+    for (annotation, words) in [
+        ("leno.dev/traffic-mode=Strict", "use `permissive`, `strict` or `audit`"),
+        ("leno.dev/plaintext=yes", "use `accept` or `refuse`"),
+        ("leno.dev/weight=0", "use a number from 1 to 1000"),
+        ("leno.dev/weight=many", "use a number from 1 to 1000"),
+        ("leno.dev/upgrades=foo/", "websocket,tcp"),
+        ("leno.dev/dns=Proxy", "use `proxy` or `cluster`"),
+        ("leno.dev/metrics=on", "use `enabled` or `disabled`"),
+    ] {
+        let outcome = inject(&pod("", annotation), Demand::Namespace(&wanted), &settings());
+        let error = outcome.unwrap_err().to_string();
+        let key = annotation.split('=').next().unwrap();
+        assert!(error.contains(key) && error.contains(words), "{annotation}: {error}");
+    }
+    for good in ["leno.dev/traffic-mode=audit", "leno.dev/plaintext=accept", "leno.dev/weight=7"] {
+        inject(&pod("", good), Demand::Namespace(&wanted), &settings()).unwrap();
+    }
+    // Its state before is in force in the namespace: new pods start.
+    let wrong = "leno.dev/traffic-mode=Strict leno.dev/plaintext=yes";
+    let wanted = namespace("leno.dev/injection=enabled", wrong);
+    inject(&pod("", ""), Demand::Namespace(&wanted), &settings()).unwrap();
+}
+
 fn owned(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }

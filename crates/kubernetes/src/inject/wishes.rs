@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use leno_model::Upgrades;
 use serde_json::{Value, json};
 
-use super::annotation::{InjectError, Of, elements, of_pod, switch};
+use super::annotation::{
+    InjectError, Of, RUNTIME_ANNOTATIONS, RuntimeAnnotation, elements, of_pod, switch,
+};
 use super::{AddressRange, NamespaceFacts, Settings};
 use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
 
@@ -80,6 +82,7 @@ impl Wishes {
         settings: &Settings,
     ) -> Result<Self, InjectError> {
         let written = Written { pod, namespace };
+        written.admission()?;
         let floor = settings.floor_in(namespace);
         let mut overruled = Vec::new();
         let mut exclusions = settings.exclusions.clone();
@@ -247,6 +250,20 @@ impl<'a> Written<'a> {
             return Err(invalid(of, SIDECAR_IMAGE.to_owned(), image, expected));
         }
         Ok(Some(image))
+    }
+
+    /// The annotations that are read while the pod runs. Wrong values of the namespace's keep no pod back: its state
+    /// before stays in force, and an event names them.
+    fn admission(&self) -> Result<(), InjectError> {
+        for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
+            match of_pod(self.pod, "annotations", key) {
+                Some(text) if !is_right(text) => {
+                    return Err(invalid(Of::Pod, (*key).to_owned(), text, expected));
+                }
+                Some(_) | None => {}
+            }
+        }
+        Ok(())
     }
 
     /// Nobody else has it.

@@ -1,22 +1,18 @@
 //! What a namespace says about who is let in.
 
 use k8s_openapi::api::core::v1::Namespace;
-use leno_model::Admission;
-use leno_registry::{Rejected, Warning};
+use leno_registry::Warning;
 
-use super::admission;
+use super::AdmissionReading;
 use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
-
-/// What the annotations of a namespace say; why they say nothing, when they cannot be read.
-pub type NamespaceAdmission = Result<Admission, Box<Rejected>>;
 
 /// What a namespace says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceReading {
     /// Who is let in.
-    pub admission: NamespaceAdmission,
+    pub admission: AdmissionReading,
     /// What its annotations say and nobody heeds.
     pub warnings: Vec<Warning>,
     /// The choices of its author that a floor may overrule.
@@ -28,7 +24,7 @@ pub struct NamespaceReading {
 pub fn namespace(namespace: &Namespace) -> NamespaceReading {
     let meta = &namespace.metadata;
     NamespaceReading {
-        admission: admission(meta, "Namespace"),
+        admission: AdmissionReading::of(meta, "Namespace"),
         warnings: [images_of_others(meta, "Namespace"), unknown_marks(meta, "Namespace")].concat(),
         choices: Choices::of_namespace(meta),
     }
@@ -36,7 +32,7 @@ pub fn namespace(namespace: &Namespace) -> NamespaceReading {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{Plaintext, TrafficMode};
+    use leno_model::{Admission, Plaintext, TrafficMode};
     use serde_json::json;
 
     use super::*;
@@ -46,7 +42,11 @@ mod tests {
         let read = |annotations| {
             let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
             let object = serde_json::from_value(object).unwrap();
-            namespace(&object).admission.map_err(|it| it.to_string())
+            let (admission, rejected) = namespace(&object).admission.or(None);
+            match rejected.first() {
+                None => Ok(admission),
+                Some(first) => Err(first.to_string()),
+            }
         };
         assert_eq!(read(json!({})), Ok(Admission::default()));
         assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(Admission::default()));
@@ -56,7 +56,7 @@ mod tests {
         assert_eq!(
             read(json!({"leno.dev/plaintext": "yes"})).unwrap_err(),
             "Namespace shop: metadata.annotations[\"leno.dev/plaintext\"]: \"yes\" is no choice; \
-             the last good annotations stay in force, or strict mode if there are none; use refuse \
+             the last good annotations stay in force, or refuse if there are none; use refuse \
              or accept, or remove it"
         );
         assert_eq!(

@@ -14,7 +14,7 @@ use leno_registry::{NODE_NETWORK_LABEL, Rejected, Warning};
 use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
-use super::{SHOWN_CHARACTERS_MAX, admission, is_tcp, place, selects, spoken};
+use super::{AdmissionReading, SHOWN_CHARACTERS_MAX, is_tcp, place, selects, spoken};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
     WEIGHT,
@@ -26,7 +26,7 @@ pub struct Member {
     /// The workload, with the ports that its containers declare.
     pub workload: Workload,
     /// What its annotations say about who is let in, which is not in the workload yet.
-    pub admission: Result<Admission, Box<Rejected>>,
+    pub admission: AdmissionReading,
     /// The node that it runs on.
     pub node: Option<String>,
     /// What its annotations say and nobody heeds.
@@ -51,7 +51,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     // Who never asked for the mesh is told nothing of it.
     let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
         workload: Workload { sidecar: false, ..member.workload },
-        admission: Ok(Admission::default()),
+        admission: AdmissionReading::NONE,
         node: member.node,
         warnings: Vec::new(),
         choices: Choices { images: BTreeSet::new(), ..member.choices },
@@ -132,7 +132,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let node = spec.node_name.clone();
     let marks = images_of_others(meta, "Pod").into_iter().chain(unknown_marks(meta, "Pod"));
     let warnings = warning.into_iter().chain(marks).collect();
-    let (admission, choices) = (admission(meta, "Pod"), Choices::of_pod(pod));
+    let (admission, choices) = (AdmissionReading::of(meta, "Pod"), Choices::of_pod(pod));
     Ok(Some(Member { workload, admission, node, warnings, choices }))
 }
 

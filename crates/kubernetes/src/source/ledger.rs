@@ -35,7 +35,7 @@ use super::kinds::Watched;
 use super::news::{Id, Item, News, Offered, Seen};
 use super::progress::Progress;
 use super::record::Record;
-use crate::read::{Custom, IN_DOUBT, Member, NamespaceReading, selects, with_target_ports};
+use crate::read::{Custom, Member, NamespaceReading, selects, with_target_ports};
 
 /// What is known of every object, and what of it has not been told yet.
 pub(crate) struct Ledger {
@@ -48,6 +48,8 @@ pub(crate) struct Ledger {
     /// Gateways, where the kinds that they need are watched.
     edge: Option<Edge>,
     namespaces: BTreeMap<Name, Admission>,
+    /// The namespaces that were read at least once: one without annotations is not in `namespaces`.
+    read_namespaces: BTreeSet<Name>,
     settings: Settings,
     floors: Floors,
     guests: Guests,
@@ -101,6 +103,7 @@ impl Ledger {
             listed: Listed::default(),
             edge,
             namespaces: BTreeMap::new(),
+            read_namespaces: BTreeSet::new(),
             settings: Settings::default(),
             floors: Floors::default(),
             guests: Guests::default(),
@@ -241,6 +244,7 @@ impl Ledger {
         let item = seen.item.filter(|item| self.edge.is_some() || !item.is_for_gateways());
         if item.is_none() {
             self.forget_item(&origin);
+            self.see_silent_namespace(&origin, listing);
         }
         self.see_fact(&origin, listing, seen.fact);
         match seen.record {
@@ -275,14 +279,12 @@ impl Ledger {
         };
         self.remark(origin, Vec::new(), warnings);
         let known = self.workloads.get(&workload.name);
-        workload.admission = match admission {
-            Ok(admission) => admission,
-            Err(refused) => {
-                let before = known.map(|known| known.admission);
-                self.remark(origin, vec![*refused], Vec::new());
-                before.filter(|before| before.mode.is_some()).unwrap_or(IN_DOUBT)
-            }
-        };
+        // A pod that replaces one of the same name has no state before.
+        let is_same = |known: &&Workload| known.sidecar && known.uid == workload.uid;
+        let before = known.filter(is_same).map(|known| known.admission);
+        let (admission, rejected) = admission.or(before);
+        workload.admission = admission;
+        self.remark(origin, rejected, Vec::new());
         self.see_choices_of_pod(&workload.name, choices);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
@@ -306,6 +308,17 @@ impl Ledger {
         }
     }
 
+    /// A namespace without annotations of ours was read as well: a wrong one that comes later changes nothing.
+    fn see_silent_namespace(&mut self, origin: &Origin, listing: u64) {
+        let kind = self.kinds.get(origin.kind).map(|standing| standing.watched);
+        if kind == Some(Watched::Namespaces)
+            && let Ok(name) = Name::new(&origin.id.name)
+        {
+            self.read_namespaces.insert(name);
+            self.seen.insert(origin.clone(), listing);
+        }
+    }
+
     fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
         let NamespaceReading { admission, warnings, choices } = reading;
@@ -313,18 +326,14 @@ impl Ledger {
         self.see_choices_of_namespace(&name, Some(choices));
         self.unjudged = true;
         self.dirty.insert(ObjectKey::MeshConfig);
-        match admission {
-            Ok(admission) if admission == Admission::default() => {
-                self.namespaces.remove(&name);
-            }
-            Ok(admission) => {
-                self.namespaces.insert(name, admission);
-            }
-            Err(refused) => {
-                self.namespaces.entry(name).or_insert(IN_DOUBT);
-                self.remark(origin, vec![*refused], Vec::new());
-            }
-        }
+        let is_first = self.read_namespaces.insert(name.clone());
+        let before = (!is_first).then(|| self.namespaces.get(&name).copied().unwrap_or_default());
+        let (admission, rejected) = admission.or(before);
+        self.remark(origin, rejected, Vec::new());
+        match admission == Admission::default() {
+            true => self.namespaces.remove(&name),
+            false => self.namespaces.insert(name, admission),
+        };
     }
 
     fn see_custom(&mut self, origin: &Origin, custom: Custom) {
@@ -401,6 +410,7 @@ impl Ledger {
                 if let Ok(name) = Name::new(name) {
                     self.see_choices_of_namespace(&name, None);
                     self.namespaces.remove(&name);
+                    self.read_namespaces.remove(&name);
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
             }

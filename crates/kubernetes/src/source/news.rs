@@ -9,15 +9,15 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service as Served
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
-use leno_model::{Admission, Service, Workload};
+use leno_model::{Service, Workload};
 use leno_registry::{Rejected, ServedKind, Warning};
 
 use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
-    Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness, ServiceReading, ZONE,
-    addresses, custom, endpoint_addresses, endpoints, member, namespace, nearness, service,
-    service_addresses, spoilt_grant,
+    AdmissionReading, Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness,
+    ServiceReading, ZONE, addresses, custom, endpoint_addresses, endpoints, member, namespace,
+    nearness, service, service_addresses, spoilt_grant,
 };
 
 /// What the stream of one kind tells.
@@ -104,7 +104,7 @@ impl Seen {
         let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
         let is_odd = match &item {
             Some(Item::Pod(Ok(member))) => {
-                member.admission != Ok(Admission::default())
+                member.admission != AdmissionReading::NONE
                     || !member.warnings.is_empty()
                     || member.choices.says_something()
             }
@@ -183,7 +183,7 @@ impl Seen {
 
     pub(crate) fn namespace(object: Namespace) -> Self {
         let reading = namespace(&object);
-        let is_odd = reading.admission != Ok(Admission::default())
+        let is_odd = reading.admission != AdmissionReading::NONE
             || !reading.warnings.is_empty()
             || reading.choices.says_something();
         let record = is_odd.then(|| Record::remarked(&object));

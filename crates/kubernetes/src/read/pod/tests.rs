@@ -225,11 +225,7 @@ fn ports_of_services_need_not_be_declared() {
 fn the_annotation_for_the_mode_is_kept_beside() {
     let annotated = |value: &str| {
         let annotations = json!({"leno.dev/traffic-mode": value});
-        member(&pod(&[("/metadata/annotations", annotations)]))
-            .unwrap()
-            .unwrap()
-            .admission
-            .map(|it| it.mode)
+        member(&pod(&[("/metadata/annotations", annotations)])).unwrap().unwrap().admission.mode
     };
     assert_eq!(annotated("strict"), Ok(Some(TrafficMode::Strict)));
     assert!(annotated("of-course").is_err());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
-use leno_model::{Egress, MeshConfig, TrafficMode, TrustDomain};
+use leno_model::{Egress, MeshConfig, Plaintext, TrafficMode, TrustDomain};
 use serde_json::{Value, json};
 
 use super::*;
@@ -331,6 +331,77 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
         ledger.take(NAMESPACES, gone("", name));
     }
     assert_eq!(shown(ledger.flush()), ["- MeshConfig"]);
+}
+
+fn annotated_namespace(name: &str, annotations: Value) -> News {
+    let object = json!({"metadata": {"name": name, "annotations": annotations}});
+    News::Seen(Box::new(Seen::namespace(serde_json::from_value(object).unwrap())))
+}
+
+/// Requirement 4 of issue 27: an invalid object never displaces a working one.
+#[test]
+fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
+    let mut ledger = settled();
+    let mut admission_after = |name: &str, annotations: Value, rejected: usize| {
+        ledger.take(NAMESPACES, annotated_namespace(name, annotations));
+        let update = ledger.flush();
+        if let Some(update) = update {
+            assert_eq!(update.rejected.len(), rejected, "{:?}", update.rejected);
+        }
+        ledger.namespaces.get(&Name::new(name).unwrap()).copied()
+    };
+    let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
+    // No annotation, and then a wrong one: the mode is the one of the mesh, as before.
+    assert_eq!(admission_after("wv", json!({}), 0), None);
+    assert_eq!(admission_after("wv", json!({plaintext: "yes"}), 1), None);
+    assert_eq!(admission_after("wv", json!({plaintext: "yes", mode: "Strict"}), 2), None);
+    // Each annotation counts by itself.
+    let strict = Admission { mode: Some(TrafficMode::Strict), plaintext: None };
+    assert_eq!(admission_after("wv", json!({plaintext: "yes", mode: "strict"}), 1), Some(strict));
+    let accept = Admission { plaintext: Some(Plaintext::Accept), ..strict };
+    assert_eq!(admission_after("wv", json!({plaintext: "accept", mode: "x"}), 1), Some(accept));
+    assert_eq!(admission_after("wv", json!({}), 0), None);
+}
+
+/// After a restart the last good value is unknown, and the wrong one may stand for a strict one.
+#[test]
+fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
+    let mut ledger = settled();
+    let mut first = |name: &str, annotations: Value| {
+        ledger.take(NAMESPACES, annotated_namespace(name, annotations));
+        ledger.namespaces.get(&Name::new(name).unwrap()).copied()
+    };
+    let of = |mode, plaintext| Some(Admission { mode, plaintext });
+    let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
+    let (strict, refuse) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
+    assert_eq!(first("a", json!({mode: "Permissive"})), of(strict, None));
+    // A wrong choice about plaintext makes no mode of another kind.
+    assert_eq!(first("b", json!({plaintext: "yes"})), of(None, refuse));
+    let audit = json!({mode: "audit", plaintext: "yes"});
+    assert_eq!(first("c", audit), of(Some(TrafficMode::Audit), refuse));
+    // It stays so until it is corrected.
+    assert_eq!(first("a", json!({mode: "Audit"})), of(strict, None));
+    assert_eq!(first("a", json!({mode: "audit"})), of(Some(TrafficMode::Audit), None));
+}
+
+#[test]
+fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
+    let mut ledger = settled();
+    let mut admission_after = |uid: &str, annotations: Value| {
+        ledger.take(PODS, pod("a", json!({"annotations": annotations, "uid": uid})));
+        ledger.flush();
+        let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
+        match ledger.current(&key) {
+            Some(Object::Workload(workload)) => workload.admission,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(admission_after("1", json!({})), Admission::default());
+    let wrong = json!({"leno.dev/plaintext": "yes", "leno.dev/traffic-mode": "Permissive"});
+    assert_eq!(admission_after("1", wrong.clone()), Admission::default());
+    // Another pod of the same name has no state before.
+    let (mode, plaintext) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
+    assert_eq!(admission_after("2", wrong), Admission { mode, plaintext });
 }
 
 #[test]

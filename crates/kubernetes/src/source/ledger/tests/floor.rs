@@ -45,7 +45,7 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
     let config = ledger.mesh_config().unwrap();
     let workload = ledger.workloads.values().next().unwrap();
     assert_eq!(config.mode_of(workload), TrafficMode::Strict);
-    assert_eq!(config.plaintext_of(workload), leno_model::Plaintext::Refuse);
+    assert_eq!(config.plaintext_of(workload), Plaintext::Refuse);
     assert_eq!(
         warnings(update),
         [
