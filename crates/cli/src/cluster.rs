@@ -46,6 +46,15 @@ impl FoundArgs {
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
         client(self.context.as_deref()).await
     }
+
+    /// The same without retries, which hide the API server's answer for minutes.
+    ///
+    /// # Errors
+    /// When there is no cluster to be found.
+    pub(crate) async fn client_without_retries(&self) -> anyhow::Result<kube::Client> {
+        let config = config(self.context.as_deref()).await?;
+        connect(kube::Config { default_retry: false, ..config })
+    }
 }
 
 /// A connection to the cluster of a context, or of the current one.
@@ -53,6 +62,10 @@ impl FoundArgs {
 /// # Errors
 /// When there is no cluster to be found.
 pub(crate) async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
+    connect(config(context).await?)
+}
+
+async fn config(context: Option<&str>) -> anyhow::Result<kube::Config> {
     let config = match context {
         None => kube::Config::infer().await.map_err(anyhow::Error::from),
         Some(context) => {
@@ -61,9 +74,12 @@ pub(crate) async fn client(context: Option<&str>) -> anyhow::Result<kube::Client
             kube::Config::from_kubeconfig(&options).await.map_err(anyhow::Error::from)
         }
     };
-    let config = config.context(
+    config.context(
         "there is no cluster to be found: set KUBECONFIG, or make ~/.kube/config, as for kubectl",
-    )?;
+    )
+}
+
+fn connect(config: kube::Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("cannot connect to the cluster")
 }
 

@@ -30,7 +30,7 @@ use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE}
 pub(crate) use apply::Addressed;
 pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
-pub use examine::{Examined, Finding, Trouble, examine};
+pub use examine::{Examined, Finding, Trouble, examine, examine_each};
 pub use hook::uninstall_hook;
 pub use installed::Installed;
 pub use kinds::crd_name;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use leno_kubernetes::install::{Examined, Finding, examine};
+use leno_kubernetes::install::{Examined, Finding, examine_each};
 use serde_json::json;
 
 use super::CheckFormat;
@@ -12,14 +12,23 @@ use crate::output;
 
 /// Looks, and tells.
 pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
-    let examined = cluster::run(async {
-        let client = here.client().await?;
-        let examined = examine(&client, here.namespace.as_ref()).await.map_err(cluster::plain);
-        examined.context("the API server does not answer")
+    let mut examined = Vec::new();
+    let mut printed = Ok(());
+    cluster::run(async {
+        let client = here.client_without_retries().await?;
+        let report = |it: Examined| {
+            // Each line at once: a step may take long.
+            if matches!(format, CheckFormat::Text) && printed.is_ok() {
+                printed = output::print_text(&to_text(std::slice::from_ref(&it)));
+            }
+            examined.push(it);
+        };
+        let looked = examine_each(&client, here.namespace.as_ref(), report).await;
+        looked.map_err(cluster::plain).context("the API server does not answer")
     })?;
-    match format {
-        CheckFormat::Text => output::print_text(&to_text(&examined))?,
-        CheckFormat::Json => output::print_json(&to_json(&examined))?,
+    printed?;
+    if matches!(format, CheckFormat::Json) {
+        output::print_json(&to_json(&examined))?;
     }
     let fails = |finding: &Finding| match finding {
         Finding::Well(_) => false,

@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
+use tokio::time::{Instant, timeout};
 
 use super::apply::try_injection;
 use super::kinds::{crd_name, plurals};
@@ -72,8 +73,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at everything, one thing after another: at the control plane of `namespace`, or at the one
-/// that the cluster has.
+/// All findings of [`examine_each`].
 ///
 /// # Errors
 /// When the API server is not there at all.
@@ -82,34 +82,79 @@ pub async fn examine(
     namespace: Option<&NamespaceName>,
 ) -> Result<Vec<Examined>, ApiError> {
     let mut all = Vec::new();
-    let mut tell = |subject, finding| all.push(Examined { subject, finding });
-    let version = server_version(client).await?;
-    tell("version of the API server", of_version(&version.major, &version.minor));
-    tell("nodes", nodes(client).await);
-    tell("clocks", clocks(client).await);
-    tell("permissions to install", rights::permissions(client).await);
-    let (namespace, deployment) = match control::find(client, namespace).await {
+    examine_each(client, namespace, |examined| all.push(examined)).await?;
+    Ok(all)
+}
+
+/// Looks at everything, one thing after another: at the control plane of `namespace`, or at the one that the cluster has.
+/// Reports each finding at once. Each step has a deadline, and all of them have one.
+///
+/// # Errors
+/// When the API server is not there at all.
+pub async fn examine_each(
+    client: &Client,
+    namespace: Option<&NamespaceName>,
+    report: impl FnMut(Examined),
+) -> Result<(), ApiError> {
+    let mut steps = Steps { report, end: Instant::now() + ALL_MAX };
+    let version = steps.within(server_version(client)).await;
+    let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_ANSWER.to_owned())))?;
+    steps.report("version of the API server", of_version(&version.major, &version.minor));
+    steps.look("nodes", nodes(client)).await;
+    steps.look("clocks", clocks(client)).await;
+    steps.look("permissions to install", rights::permissions(client)).await;
+    let found = steps.within(control::find(client, namespace)).await;
+    let (namespace, deployment) = match found.unwrap_or_else(|| Err(late())) {
         Ok(found) => found,
         Err(finding) => {
-            tell("control plane", finding);
-            return Ok(all);
+            steps.report("control plane", finding);
+            return Ok(());
         }
     };
     let namespace = &namespace;
-    tell("control plane", control::state(namespace, &deployment));
-    tell("nodes of the control plane", control::spread(client, namespace).await);
-    tell("kinds", kinds(client).await);
-    tell("network of nodes", network::agents(client, namespace, &deployment).await);
-    tell("namespaces", members::namespaces(client, namespace, &deployment).await);
-    for (subject, finding) in members::sidecars(client, namespace, &deployment).await {
-        tell(subject, finding);
+    steps.report("control plane", control::state(namespace, &deployment));
+    steps.look("nodes of the control plane", control::spread(client, namespace)).await;
+    steps.look("kinds", kinds(client)).await;
+    steps.look("network of nodes", network::agents(client, namespace, &deployment)).await;
+    steps.look("namespaces", members::namespaces(client, namespace, &deployment)).await;
+    let sidecars = steps.within(members::sidecars(client, namespace, &deployment)).await;
+    for (subject, finding) in sidecars.unwrap_or_else(|| vec![("sidecars", late())]) {
+        steps.report(subject, finding);
     }
-    tell("pods held back by the webhook", members::held_back(client).await);
+    steps.look("pods held back by the webhook", members::held_back(client)).await;
     let now = SystemTime::now();
-    tell("authority", certificates::issuer(client, namespace, now).await);
-    tell("roots of the mesh", certificates::roots(client, namespace, now).await);
-    tell("webhook", webhook(client, now).await);
-    Ok(all)
+    steps.look("authority", certificates::issuer(client, namespace, now)).await;
+    steps.look("roots of the mesh", certificates::roots(client, namespace, now)).await;
+    steps.look("webhook", webhook(client, now)).await;
+    Ok(())
+}
+
+/// Steps with a deadline each, and one for all.
+struct Steps<F> {
+    report: F,
+    end: Instant,
+}
+
+impl<F: FnMut(Examined)> Steps<F> {
+    fn report(&mut self, subject: &'static str, finding: Finding) {
+        (self.report)(Examined { subject, finding });
+    }
+
+    async fn look(&mut self, subject: &'static str, look: impl Future<Output = Finding>) {
+        let finding = self.within(look).await.unwrap_or_else(late);
+        self.report(subject, finding);
+    }
+
+    /// `None` when time is up.
+    async fn within<T>(&self, look: impl Future<Output = T>) -> Option<T> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        timeout(left.min(STEP_MAX), Box::pin(look)).await.ok()
+    }
+}
+
+/// A step without an answer in time.
+fn late() -> Finding {
+    Finding::wrong(NO_ANSWER, "see whether `kubectl get --raw /readyz` answers, and run this again")
 }
 
 fn of_version(major: &str, minor: &str) -> Finding {
@@ -272,6 +317,11 @@ fn unreadable(error: &ApiError) -> Finding {
     Finding::odd(format!("cannot be looked at: {error}"), "ask as somebody who may read it")
 }
 
+/// The longest time of one step. A client may retry a rejected request for minutes.
+const STEP_MAX: Duration = Duration::from_secs(15);
+/// The longest time of all of them.
+const ALL_MAX: Duration = Duration::from_secs(50);
+const NO_ANSWER: &str = "there is no answer in time";
 /// From this version on a cluster keeps `matchLabelKeys` and `nodeTaintsPolicy`, by which control planes are spread.
 const MINOR_MIN: u32 = 27;
 const NODES_MAX: u32 = 500;
@@ -286,6 +336,23 @@ const SKEW_MAX: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_without_an_answer_ends_and_is_reported() {
+        let (begin, mut found) = (Instant::now(), Vec::new());
+        let report =
+            |examined: Examined| found.push((examined.subject, examined.finding, begin.elapsed()));
+        let mut steps = Steps { report, end: begin + ALL_MAX };
+        for subject in ["a", "b", "c", "d", "e"] {
+            steps.look(subject, std::future::pending()).await;
+        }
+        steps.look("f", async { Finding::Well("at once".to_owned()) }).await;
+        assert!(found.iter().take(5).all(|(_, finding, _)| *finding == late()), "{found:?}");
+        // Timers count milliseconds.
+        let at = |index: usize| Duration::from_secs((found[index].2.as_secs_f64()).round() as u64);
+        assert_eq!(at(0), STEP_MAX);
+        assert_eq!(at(4), ALL_MAX, "all together have a deadline as well");
+    }
 
     #[test]
     fn versions_are_told_apart() {
