@@ -5,6 +5,7 @@ mod connections;
 mod control;
 mod members;
 mod network;
+mod objects;
 mod rights;
 
 use std::fmt;
@@ -15,8 +16,10 @@ use k8s_openapi::api::core::v1::{Node, NodeSystemInfo};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
+use self::objects::Differences;
 use super::apply::try_injection;
 use super::kinds::{crd_name, plurals};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName, server_date, server_version};
@@ -115,6 +118,23 @@ pub async fn examine_each(
     steps.report("control plane", control::state(namespace, &deployment));
     steps.look("nodes of the control plane", control::spread(client, namespace)).await;
     steps.look("kinds", kinds(client)).await;
+    let desired = steps.within(objects::desired(client, namespace, &deployment)).await;
+    let desired = match desired {
+        Some(Ok(desired)) => desired,
+        Some(Err(error)) => {
+            let read = "ask as somebody who may read it";
+            let finding = Finding::odd(format!("cannot be looked at: {error}"), read);
+            steps.report(OBJECTS, finding);
+            Vec::new()
+        }
+        None => {
+            steps.report(OBJECTS, late());
+            Vec::new()
+        }
+    };
+    if !desired.is_empty() {
+        steps.look(OBJECTS, objects::compared(client, &desired)).await;
+    }
     steps.look("network of nodes", network::agents(client, namespace, &deployment)).await;
     steps.look("namespaces", members::namespaces(client, namespace, &deployment)).await;
     let sidecars = steps.within(members::sidecars(client, namespace, &deployment)).await;
@@ -125,7 +145,7 @@ pub async fn examine_each(
     let now = SystemTime::now();
     steps.look("authority", certificates::issuer(client, namespace, now)).await;
     steps.look("roots of the mesh", certificates::roots(client, namespace, now)).await;
-    steps.look("webhook", webhook(client, now)).await;
+    steps.look("webhook", webhook(client, &desired, now)).await;
     Ok(())
 }
 
@@ -282,7 +302,9 @@ async fn kinds(client: &Client) -> Finding {
     }
 }
 
-async fn webhook(client: &Client, now: SystemTime) -> Finding {
+/// The entries of the webhook against those of the installation, and a pod that asks for a sidecar. A webhook with some of
+/// the entries alone answers as well: the pod passes by one of them.
+async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding {
     let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
     let found = match configurations.get_opt(&INJECTOR_NAME).await {
         Ok(found) => found,
@@ -295,13 +317,36 @@ async fn webhook(client: &Client, now: SystemTime) -> Finding {
             INSTALL_AGAIN,
         ),
         TrustState::Untrusted => Finding::wrong("the API server does not know whom to trust", log),
-        TrustState::Trusted => match try_injection(client).await {
-            Ok(()) => certificates::bundle(found.as_ref(), now),
-            Err(why) => {
-                Finding::wrong(format!("pods that ask for sidecars are not created: {why}"), log)
+        TrustState::Trusted => {
+            let Differences { lacks, more } = entries(desired, found.as_ref());
+            let differing = |fields: &[String]| format!("{INJECTOR}: {}", few(fields));
+            if let [_, ..] = lacks.as_slice() {
+                let problem = format!("{}: pods may get no sidecars", differing(&lacks));
+                return Finding::wrong(problem, INSTALL_AGAIN);
             }
-        },
+            match try_injection(client).await {
+                Ok(()) if !more.is_empty() => Finding::odd(differing(&more), INSTALL_AGAIN),
+                Ok(()) => certificates::bundle(found.as_ref(), now),
+                Err(why) => Finding::wrong(
+                    format!("pods that ask for sidecars are not created: {why}"),
+                    log,
+                ),
+            }
+        }
     }
+}
+
+/// The differences between the entries of the webhook and those of the installation.
+fn entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> Differences {
+    let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
+    let Some((manifest, found)) = manifest.zip(found) else { return Differences::default() };
+    let mut all = Differences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
+    // No manifest has conditions, and they leave pods out.
+    let conditional = found.webhooks.iter().flatten().filter(|webhook| {
+        webhook.match_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
+    });
+    all.more.extend(conditional.map(|it| format!("webhooks[{}].matchConditions are set", it.name)));
+    all
 }
 
 /// Some of several names, and how many there are beside.
@@ -322,6 +367,7 @@ const STEP_MAX: Duration = Duration::from_secs(15);
 /// The longest time of all of them.
 const ALL_MAX: Duration = Duration::from_secs(50);
 const NO_ANSWER: &str = "there is no answer in time";
+const OBJECTS: &str = "objects of the installation";
 /// From this version on a cluster keeps `matchLabelKeys` and `nodeTaintsPolicy`, by which control planes are spread.
 const MINOR_MIN: u32 = 27;
 const NODES_MAX: u32 = 500;
@@ -336,6 +382,28 @@ const SKEW_MAX: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Requirement 6 of issue 27: a webhook with some of its entries.
+    #[test]
+    fn entries_that_the_webhook_lacks_are_reported() {
+        use crate::install::{Options, manifests};
+
+        let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+        let desired = manifests(&Options::new("leno:test".to_owned(), domain));
+        let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
+        let read = |value: &Value| -> MutatingWebhookConfiguration {
+            serde_json::from_value(value.clone()).unwrap()
+        };
+        let mut found = manifest.unwrap().clone();
+        assert_eq!(entries(&desired, Some(&read(&found))), Differences::default());
+        let conditions = serde_json::json!([{"name": "a", "expression": "false"}]);
+        found["webhooks"][1]["matchConditions"] = conditions;
+        let more = ["webhooks[pod.sidecar-injector.leno.dev].matchConditions are set"];
+        assert_eq!(entries(&desired, Some(&read(&found))).more, more);
+        found["webhooks"].as_array_mut().unwrap().remove(0);
+        let lacks = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
+        assert_eq!(entries(&desired, Some(&read(&found))).lacks, lacks);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_step_without_an_answer_ends_and_is_reported() {

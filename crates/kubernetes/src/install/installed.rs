@@ -7,13 +7,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Volume};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Client;
-use leno_model::{Name, TrustDomain};
+use leno_model::{MeshConfig, Name, TrustDomain};
 
 use super::control_plane::{
     ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, JWKS_ALLOW_OPTION, METRICS_FROM_OPTION,
     NETWORK_POLICIES, SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
 };
-use super::{InstallError, NodeNetwork};
+use super::{InstallError, NodeNetwork, Options};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
@@ -80,6 +80,26 @@ impl Installed {
         let policy = policy.map_err(|error| InstallError::of("get", "the NetworkPolicy", error))?;
         installed.api_server = policy.as_ref().map(ranges).unwrap_or_default();
         Ok(Some(installed))
+    }
+
+    /// The options by which the same is installed again. A NetworkPolicy is expected where an installation said so.
+    pub(super) fn into_options(self, namespace: &NamespaceName) -> Options {
+        let domain = self.trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
+        let fresh = Options::new(String::new(), domain);
+        Options {
+            namespace: namespace.to_string(),
+            replicas: self.replicas.unwrap_or(fresh.replicas),
+            cni: self.cni.then(|| self.network.unwrap_or_default()),
+            gateways: self.gateways,
+            access_certs: self.access_certs,
+            webhook_client_ca: self.webhook_client_ca,
+            network_policies: self.network_policies.unwrap_or(false),
+            api_server: self.api_server,
+            settings_namespaces: self.settings_namespaces,
+            jwks_allow: self.jwks_allow,
+            metrics_from: self.metrics_from,
+            ..fresh
+        }
     }
 
     /// What the Deployment of a control plane tells.
@@ -154,7 +174,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::install::{Options, manifests};
+    use crate::install::manifests;
 
     fn written(options: &Options, kind: &str) -> Value {
         let all = manifests(options).into_iter();

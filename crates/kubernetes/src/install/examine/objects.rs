@@ -1,0 +1,322 @@
+//! The objects of an installation, compared with the ones that `leno install` makes. Fields that no manifest has are
+//! defaults of the API server, or written by others, and are not compared.
+
+use futures_util::{StreamExt as _, stream};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Client;
+use serde_json::Value;
+
+use super::{Finding, few, unreadable};
+use crate::api::{ApiError, NamespaceName};
+use crate::install::apply::Addressed;
+use crate::install::{InstallError, Installed, left_out, manifests};
+use crate::status::event::shortened;
+
+/// The manifests of the installation that a control plane belongs to.
+///
+/// # Errors
+/// When its options cannot be read.
+pub(super) async fn desired(
+    client: &Client,
+    namespace: &NamespaceName,
+    control: &Deployment,
+) -> Result<Vec<Value>, InstallError> {
+    let installed = Installed::find(client, namespace).await?;
+    let installed = installed.unwrap_or_else(|| Installed::of(control));
+    Ok(manifests(&installed.into_options(namespace)))
+}
+
+/// Compares each object of the kinds that [`COMPARED`] lists.
+pub(super) async fn compared(client: &Client, desired: &[Value]) -> Finding {
+    let is_compared = |it: &&Value| COMPARED.iter().any(|kind| it["kind"] == *kind);
+    let looks = desired.iter().filter(is_compared).map(|manifest| look(client, manifest));
+    let looks: Vec<Result<Look, ApiError>> =
+        stream::iter(looks).buffered(CONCURRENT_MAX).collect().await;
+    judged(looks)
+}
+
+/// An object after a look at it.
+struct Look {
+    /// Kind and name.
+    object: String,
+    /// True for a kind of `leno.dev`.
+    is_definition: bool,
+    /// `None` for an object that is absent.
+    differences: Option<Differences>,
+}
+
+async fn look(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
+    let is_definition = manifest["kind"] == "CustomResourceDefinition";
+    let addressed = Addressed::of(client, manifest).map_err(|error| match error {
+        InstallError::Api { said, .. } => ApiError::Client(said),
+        error => ApiError::Client(error.to_string()),
+    })?;
+    let Addressed { object, name, api } = addressed;
+    let differences = match api.get_opt(&name).await? {
+        Some(found) => {
+            let found = serde_json::to_value(found).unwrap_or_default();
+            Some(Differences::between(manifest, &found))
+        }
+        // The cluster need not have its kind or its namespace, and `kinds` reports definitions.
+        None if is_definition || left_out(manifest).is_some() => Some(Differences::default()),
+        None => None,
+    };
+    Ok(Look { object, is_definition, differences })
+}
+
+fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
+    let count = looks.len();
+    let (mut wrong, mut odd, mut unread) = (Vec::new(), Vec::new(), None);
+    for look in looks {
+        let Look { object, is_definition, differences } = match look {
+            Ok(look) => look,
+            Err(error) => {
+                unread = Some(error);
+                continue;
+            }
+        };
+        let Some(Differences { lacks, more }) = differences else {
+            wrong.push(format!("{object} is absent"));
+            continue;
+        };
+        let said = |fields: &[String]| format!("{object}: {}", few(fields));
+        match (lacks.as_slice(), more.as_slice()) {
+            ([], []) => {}
+            // The schema of another version.
+            (lacks @ [_, ..], _) if !is_definition => wrong.push(said(lacks)),
+            (lacks, more) => odd.push(said(&[lacks, more].concat())),
+        }
+    }
+    match (wrong.as_slice(), odd.as_slice(), unread) {
+        ([], [], None) => Finding::Well(format!("{count} are as `leno install` makes them")),
+        (wrong @ [_, ..], ..) => Finding::wrong(few(wrong), AGAIN),
+        (_, odd @ [_, ..], _) => Finding::odd(few(odd), AGAIN),
+        (_, _, Some(error)) => unreadable(&error),
+    }
+}
+
+/// The fields in which an object differs from its manifest.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Differences {
+    /// Fields that are absent, or have another value.
+    pub(super) lacks: Vec<String>,
+    /// Lists with further entries.
+    pub(super) more: Vec<String>,
+}
+
+impl Differences {
+    /// Everything but `metadata`, which others write into as well.
+    pub(super) fn between(manifest: &Value, found: &Value) -> Self {
+        let mut all = Self::default();
+        for (key, desired) in manifest.as_object().into_iter().flatten() {
+            if !["apiVersion", "kind", "metadata"].contains(&key.as_str()) {
+                all.compare(key, desired, &found[key.as_str()]);
+            }
+        }
+        all
+    }
+
+    fn compare(&mut self, path: &str, desired: &Value, found: &Value) {
+        match desired {
+            // The API server leaves them out.
+            _ if is_empty(desired) => {}
+            Value::Object(fields) => {
+                for (key, desired) in fields {
+                    self.compare(&format!("{path}.{key}"), desired, &found[key.as_str()]);
+                }
+            }
+            Value::Array(entries) => self.compare_lists(path, entries, found),
+            desired if is_same(desired, found) => {}
+            desired if found.is_null() => {
+                self.lacks.push(format!("{path} is absent, and not {}", shown(desired)));
+            }
+            desired => {
+                self.lacks.push(format!("{path} is {}, and not {}", shown(found), shown(desired)));
+            }
+        }
+    }
+
+    /// Entries with names are found by these, and others by their content.
+    fn compare_lists(&mut self, path: &str, desired: &[Value], found: &Value) {
+        let found = found.as_array().map(Vec::as_slice).unwrap_or_default();
+        for (index, entry) in desired.iter().enumerate() {
+            let name = entry["name"].as_str();
+            let path = match name {
+                Some(name) => format!("{path}[{name}]"),
+                None => format!("{path}[{index}]"),
+            };
+            let by_index = || found.get(index).filter(|_| found.len() == desired.len());
+            let partner = match name {
+                Some(name) => found.iter().find(|it| it["name"] == name),
+                None => found.iter().find(|it| covers(entry, it)).or_else(by_index),
+            };
+            match partner {
+                Some(partner) => self.compare(&path, entry, partner),
+                None => self.lacks.push(format!("{path} is absent")),
+            }
+        }
+        let more = found.len().saturating_sub(desired.len());
+        if more > 0 {
+            self.more.push(format!("{path} has {more} more than are installed"));
+        }
+    }
+}
+
+fn covers(desired: &Value, found: &Value) -> bool {
+    let mut all = Differences::default();
+    match desired {
+        Value::Object(_) | Value::Array(_) => all.compare("", desired, found),
+        desired => return is_same(desired, found),
+    }
+    all == Differences::default()
+}
+
+/// The API server may write a number in another form.
+fn is_same(desired: &Value, found: &Value) -> bool {
+    desired == found || desired.is_number() && desired.as_f64() == found.as_f64()
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(entries) => entries.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+fn shown(value: &Value) -> String {
+    shortened(&value.to_string(), VALUE_BYTES_MAX)
+}
+
+/// The control plane, its pods and the settings that users change have findings of their own.
+const COMPARED: [&str; 12] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ServiceAccount",
+    "Service",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "GatewayClass",
+    "CustomResourceDefinition",
+];
+/// The most requests at a time.
+const CONCURRENT_MAX: usize = 16;
+const VALUE_BYTES_MAX: usize = 80;
+const AGAIN: &str = "run `leno install --apply` again, or this check with the version of `leno` that installed them";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::install::Options;
+    use crate::testing::Server;
+
+    fn options() -> Options {
+        let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
+        Options { gateways: true, ..Options::new("leno:test".to_owned(), domain) }
+    }
+
+    /// The first object of a kind, as installed.
+    fn installed(kind: &str) -> Value {
+        manifests(&options()).into_iter().find(|it| it["kind"] == kind).unwrap()
+    }
+
+    fn check(manifest: &Value, found: &Value, lacks: &[&str], more: &[&str]) {
+        let all = Differences::between(manifest, found);
+        assert_eq!((all.lacks, all.more), (owned(lacks), owned(more)));
+    }
+
+    fn owned(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn an_object_as_installed_has_no_differences() {
+        for manifest in manifests(&options()) {
+            let mut found = manifest.clone();
+            found["metadata"]["labels"] = json!({"of": "others"});
+            found["spec"]["defaulted"] = json!("by the API server");
+            check(&manifest, &found, &[], &[]);
+        }
+    }
+
+    #[test]
+    fn half_of_the_webhook_is_reported() {
+        let manifest = installed("MutatingWebhookConfiguration");
+        let mut half = manifest.clone();
+        half["webhooks"].as_array_mut().unwrap().remove(0);
+        let absent = "webhooks[namespace.sidecar-injector.leno.dev] is absent";
+        check(&manifest, &half, &[absent], &[]);
+        for (pointer, value, words) in [
+            (
+                "/webhooks/0/failurePolicy",
+                json!("Ignore"),
+                "failurePolicy is \"Ignore\", and not \"Fail\"",
+            ),
+            (
+                "/webhooks/0/clientConfig/service/port",
+                json!(8443),
+                "clientConfig.service.port is 8443, and not 443",
+            ),
+            (
+                "/webhooks/0/rules/0/operations/0",
+                json!("UPDATE"),
+                "rules[0].operations[0] is \"UPDATE\", and not \"CREATE\"",
+            ),
+        ] {
+            let mut other = manifest.clone();
+            *other.pointer_mut(pointer).unwrap() = value;
+            let field = format!("webhooks[namespace.sidecar-injector.leno.dev].{words}");
+            check(&manifest, &other, &[&field], &[]);
+        }
+        let mut other = manifest.clone();
+        let selector = "/webhooks/0/namespaceSelector/matchExpressions";
+        let expressions = other.pointer_mut(selector).unwrap().as_array_mut().unwrap();
+        expressions.insert(0, json!({"key": "control-plane", "operator": "DoesNotExist"}));
+        let more = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions has 1 more than are installed";
+        check(&manifest, &other, &[], &[more]);
+    }
+
+    #[test]
+    fn rights_that_were_taken_away_are_reported() {
+        let manifest = installed("ClusterRole");
+        let mut other = manifest.clone();
+        other["rules"].as_array_mut().unwrap().remove(0);
+        check(&manifest, &other, &["rules[0] is absent"], &[]);
+        let mut other = manifest.clone();
+        other["rules"][0]["verbs"] = json!(["get"]);
+        assert!(!Differences::between(&manifest, &other).lacks.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_absent_object_of_the_installation_is_named() {
+        let server = Server::open().await;
+        let desired = manifests(&options());
+        for manifest in &desired {
+            let Addressed { name, api, .. } = Addressed::of(&server.client, manifest).unwrap();
+            let object = serde_json::from_value(manifest.clone()).unwrap();
+            assert_eq!(object_name(&object), &*name);
+            api.create(&kube::api::PostParams::default(), &object).await.unwrap();
+        }
+        let found = compared(&server.client, &desired).await;
+        assert!(matches!(found, Finding::Well(_)), "{found}");
+        let is_binding =
+            |path: &String| path.contains("clusterrolebindings") && path.ends_with("/leno-control");
+        let path = server.store.lock().unwrap().objects.keys().find(|it| is_binding(it)).cloned();
+        server.store.lock().unwrap().objects.remove(&path.unwrap()).unwrap();
+        let found = compared(&server.client, &desired).await;
+        assert!(matches!(found, Finding::Wrong(_)), "{found}");
+        assert!(found.to_string().contains("ClusterRoleBinding leno-control is absent"), "{found}");
+    }
+
+    fn object_name(object: &kube::core::DynamicObject) -> &str {
+        object.metadata.name.as_deref().unwrap_or_default()
+    }
+}
