@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, PodSpec, Service};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{Job, JobCondition};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, PodSpec, Service};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::connections::connections;
 use super::{Finding, few, unreadable};
-use crate::api::{NamespaceName, ObjectApi};
+use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::inject::{Demand, NamespaceFacts, decide};
 use crate::install::Installed;
 use crate::status::event::shortened;
@@ -157,14 +159,79 @@ impl Members<'_> {
 
 /// Pods that cannot be created because the webhook rejects them, or does not answer.
 pub(super) async fn held_back(client: &Client) -> Finding {
-    let sets: ObjectApi<ReplicaSet> = ObjectApi::all(client.clone());
-    match sets.list(&ListParams::default()).await {
-        Ok(sets) => held(&sets.items),
+    match held_sets(client).await {
+        Ok((sets, lacking, events)) => held(&sets, &lacking, &events),
         Err(error) => unreadable(&error),
     }
 }
 
-fn held(sets: &[ReplicaSet]) -> Finding {
+/// A ReplicaSet has a condition about pods that cannot be created. Other objects have events alone, and count while they
+/// lack pods.
+async fn held_sets(
+    client: &Client,
+) -> Result<(Vec<ReplicaSet>, Vec<Lacking>, Vec<Event>), ApiError> {
+    let sets: ObjectApi<ReplicaSet> = ObjectApi::all(client.clone());
+    let stateful: ObjectApi<StatefulSet> = ObjectApi::all(client.clone());
+    let daemons: ObjectApi<DaemonSet> = ObjectApi::all(client.clone());
+    let jobs: ObjectApi<Job> = ObjectApi::all(client.clone());
+    let events: ObjectApi<Event> = ObjectApi::all(client.clone());
+    let all = ListParams::default();
+    let mut lacking = Vec::new();
+    lacking.extend(stateful.list(&all).await?.items.iter().filter_map(|set| {
+        let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
+        let wanted = spec.replicas.unwrap_or(1);
+        (status.map_or(0, |status| status.replicas) < wanted)
+            .then(|| Lacking::of("StatefulSet", set))
+    }));
+    lacking.extend(daemons.list(&all).await?.items.iter().filter_map(|set| {
+        let status = set.status.as_ref()?;
+        let lacks = status.current_number_scheduled < status.desired_number_scheduled;
+        lacks.then(|| Lacking::of("DaemonSet", set))
+    }));
+    lacking.extend(jobs.list(&all).await?.items.iter().filter_map(|job| {
+        let status = job.status.as_ref();
+        let conditions = || status.iter().flat_map(|it| it.conditions.iter().flatten());
+        let is_over =
+            |it: &JobCondition| ["Complete", "Failed"].contains(&&*it.type_) && it.status == "True";
+        let runs = status.and_then(|status| status.active).unwrap_or(0) > 0;
+        (!runs && !conditions().any(is_over)).then(|| Lacking::of("Job", job))
+    }));
+    let failed = ListParams::default().fields("reason=FailedCreate").limit(EVENTS_MAX);
+    let events = events.list(&failed).await?.items;
+    Ok((sets.list(&all).await?.items, lacking, events))
+}
+
+/// An object with fewer pods than it should have.
+struct Lacking {
+    /// Kind, namespace and name.
+    object: String,
+    uid: Option<String>,
+}
+
+impl Lacking {
+    fn of(kind: &str, object: &impl kube::ResourceExt) -> Self {
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
+    }
+
+    /// The reason of the newest event, if the webhook gave it.
+    fn failure(&self, events: &[Event]) -> Option<(String, String)> {
+        let about = |it: &&Event| self.uid.is_some() && it.involved_object.uid == self.uid;
+        let newest = events.iter().filter(about).max_by_key(|it| at(it))?;
+        let message = newest.message.clone().filter(|it| it.contains(INJECTOR))?;
+        Some((self.object.clone(), shortened(&message, MESSAGE_BYTES_MAX)))
+    }
+}
+
+/// The time of an event's last occurrence.
+fn at(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().and_then(|it| it.last_observed_time.as_ref());
+    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    let once = || event.event_time.as_ref().map(|time| time.0);
+    series.map(|time| time.0).or(last).or_else(once)
+}
+
+fn held(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> Finding {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
         let failed = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True")?;
@@ -172,13 +239,14 @@ fn held(sets: &[ReplicaSet]) -> Finding {
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
         Some((format!("{namespace}/{name}"), shortened(&message, MESSAGE_BYTES_MAX)))
     };
-    let held: Vec<(String, String)> = sets.iter().filter_map(failure).collect();
+    let others = lacking.iter().filter_map(|it| it.failure(events));
+    let held: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
     let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
     match held.first() {
-        None => Finding::Well("none, of ReplicaSets".to_owned()),
+        None => Finding::Well("none".to_owned()),
         Some((first, message)) => Finding::wrong(
             format!("pods of {} are not created; of {first}: {message}", few(&names)),
-            "correct what the message names; `kubectl describe replicaset` shows each",
+            "correct what the message names; `kubectl describe` of each object shows its own",
         ),
     }
 }
@@ -286,6 +354,7 @@ fn shown(pod: &Pod) -> String {
 const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Of how many pods the image is looked at.
 const PODS_MAX: u32 = 5000;
+const EVENTS_MAX: u32 = 2000;
 /// The key of the roots in their ConfigMap.
 const ROOTS_KEY: &str = "roots.pem";
 /// As much of the message of the API server as a line has room for.
@@ -376,11 +445,35 @@ mod tests {
         };
         let message = "admission webhook \"namespace.sidecar-injector.leno.dev\" denied the request: no sidecar";
         check(
-            &held(&[set(message)]),
+            &held(&[set(message)], &[], &[]),
             false,
             "of shop/web-1 are not created; of shop/web-1: admission webhook",
         );
-        check(&held(&[set("exceeded quota")]), true, "none");
-        check(&held(&[]), true, "none");
+        check(&held(&[set("exceeded quota")], &[], &[]), true, "none");
+        check(&held(&[], &[], &[]), true, "none");
+    }
+
+    #[test]
+    fn pods_of_other_objects_that_the_webhook_holds_back_are_reported() {
+        let event = |uid: &str, time: &str, message: &str| -> Event {
+            serde_json::from_value(json!({
+                "metadata": {}, "reason": "FailedCreate", "message": message, "lastTimestamp": time,
+                "involvedObject": {"uid": uid},
+            }))
+            .unwrap()
+        };
+        let denied = "admission webhook \"pod.sidecar-injector.leno.dev\" denied the request: no";
+        let (first, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
+        for kind in ["StatefulSet", "DaemonSet", "Job"] {
+            let object = format!("{kind} shop/held");
+            let lacking = || [Lacking { object: object.clone(), uid: Some("u".to_owned()) }];
+            let words = format!("of {object} are not created; of {object}: admission webhook");
+            check(&held(&[], &lacking(), &[event("u", first, denied)]), false, &words);
+            check(&held(&[], &lacking(), &[event("v", first, denied)]), true, "none");
+            check(&held(&[], &[], &[event("u", first, denied)]), true, "none");
+            // The newest event has the present reason.
+            let events = [event("u", first, denied), event("u", later, "exceeded quota")];
+            check(&held(&[], &lacking(), &events), true, "none");
+        }
     }
 }
