@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
@@ -33,8 +33,8 @@ impl Told {
     ) -> Option<Self> {
         let event = warning(instance, object, (reason, "Read"), note);
         let name = object.name.as_deref().unwrap_or_default();
-        match create(client, &event).await {
-            Ok(()) => Some(Self { note: note.to_owned(), event, count: 1, at: now }),
+        match create_or_count(client, &event).await {
+            Ok(count) => Some(Self { note: note.to_owned(), event, count, at: now }),
             Err(error) => {
                 tracing::debug!(kind = object.kind, name, %error, "an event cannot be written");
                 None
@@ -53,9 +53,7 @@ impl Told {
             return true;
         }
         let count = self.count.saturating_add(1);
-        let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
-        let patch = Patch::Merge(json!({"series": series}));
-        match self.patch(client, &patch).await {
+        match count_up(client, &self.event, count).await {
             Ok(()) => (self.at, self.count) = (now, count),
             Err(error) if error.code() == Some(404) => return false,
             // Tried again in the next round.
@@ -66,12 +64,19 @@ impl Told {
         }
         true
     }
+}
 
-    async fn patch(&self, client: &Client, patch: &Patch<Value>) -> Result<(), ApiError> {
-        let name = ObjectName::new(self.event.metadata.name.as_deref().unwrap_or_default())?;
-        let api = api(client, &self.event)?;
-        api.patch(&name, &PatchParams::default(), patch).await.map(drop)
-    }
+/// The name of an event: the same for the same note about the same object, so that the next holder of the Lease counts
+/// up the event of the one before.
+fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
+    let name = object.name.as_deref().unwrap_or(CONTROL);
+    let (uid, kind) = (object.uid.as_deref(), object.kind.as_deref());
+    let parts = [uid.unwrap_or_default(), kind.unwrap_or_default(), name, reason, note];
+    // FNV-1a, with a byte between the parts that none of them has.
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
+    let hash =
+        bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+    format!("{}.{hash:016x}", cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']))
 }
 
 /// A warning about `object` in the name of `instance`; `reason` and `action` are words of the API.
@@ -82,16 +87,10 @@ fn warning(
     note: &str,
 ) -> Written {
     let wall = Timestamp::now();
-    let name = object.name.as_deref().unwrap_or(CONTROL);
     let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
     Written {
         metadata: ObjectMeta {
-            // As the name of an object may have 253 characters, so may this one.
-            name: Some(format!(
-                "{}.{:x}",
-                cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']),
-                wall.as_nanosecond()
-            )),
+            name: Some(name_of(object, reason, note)),
             namespace: Some(namespace),
             ..ObjectMeta::default()
         },
@@ -107,8 +106,28 @@ fn warning(
     }
 }
 
-async fn create(client: &Client, event: &Written) -> Result<(), ApiError> {
-    api(client, event)?.create(&PostParams::default(), event).await.map(drop)
+/// Creates an event, or counts up the one that stands there. The count that it has then.
+async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiError> {
+    let api = api(client, event)?;
+    match api.create(&PostParams::default(), event).await {
+        Ok(_) => return Ok(1),
+        Err(error) if error.code() == Some(CONFLICT) => {}
+        Err(error) => return Err(error),
+    }
+    // A patch that changes nothing answers with the event: control planes have no right to read events.
+    let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
+    let unchanged = Patch::Merge(json!({}));
+    let standing = api.patch(&name, &PatchParams::default(), &unchanged).await?;
+    let count = standing.series.map_or(1, |series| series.count).saturating_add(1);
+    count_up(client, event, count).await?;
+    Ok(count)
+}
+
+async fn count_up(client: &Client, event: &Written, count: i32) -> Result<(), ApiError> {
+    let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+    let patch = Patch::Merge(json!({"series": series}));
+    let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
+    api(client, event)?.patch(&name, &PatchParams::default(), &patch).await.map(drop)
 }
 
 fn api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
@@ -141,7 +160,7 @@ pub(crate) async fn warn(
     note: &str,
 ) {
     let event = warning(CONTROL, object, (reason, action), note);
-    if let Err(error) = create(client, &event).await {
+    if let Err(error) = create_or_count(client, &event).await {
         tracing::debug!(kind = object.kind, name = object.name, %error, "an event cannot be written");
     }
 }
@@ -149,14 +168,19 @@ pub(crate) async fn warn(
 /// The API server takes no longer note.
 const NOTE_BYTES_MAX: usize = 1024;
 const ELLIPSIS: &str = "…";
-/// A name has at most 253 characters; those that are left are for the time.
+/// A name has at most 253 characters; those that are left are for the hash.
 const NAME_CHARACTERS_MAX: usize = 220;
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+const CONFLICT: u16 = 409;
 const INSTANCE_CHARACTERS_MAX: usize = 128;
 /// Often enough that one that fails once, or comes late, is still in time.
 const RENEW_EVERY: Duration = Duration::from_secs(20 * 60);
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::testing::Server;
 
@@ -172,6 +196,36 @@ mod tests {
         for bytes in 0..20 {
             assert!(shortened("ééééééééééé", bytes).len() <= bytes.max(3));
         }
+    }
+
+    #[tokio::test]
+    async fn the_next_holder_of_the_lease_counts_up_the_same_event() {
+        let server = Server::open().await;
+        let object = |uid: &str| ObjectReference {
+            kind: Some("Namespace".to_owned()),
+            name: Some("shop".to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        let now = Instant::now();
+        let write = async |instance: &str, uid: &str, note: &str| {
+            let object = object(uid);
+            let about = (instance, &object);
+            Told::write(&server.client, about, ("Refused", note), now).await.unwrap().count
+        };
+        let counts = || -> Vec<Option<i64>> {
+            let store = server.store.lock().unwrap();
+            store.objects.values().map(|it| it["series"]["count"].as_i64()).collect()
+        };
+        assert_eq!(write("one", "u1", "no").await, 1);
+        assert_eq!(counts(), [None]);
+        assert_eq!(write("two", "u1", "no").await, 2);
+        assert_eq!(write("one", "u1", "no").await, 3);
+        assert_eq!(counts(), [Some(3)]);
+        // Another text, and another object of the same name, have events of their own.
+        assert_eq!(write("one", "u1", "yes").await, 1);
+        assert_eq!(write("one", "u2", "no").await, 1);
+        assert_eq!(counts().len(), 3);
     }
 
     #[tokio::test]
