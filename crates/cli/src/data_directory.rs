@@ -104,12 +104,15 @@ impl DataDirectory {
         let mut lock = lock_file(&path)?;
         let locked = lock_within(&lock, LOCK_PATIENCE)
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
-        if !locked {
+        let process = match locked {
+            true => holder_of_removed(&path, &lock),
+            false => holder(&mut lock),
+        };
+        if let Some(process) = process {
             bail!(
-                "the data directory {} is used by another mesh{}: stop that one, or choose \
+                "the data directory {} is used by another mesh{process}: stop that one, or choose \
                  another with --data",
-                path.display(),
-                holder(&mut lock)
+                path.display()
             );
         }
         lock.set_len(0)
@@ -127,7 +130,8 @@ impl DataDirectory {
         let lock = lock_file(&path)?;
         let locked = lock_within(&lock, LOCK_PATIENCE)
             .with_context(|| format!("cannot lock {}", path.join(LOCK_FILE).display()))?;
-        Ok(locked.then_some(Self { path, _lock: lock }))
+        let is_used = !locked || holder_of_removed(&path, &lock).is_some();
+        Ok((!is_used).then_some(Self { path, _lock: lock }))
     }
 
     /// Where it is.
@@ -217,13 +221,35 @@ fn is_everybodys(mode: u32, owner: u32) -> bool {
 /// Longer than the end of a killed process takes.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who holds the lock, as far as it said.
-fn holder(lock: &mut File) -> String {
+/// The process that holds the lock, as far as it has written its number.
+fn holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
-    match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
+    Some(match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
         Ok(1..) => format!(" (process {})", text.trim()),
         _ => String::new(),
+    })
+}
+
+/// The process of a mesh that runs on after its data directory was removed, with the lock. Its parts make the directory again, so
+/// that another mesh must not have it. The lock that was removed is still open in that process.
+fn holder_of_removed(directory: &Path, lock: &File) -> Option<String> {
+    // Only a lock that was made just now has no number of a process.
+    if lock.metadata().is_ok_and(|found| found.len() > 0) {
+        return None;
     }
+    let path = std::fs::canonicalize(directory).ok()?.join(LOCK_FILE);
+    let removed = PathBuf::from(format!("{} (deleted)", path.display()));
+    let has_removed = |process: &Path| {
+        // Processes of other users do not show their files.
+        let files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        files.map(|file| std::fs::read_link(file.path())).any(|to| to.is_ok_and(|to| to == removed))
+    };
+    let processes = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.bytes().all(|byte| byte.is_ascii_digit()).then_some((entry.path(), name))
+    });
+    let mut holders = processes.filter(|(process, _)| has_removed(process));
+    holders.next().map(|(_, pid)| format!(" (process {pid})"))
 }
 
 const LOCK_FILE: &str = "lock";
@@ -242,6 +268,29 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn the_directory_of_a_running_mesh_is_its_own_after_it_was_removed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let data = scratch.path().join("data");
+        let claim = || DataDirectory::claim(data.clone());
+        let running = claim().unwrap();
+        let used = format!("is used by another mesh (process {})", std::process::id());
+        // The second time it is there again, as the parts of the mesh make it.
+        for is_made_again in [false, true] {
+            std::fs::remove_dir_all(&data).unwrap();
+            if is_made_again {
+                create_private(&data).unwrap();
+            }
+            for _ in 0..2 {
+                let error = claim().unwrap_err().to_string();
+                assert!(error.contains(&used), "{error}");
+                assert!(DataDirectory::claim_unless_used(data.clone()).unwrap().is_none());
+            }
+        }
+        drop(running);
+        claim().unwrap();
+    }
 
     #[test]
     fn a_volume_that_is_everybodys_is_told_from_other_directories() {
