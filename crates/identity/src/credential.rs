@@ -189,6 +189,9 @@ impl Credential {
         let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), Readers::Owner)? else {
             return Ok(None);
         };
+        if text.is_empty() {
+            return Err(CredentialError::Empty);
+        }
         let roots = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&text).map_err(|_| CredentialError::KeyMissing)?;
@@ -241,6 +244,9 @@ pub enum CredentialError {
     /// A saved credential without trust bundle.
     #[error("`{CREDENTIAL_FILE}` is there but `{ROOTS_FILE}` is not: remove both and join again")]
     RootsMissing,
+    /// A saved credential of no bytes, as a full disk may leave it.
+    #[error("`{CREDENTIAL_FILE}` is empty and holds no P-256 private key: remove it and join again")]
+    Empty,
     /// A saved credential without key.
     #[error("`{CREDENTIAL_FILE}` holds no P-256 private key: remove it and join again")]
     KeyMissing,

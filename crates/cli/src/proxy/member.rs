@@ -6,7 +6,9 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_identity::{Credential, FileOrigin, JoinBundle, Roots, read_regular_text};
+use leno_identity::{
+    Credential, CredentialError, FileOrigin, JoinBundle, Roots, read_regular_text,
+};
 use leno_model::{TrustDomain, WorkloadName};
 use leno_proxy::{AccountToken, Config, ControlAddress, TrustedRoots};
 
@@ -68,9 +70,11 @@ impl MemberArgs {
         };
         let known = Known::find(&state, self.token_file.as_deref(), &workload)?;
         let trust_domain = self.trust_domain.or(known.trust_domain).with_context(|| {
+            let problem = known.problem.as_ref();
+            let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
             format!(
-                "{workload} has no certificate in {} and no token file: make one with \
-                 `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
+                "{workload} has no usable certificate in {}{problem} and no token file: make one \
+                 with `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
                  --trust-domain with --service-account-token",
                 state.display()
             )
@@ -112,6 +116,8 @@ fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedR
 /// What a proxy knows of its mesh without being told.
 #[derive(Debug, Default)]
 struct Known {
+    /// The reason why the certificate of the last run cannot be used.
+    problem: Option<CredentialError>,
     trust_domain: Option<TrustDomain>,
     control: Vec<ControlAddress>,
 }
@@ -124,7 +130,11 @@ impl Known {
         token_file: Option<&Path>,
         workload: &WorkloadName,
     ) -> anyhow::Result<Self> {
-        let held = Credential::load(state).ok().flatten().filter(|held| {
+        let (held, problem) = match Credential::load(state) {
+            Ok(held) => (held, None),
+            Err(error) => (None, Some(error)),
+        };
+        let held = held.filter(|held| {
             held.workload() == Some(workload) && !held.is_expired(SystemTime::now())
         });
         let text = read_control(&state.join(CONTROL_FILE)).unwrap_or_else(|error| {
@@ -136,15 +146,16 @@ impl Known {
         let mut known = match (held, token_file) {
             (Some(held), _) => {
                 let trust_domain = Some(held.id().trust_domain.clone());
-                Self { trust_domain, control: Vec::new() }
+                Self { trust_domain, ..Self::default() }
             }
             (None, Some(path)) => {
                 let bundle = JoinBundle::load(path).context("the token file cannot be used")?;
                 let control = bundle.control.into_iter().map(ControlAddress::from).collect();
-                Self { trust_domain: Some(bundle.trust_domain), control }
+                Self { trust_domain: Some(bundle.trust_domain), control, ..Self::default() }
             }
             (None, None) => Self::default(),
         };
+        known.problem = problem;
         if known.control.is_empty() {
             known.control = remembered;
         }
@@ -181,6 +192,8 @@ const CONTROL_BYTES_MAX: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
 
     #[test]
@@ -192,6 +205,25 @@ mod tests {
         assert!(format!("{refused:#}").contains("LENO_ROOTS"), "{refused:#}");
         let nothing = trusted(None, None).unwrap_err().to_string();
         assert!(nothing.contains("--roots FILE"), "{nothing}");
+    }
+
+    #[test]
+    fn a_certificate_that_cannot_be_used_is_named_with_its_problem() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("credential.pem");
+        for (mode, problem) in [(0o644, "(mode 0644)"), (0o600, "`credential.pem` is empty")] {
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let command = MemberArgs::augment_args(clap::Command::new("proxy"));
+            let state = scratch.path().to_str().unwrap();
+            let given = ["proxy", "--workload", "shop/cart-1", "--state", state];
+            let found = command.get_matches_from(given);
+            let arguments = MemberArgs::from_arg_matches(&found).unwrap();
+            let error = arguments.config().unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+        }
     }
 
     #[test]
