@@ -12,7 +12,7 @@ use leno_model::{
 
 use crate::hits::HitSlot;
 use crate::matcher::prefix_elements;
-use crate::request::RequestView;
+use crate::request::{RequestView, is_similar_name};
 
 /// What a rule does beside choosing a backend, compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -305,11 +305,13 @@ impl FieldEdits {
         self.lines.split_terminator("\r\n").filter_map(|line| line.split_once(": "))
     }
 
-    /// The fields as they are after the edits; for tools.
+    /// The fields of a request as they are after the edits; for tools.
     #[must_use]
     pub fn applied(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
-        let removed =
-            |name: &str| self.remove.iter().any(|removed| removed.eq_ignore_ascii_case(name));
+        let removed = |name: &str| {
+            let is_similar = |removed: &str| is_similar_name(removed.as_bytes(), name.as_bytes());
+            self.remove.iter().any(|removed| is_similar(removed))
+        };
         let kept = fields.iter().filter(|(name, _)| !removed(name)).cloned();
         let appended = self.appended().map(|(name, value)| (name.to_owned(), value.to_owned()));
         kept.chain(appended).collect()

@@ -61,7 +61,8 @@ fn listed(first: u8) -> &'static [&'static str] {
         // RFC 7239 and its predecessors; Fastly, Fly, Microsoft.
         b'f' => &["forwarded*", "fastly-*", "fly-*", "front-end-https"],
         b'h' => &["http-url", "http-host-override"],
-        b'p' => &["proxy-host", "proxy-url", "proxy-client-*"],
+        // CGI makes the first of them `HTTP_PROXY`, which programs take for the address of their own proxy.
+        b'p' => &["proxy", "proxy-host", "proxy-url", "proxy-client-*"],
         b'r' => &["redirect", "referrer-ip", "remote-*", "request-uri"],
         b's' => &["ssl-client-*"],
         b't' => &["true-client-*"],
@@ -165,6 +166,7 @@ mod tests {
             "x_arr_ssl",
             "X-WAWS-Unencoded-URL",
             "X_Override.Url",
+            "Proxy",
         ] {
             assert!(is_claim(name.as_bytes()), "{name}");
         }
@@ -227,6 +229,8 @@ mod tests {
             "x-schema",
             "upgrade-insecure-requests",
             "pragma",
+            "proxy-authorization",
+            "proxies",
             "date",
             "from",
         ] {

@@ -55,6 +55,8 @@ const ANSWER: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1
                       content-length: 2\r\n\r\nok";
 const REQUEST: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\nx-add: one\r\n\
                        X-Gone: 1\r\nx-kept: 2\r\n\r\n";
+/// Similar names, which CGI, WSGI, PHP and Rack equate with those of the rule.
+const RESPELLED: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX_Set: evil\r\nx.gone: 1\r\nx_add: one\r\n\r\n";
 
 #[test]
 fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
@@ -125,6 +127,29 @@ fn heads_are_edited_on_both_ways() {
             for (name, values) in expected {
                 assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", request.head);
             }
+        }
+    });
+}
+
+#[test]
+fn headers_are_set_and_removed_under_similar_names() {
+    run(async {
+        let app = Application::canned(ANSWER).await;
+        let mesh = Mesh::permissive(app.address).await;
+        mesh.client_knows(routed(&mesh, vec![editing()]));
+        let answer = Client::connect(mesh.door).await.ask(RESPELLED).await;
+        assert_eq!(answer.status, 200);
+        let head = &app.requests()[0].head;
+        let fields = fields(head);
+        let expected: &[(&str, &[&str])] = &[
+            ("x-set", &["new"]),
+            ("x_set", &[]),
+            ("x.gone", &[]),
+            ("x-add", &["two"]),
+            ("x_add", &["one"]),
+        ];
+        for (name, values) in expected {
+            assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{head}");
         }
     });
 }

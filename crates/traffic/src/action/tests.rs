@@ -118,6 +118,9 @@ fn fields_that_are_set_replace_what_was_received() {
     let before = [pair("X-Set", "0"), pair("x-add", "0"), pair("x-gone", "0"), pair("a", "0")];
     let after = [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
     assert_eq!(request.applied(&before), after);
+    let before = ["X_Set", "x.gone", "x_add", "a"].map(|name| pair(name, "0"));
+    let after = [pair("x_add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
+    assert_eq!(request.applied(&before), after);
 }
 
 #[test]

@@ -21,9 +21,10 @@ pub struct RequestEdits<'a> {
     /// Field lines to append as they stand, each with the CR LF that ends it. Whoever made them
     /// checked them: names and values alone, and no field of framing or connection.
     pub lines: &'a str,
-    /// Names of fields to leave out; `Host` and the framing fields are not affected.
+    /// Names of fields to leave out, and with them names that differ in case and signs alone: applications may read
+    /// `X_User` or `x.user` as `x-user` (RFC 3875 §4.1.18). `Host` and the framing fields are not affected.
     pub remove: &'a [Box<str>],
-    /// The same, of fields that `add` takes the place of.
+    /// Names of fields that `add` takes the place of, whatever their case.
     pub replace: &'a [&'a str],
     /// What becomes of the connection.
     pub connection: Connection,
@@ -94,6 +95,7 @@ pub fn write_request(
         length,
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
+        is_removed: is_similar,
         replace: edits.replace,
         is_selective: !(edits.remove.is_empty() && edits.replace.is_empty()),
     };
@@ -124,6 +126,7 @@ pub fn write_response(
         length: told && !bare && edits.framing != Framing::Chunked,
         upgrade: edits.connection == Connection::Upgrade,
         remove: edits.remove,
+        is_removed: <[u8]>::eq_ignore_ascii_case,
         replace: &[],
         is_selective: !edits.remove.is_empty(),
     };
@@ -140,6 +143,8 @@ struct Rules<'a> {
     length: bool,
     upgrade: bool,
     remove: &'a [Box<str>],
+    /// Compares a name with one that is left out.
+    is_removed: fn(&[u8], &[u8]) -> bool,
     replace: &'a [&'a str],
     /// Whether any name is left out; known once for all fields.
     is_selective: bool,
@@ -169,10 +174,19 @@ impl<'a> Rules<'a> {
     }
 
     fn removes(&self, bytes: &[u8], name: Span) -> bool {
-        let is = |removed: &str| name.of(bytes).eq_ignore_ascii_case(removed.as_bytes());
-        self.remove.iter().any(|removed| is(removed))
-            || self.replace.iter().any(|replaced| is(replaced))
+        let name = name.of(bytes);
+        self.remove.iter().any(|removed| (self.is_removed)(name, removed.as_bytes()))
+            || self.replace.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes()))
     }
+}
+
+/// True when two names differ in case and in their signs at most.
+fn is_similar(name: &[u8], other: &[u8]) -> bool {
+    let is_similar = |(byte, other): (&u8, &u8)| {
+        byte.eq_ignore_ascii_case(other)
+            || !byte.is_ascii_alphanumeric() && !other.is_ascii_alphanumeric()
+    };
+    name.len() == other.len() && name.iter().zip(other).all(is_similar)
 }
 
 /// Copies the fields that stay, neighbours at once; tells whether `Content-Length` was one.

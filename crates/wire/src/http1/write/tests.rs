@@ -42,6 +42,11 @@ fn forwards_requests() {
         "GET / HTTP/1.1\r\nHost: a\r\nx-set: new\r\nb: c: d\r\n\r\n",
     );
     check(
+        "GET / HTTP/1.1\r\nX_Set: old\r\nx.set: old\r\nxxset: 1\r\nx-setx: 2\r\nHost: a\r\n\r\n",
+        &RequestEdits { lines: "x-set: new\r\n", remove: &["x-set".into()], ..plain },
+        "GET / HTTP/1.1\r\nxxset: 1\r\nx-setx: 2\r\nHost: a\r\nx-set: new\r\n\r\n",
+    );
+    check(
         "GET / HTTP/1.1\r\nTraceParent: 1\r\nHost: a\r\nb3: 2\r\nB: 3\r\n\r\n",
         &RequestEdits { add: &[("b3", b"4")], replace: &["traceparent", "b3"], ..plain },
         "GET / HTTP/1.1\r\nHost: a\r\nB: 3\r\nb3: 4\r\n\r\n",
