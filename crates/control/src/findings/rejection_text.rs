@@ -92,10 +92,11 @@ fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
     policies.chain(routes).take(OBJECTS_MAX).collect()
 }
 
-/// The kinds of objects that reject requests for a reason.
+/// The kinds of objects that reject requests for a reason. None for `denied` and `denied-outbound`: no policy allowed the
+/// request, and a policy that is there now may be newer, and allow it.
 fn kinds(reason: &str) -> &'static [&'static str] {
     match reason {
-        "denied" | "no-policy-route" | "denied-outbound" => &["TrafficTarget", "AccessPolicy"],
+        "no-policy-route" => &["TrafficTarget", "AccessPolicy"],
         "denied-by-policy" => &["AccessPolicy"],
         "rate-limited" | "overloaded" | "rate-limit-unavailable" => {
             &["RateLimit", "UpstreamTrafficSetting"]

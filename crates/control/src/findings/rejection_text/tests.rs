@@ -91,6 +91,19 @@ fn a_rejection_that_only_the_client_has_counted_is_not_laid_to_its_sidecar() {
 }
 
 #[test]
+fn no_policy_is_named_where_none_allowed_the_request() {
+    // It may be newer than the rejections.
+    let policies = [policy("AccessPolicy", "shop/api"), policy("TrafficTarget", "shop/api")];
+    let objects = Objects { workloads: &[], routes: &[], policies: &policies };
+    for reason in ["denied", "denied-outbound"] {
+        let found = sentence(&rejection(reason, "client", &[]), objects);
+        assert!(found.ends_with("; no policy allows it"), "{found}");
+        let found = sentence(&rejection(reason, "server", &["AccessPolicy shop/audit"]), objects);
+        assert!(found.ends_with("; decided by AccessPolicy shop/audit"), "{found}");
+    }
+}
+
+#[test]
 fn a_few_rejections_are_not_worth_a_line() {
     for (requests, share, expected) in
         [(30, 0.75, true), (4, 1.0, false), (5, 1.0, true), (1000, 0.005, false)]
