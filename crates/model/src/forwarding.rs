@@ -8,8 +8,9 @@ use crate::change::ObjectKey;
 use crate::decider::PortGuard;
 use crate::name::{RouteName, ServiceName};
 use crate::rate_limit::PortLimits;
-use crate::route::{HttpRoute, RouteKind, WeightedBackend, leads_back};
+use crate::route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, leads_back};
 use crate::service_policy::{ServicePolicy, ServicePolicyName, Treatment};
+use crate::tag::{LaneRule, TagRules};
 use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
 use crate::traffic_split::TrafficSplit;
@@ -67,8 +68,7 @@ impl AttachedRoutes<'_> {
         let requests = if is_opaque { Vec::new() } else { self.for_requests(service, port) };
         for route in &requests {
             for rule in &route.rules {
-                let is_answered = rule.actions.redirect.is_some();
-                let backends = if is_answered { &[][..] } else { &rule.backends };
+                let backends = if rule.forwards() { &rule.backends[..] } else { &[] };
                 add((route.kind, &route.name), backends);
             }
         }
@@ -123,15 +123,39 @@ impl AttachedRoutes<'_> {
     }
 }
 
+impl RouteRule {
+    /// True for a rule that does not answer all of its requests by itself.
+    fn forwards(&self) -> bool {
+        self.actions.redirect.is_none() && self.backends.iter().any(|it| it.weight > 0)
+    }
+}
+
 impl HttpRoute {
     /// True when the route forwards requests, or copies of them, to a port from another service.
     #[must_use]
     pub fn forwards_to(&self, (service, port): (&ServiceName, u16)) -> bool {
         let rules = self.rules.iter();
-        let mut backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
-        let is_only_its_own = !self.parents.is_empty() && leads_back(&self.parents, service);
-        !is_only_its_own && backends.any(|it| it.service == *service && it.port == port)
+        let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+        forwards_to(&self.parents, backends, (service, port))
     }
+}
+
+impl GatewayTcpRoute {
+    /// True when the route forwards connections to a port from another service.
+    #[must_use]
+    pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
+        forwards_to(&self.parents, &self.rule.backends, to)
+    }
+}
+
+fn forwards_to<'a>(
+    parents: &[RouteParent],
+    backends: impl IntoIterator<Item = &'a WeightedBackend>,
+    (service, port): (&ServiceName, u16),
+) -> bool {
+    let is_only_its_own = !parents.is_empty() && leads_back(parents, service);
+    let mut backends = backends.into_iter();
+    !is_only_its_own && backends.any(|it| it.service == *service && it.port == port)
 }
 
 impl TrafficSplit {
@@ -143,6 +167,12 @@ impl TrafficSplit {
 }
 
 impl TlsRoute {
+    /// True when the route forwards sessions to a port from another service.
+    #[must_use]
+    pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
+        forwards_to(&self.parents, &self.rule.backends, to)
+    }
+
     fn is_at(&self, service: &ServiceName, port: u16) -> bool {
         self.rule.route.namespace == service.namespace
             && self.parents.iter().any(|parent| parent.has(service, port))
@@ -173,6 +203,8 @@ pub enum IdleCause {
     OtherWorkloads,
     /// The policy decides by request, and this port carries TCP, in which no request is seen.
     NoRequests(u16, PolicySide),
+    /// The rules choose among the endpoints of the service, and each request goes to those of others.
+    OtherEndpoints,
 }
 
 /// A sentence about the object that has the policy's name before it.
@@ -198,6 +230,11 @@ impl fmt::Display for Idle {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
                 write!(f, "of {} gets any", self.service)
+            }
+            IdleCause::OtherEndpoints => {
+                let forward = verb("forwards", "forward");
+                write!(f, "{routes_shown} {forward} all requests to {others}, and rules about ")?;
+                write!(f, "tags choose among the endpoints of {} only", self.service)
             }
             IdleCause::NoRequests(port, _) => {
                 write!(
@@ -228,6 +265,9 @@ pub trait Surroundings<'a> {
     /// Reports that another service leads to the same port of a workload behind this one.
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
 
+    /// Reports that a route of another service, or a gateway, forwards traffic to a port.
+    fn is_backend(&self, service: &ServiceName, port: u16) -> bool;
+
     /// Reports that a sidecar may see requests to a port: that of the client, or that of the server.
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool;
 }
@@ -251,14 +291,9 @@ impl Idle {
         let destinations = around.destinations(service, port);
         let side = if policy.rule.is_inbound() { PolicySide::Server } else { PolicySide::Client };
         if !policy.rule.acts_on_connections() && !around.sees_requests(service, port, side) {
-            return Some(Self {
-                service: service.clone(),
-                routes: Vec::new(),
-                others: BTreeSet::new(),
-                cause: IdleCause::NoRequests(port, side),
-            });
+            return Some(Self::without_requests(service, port, side));
         }
-        if destinations.own {
+        if destinations.own || around.is_backend(service, port) {
             return None;
         }
         let all = around.policies_of(service);
@@ -272,12 +307,7 @@ impl Idle {
         let is_of_requests = decides(treatment.breaker.as_ref().map(|it| &it.policy))
             || decides(treatment.faults.as_ref().map(|it| &it.policy))
             || decides(treatment.hedging.as_ref().map(|it| &it.policy));
-        let because = |cause| Self {
-            service: service.clone(),
-            routes: destinations.routes.clone(),
-            others: destinations.others.iter().map(|(other, _)| other.clone()).collect(),
-            cause,
-        };
+        let because = |cause| destinations.reason(service, cause);
         if is_inbound && around.shares_workloads(service, port) {
             return None;
         }
@@ -301,5 +331,76 @@ impl Idle {
             own = Some(theirs.filter(|name| *name != policy.name)?);
         }
         own.map(|own| because(IdleCause::OwnPolicies(own)))
+    }
+
+    /// The reason for rules about tags to have no effect at a port where they decide; `None` where they have one.
+    pub fn of_tags<'a>(
+        effects: TagEffects,
+        (service, port): (&ServiceName, u16),
+        around: &impl Surroundings<'a>,
+    ) -> Option<Self> {
+        let TagEffects { by_request, by_caller, marks } = effects;
+        let side = if marks { PolicySide::Server } else { PolicySide::Client };
+        if !by_caller && !around.sees_requests(service, port, side) {
+            return Some(Self::without_requests(service, port, side));
+        }
+        let destinations = around.destinations(service, port);
+        if destinations.own
+            || around.is_backend(service, port)
+            || marks && around.shares_workloads(service, port)
+        {
+            return None;
+        }
+        let cause = match destinations.others.is_empty() {
+            true => IdleCause::NoTraffic,
+            false if by_request || by_caller => IdleCause::OtherEndpoints,
+            false => IdleCause::OtherWorkloads,
+        };
+        Some(destinations.reason(service, cause))
+    }
+
+    fn without_requests(service: &ServiceName, port: u16, side: PolicySide) -> Self {
+        let cause = IdleCause::NoRequests(port, side);
+        Destinations::default().reason(service, cause)
+    }
+}
+
+impl Destinations {
+    fn reason(&self, service: &ServiceName, cause: IdleCause) -> Idle {
+        Idle {
+            service: service.clone(),
+            routes: self.routes.clone(),
+            others: self.others.iter().map(|(other, _)| other.clone()).collect(),
+            cause,
+        }
+    }
+}
+
+/// The effects that the rules of one object about tags, or its lanes, have at a port where they decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TagEffects {
+    /// Rules by request choose among the endpoints.
+    pub by_request: bool,
+    /// Rules by caller choose among them.
+    pub by_caller: bool,
+    /// Sidecars of the service's workloads mark requests.
+    pub marks: bool,
+}
+
+impl TagEffects {
+    /// The effects of rules and of a number of lanes.
+    #[must_use]
+    pub fn of(rules: &TagRules, lanes: &[LaneRule]) -> Self {
+        Self {
+            by_request: !rules.rules.is_empty(),
+            by_caller: !rules.by_caller.is_empty(),
+            marks: !lanes.is_empty(),
+        }
+    }
+
+    /// True where there is none.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
     }
 }

@@ -82,7 +82,8 @@ pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use floor::{Floor, Overruled, repository_of};
 pub use forwarding::{
-    AttachedRoutes, Destinations, Idle, IdleCause, PolicySide, Surroundings, no_requests,
+    AttachedRoutes, Destinations, Idle, IdleCause, PolicySide, Surroundings, TagEffects,
+    no_requests,
 };
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,

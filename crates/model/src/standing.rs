@@ -123,6 +123,10 @@ mod tests {
             true
         }
 
+        fn is_backend(&self, _: &ServiceName, _: u16) -> bool {
+            false
+        }
+
         fn sees_requests(&self, _: &ServiceName, _: u16, _: PolicySide) -> bool {
             true
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{
     Object, PortGuard, PortLimits, Reason, RetryPolicy, Service, ServiceName, ServicePolicy,
-    ServicePolicyName, Treatment, Workload,
+    ServicePolicyName, TagEffects, TagRules, TagScope, Treatment, Workload,
 };
 
 use super::decide::{DecidedBackend, Decision, EndpointAccess, is_opaque};
@@ -38,6 +38,7 @@ pub(super) fn unapplied(
             Some(Unapplied { policy: policy.name.to_string(), why })
         })
         .collect();
+    found.extend(view.tags());
     found.extend(retries(objects, decision, (called, port), &backend.service));
     found
 }
@@ -71,6 +72,8 @@ pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) ->
     });
     let retries = retries.filter(|policy| policy.services.contains(called));
     let names = attached.map(|policy| policy.name.to_string());
+    let tags = objects.iter().filter(|it| !tag_effects(it, (called, port)).is_none());
+    let names = names.chain(tags.map(|it| it.key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
     names.map(|policy| Unapplied { policy, why: why.clone() }).collect()
 }
@@ -86,6 +89,25 @@ fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {
         _ => None,
     });
     policies.collect()
+}
+
+/// The effects of an object with rules about tags, or lanes, for a port of a service, or for all of its ports.
+fn tag_effects(object: &Object, (service, port): (&ServiceName, u16)) -> TagEffects {
+    let names = |scope: &TagScope| match scope {
+        TagScope::Service(name, only) => name == service && only.is_none_or(|it| it == port),
+        TagScope::Namespace(_) | TagScope::Mesh => false,
+    };
+    match object {
+        Object::TagRoute(route) if names(&route.scope) => TagEffects::of(&route.rules, &[]),
+        Object::SermantRouteRule(rule) => {
+            let entry = rule.entries.iter().find(|(scope, _)| names(scope));
+            entry.map(|(_, it)| TagEffects::of(&it.rules, &it.lanes)).unwrap_or_default()
+        }
+        Object::Lane(lane) if lane.service == *service => {
+            TagEffects::of(&TagRules::default(), &lane.rules)
+        }
+        _ => TagEffects::default(),
+    }
 }
 
 /// The objects around a request that goes to one backend.
@@ -194,6 +216,26 @@ impl View<'_> {
 
     /// The reason for a policy that sidecars of servers enforce.
     fn not_inbound(&self, service: &ServiceName) -> String {
+        let mut endpoints = self.backend.endpoints.iter().peekable();
+        if endpoints.peek().is_none() || self.is_opaque() {
+            return match self.backend.refused {
+                Some(Reason::NoEndpoint | Reason::NoTaggedEndpoint) => {
+                    "no endpoint gets the request".to_owned()
+                }
+                _ => self.not_outbound(),
+            };
+        }
+        if !self.reaches_workloads_of(service) {
+            return enforced_by_others(service);
+        }
+        match endpoints.all(|endpoint| endpoint.access.refused().is_some()) {
+            true => "the sidecar of the endpoint rejects the request first".to_owned(),
+            false => "no rule of it matches this request".to_owned(),
+        }
+    }
+
+    /// True when an endpoint of the backend is a workload behind a service.
+    fn reaches_workloads_of(&self, service: &ServiceName) -> bool {
         let selects = |service: &&Service, workload: &Workload| {
             service.name.namespace == workload.name.namespace
                 && !service.selector.is_empty()
@@ -205,33 +247,47 @@ impl View<'_> {
             Object::Service(found) if found.name == *service => Some(found),
             _ => None,
         });
-        let is_behind = self.objects.iter().any(|object| match object {
+        self.objects.iter().any(|object| match object {
             Object::Workload(workload) => {
                 let mut endpoints = self.backend.endpoints.iter();
                 endpoints.any(|it| it.endpoint.id.workload == workload.name)
                     && named.as_ref().is_some_and(|service| selects(service, workload))
             }
             _ => false,
-        });
-        let mut endpoints = self.backend.endpoints.iter().peekable();
-        if endpoints.peek().is_none() || self.is_opaque() {
-            return match self.backend.refused {
-                Some(Reason::NoEndpoint | Reason::NoTaggedEndpoint) => {
-                    "no endpoint gets the request".to_owned()
-                }
-                _ => self.not_outbound(),
-            };
-        }
-        if !is_behind {
-            return format!(
-                "the sidecars of the workloads behind {service} enforce it, and the request goes to others"
-            );
-        }
-        match endpoints.all(|endpoint| endpoint.access.refused().is_some()) {
-            true => "the sidecar of the endpoint rejects the request first".to_owned(),
-            false => "no rule of it matches this request".to_owned(),
-        }
+        })
     }
+
+    /// The rules about tags, and lanes, of the called service that do not apply to a request that goes to another.
+    fn tags(&self) -> Vec<Unapplied> {
+        let behind = &self.backend.service;
+        if self.called == (behind, self.backend.port) {
+            return Vec::new();
+        }
+        let called = self.called.0;
+        let reason = |object: &Object| {
+            let effects = tag_effects(object, self.called);
+            let why = match () {
+                () if effects.by_request || effects.by_caller => {
+                    format!(
+                        "it chooses among the endpoints of {called}, and the request goes to {behind}"
+                    )
+                }
+                () if effects.marks && !self.reaches_workloads_of(called) => {
+                    enforced_by_others(called)
+                }
+                () => return None,
+            };
+            Some(Unapplied { policy: object.key().to_string(), why })
+        };
+        self.objects.iter().filter_map(reason).collect()
+    }
+}
+
+/// The reason for rules that sidecars of other workloads enforce.
+fn enforced_by_others(service: &ServiceName) -> String {
+    format!(
+        "the sidecars of the workloads behind {service} enforce it, and the request goes to others"
+    )
 }
 
 /// The policies about retries that do not apply to requests of this client.

@@ -534,6 +534,28 @@ fn nobody_with_the_tags_is_a_refusal() {
 }
 
 #[test]
+fn rules_about_tags_of_the_called_service_have_no_effect_where_a_route_forwards_to_others() {
+    let away = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: store, namespace: shop}
+spec: {selector: {app: orders}, ports: [{port: 80}]}
+---
+apiVersion: split.smi-spec.io/v1alpha4
+kind: TrafficSplit
+metadata: {name: orders, namespace: shop}
+spec: {service: orders, backends: [{service: store, weight: 1}]}
+";
+    let place = Place::with(&[("mesh.yaml", &format!("{TAGGED}{away}"))]);
+    let url = "http://orders.shop:80/a";
+    let done = place.leno(&["explain", "-f", ".", "request", "--from", "shop/web-1", "--url", url]);
+    let lines: Vec<&str> = done.out.lines().filter(|it| it.contains("TagRoute")).collect();
+    let why = "it chooses among the endpoints of shop/orders, and the request goes to shop/store";
+    assert_eq!(lines, [format!("no effect TagRoute shop/orders: {why}")], "{}", done.out);
+}
+
+#[test]
 fn a_traffic_split_decides_what_it_is_about() {
     let splits = "---
 apiVersion: split.smi-spec.io/v1alpha2

@@ -278,6 +278,14 @@ impl<'a> Surroundings<'a> for &'a Mesh {
         })
     }
 
+    fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
+        let to = (service, port);
+        self.forwards_requests_to(service, port)
+            || self.gateway_tcp_routes().leading(service).any(|it| it.forwards_to(to))
+            || self.tls_routes().leading(service).any(|it| it.forwards_to(to))
+            || self.splits().leading(service).any(|it| it.forwards_to(service))
+    }
+
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
         if !is_opaque(self, service, port) || self.forwards_requests_to(service, port) {
             return true;

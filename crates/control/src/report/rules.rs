@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Lane, LaneRule, ObjectKey, PolicyScope, SermantRouteRule, ServiceName, ServicePolicy,
-    ServiceRule, Standing, TagDialect, TagRoute, TagRouteName, TagRules, TagScope,
+    Idle, Lane, LaneRule, ObjectKey, PolicyScope, SermantRouteRule, ServiceName, ServicePolicy,
+    ServiceRule, Standing, TagDialect, TagEffects, TagRoute, TagRouteName, TagRules, TagScope,
 };
 
 use super::Report;
@@ -68,7 +68,7 @@ impl Report<'_> {
     ) -> PolicyStatus {
         let own = dialect.object(name.clone());
         let mut others = Vec::new();
-        let mut decides = false;
+        let (mut decides, mut idle) = (false, None);
         let mut destination = BTreeSet::new();
         let mut problems = Vec::new();
         let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
@@ -84,12 +84,19 @@ impl Report<'_> {
             by_request += rules.rules.len();
             by_caller += rules.by_caller.len();
             lanes += marks.len();
-            decides = decides || self.decides_tags(&own, scope, &mut others);
+            if !decides {
+                match self.effect_of_tags(&own, scope, &mut others) {
+                    TagEffect::Decides => decides = true,
+                    TagEffect::Idle(found) => idle = idle.or(Some(found)),
+                    TagEffect::Nowhere => {}
+                }
+            }
         }
-        let why = match others.first() {
+        let why = match (idle, others.first()) {
             _ if decides => None,
-            Some(other) => Some(format!("{other} decides instead")),
-            None => Some("nothing that it is about is there".to_owned()),
+            (Some(idle), _) => Some(idle.to_string()),
+            (None, Some(other)) => Some(format!("{other} decides instead")),
+            (None, None) => Some("nothing that it is about is there".to_owned()),
         };
         let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "of lanes")];
         let counted = counted.into_iter().filter(|(count, _)| *count > 0);
@@ -105,39 +112,62 @@ impl Report<'_> {
         }
     }
 
-    /// Whether an object decides about some port of what its rules are for; otherwise who does.
-    fn decides_tags(&self, own: &ObjectKey, scope: &TagScope, others: &mut Vec<ObjectKey>) -> bool {
+    /// The effect of an object at the ports that its rules are for; the objects that decide instead go to `others`.
+    fn effect_of_tags(
+        &self,
+        own: &ObjectKey,
+        scope: &TagScope,
+        others: &mut Vec<ObjectKey>,
+    ) -> TagEffect {
         let is_for = |service: &ServiceName| match scope {
             TagScope::Service(only, _) => only == service,
             TagScope::Namespace(namespace) => service.namespace == *namespace,
             TagScope::Mesh => true,
         };
         let tags = self.mesh.tags();
+        let mut idle = None;
         for service in self.mesh.services().filter(|it| is_for(&it.name)) {
             let marks = tags.lanes_of(&service.name);
-            let mut decide: Vec<ObjectKey> = marks.iter().map(|it| it.origin.object()).collect();
+            let marks = marks.iter().any(|it| it.origin.object() == *own);
+            let mut decide: Vec<ObjectKey> = Vec::new();
+            let mut is_here = false;
             for port in &service.ports {
-                let Some(rules) = tags.rules_for(&service.name, port.port) else { continue };
-                let by_request = rules.rules.iter().map(|it| it.origin.object());
-                let by_caller = rules.by_caller.iter().map(|it| it.origin.object());
-                decide.extend(by_request.chain(by_caller));
+                let rules = tags.rules_for(&service.name, port.port);
+                let rules = rules.iter();
+                let by_request = rules.clone().flat_map(|it| &it.rules);
+                let by_request: Vec<_> = by_request.map(|it| it.origin.object()).collect();
+                let by_caller = rules.flat_map(|it| &it.by_caller);
+                let by_caller: Vec<_> = by_caller.map(|it| it.origin.object()).collect();
+                let effects = TagEffects {
+                    by_request: by_request.contains(own),
+                    by_caller: by_caller.contains(own),
+                    marks,
+                };
+                if !effects.is_none() {
+                    is_here = true;
+                    let place = (&service.name, port.port);
+                    let Some(found) = Idle::of_tags(effects, place, &self.mesh) else {
+                        return TagEffect::Decides;
+                    };
+                    idle = idle.or(Some(found));
+                }
+                decide.extend(by_request.into_iter().chain(by_caller));
             }
-            if decide.contains(own) {
-                return true;
+            if !is_here {
+                others.extend(decide.into_iter().next().filter(|_| others.is_empty()));
             }
-            let route = |it: &ObjectKey| !matches!(it, ObjectKey::Lane(_));
-            others.extend(decide.into_iter().find(route).filter(|_| others.is_empty()));
         }
-        false
+        idle.map_or(TagEffect::Nowhere, TagEffect::Idle)
     }
 
     fn lane(&self, lane: &Lane) -> PolicyStatus {
         let is_there = self.mesh.service(&lane.service).is_some();
         let has_entrance = self.mesh.behind(&lane.service).next().is_some();
-        let why = (!has_entrance).then(|| match is_there {
-            true => "no workload is behind its service".to_owned(),
-            false => "its service is not there".to_owned(),
-        });
+        let why = match has_entrance {
+            true => self.idle_lane(lane).map(|idle| idle.to_string()),
+            false if is_there => Some("no workload is behind its service".to_owned()),
+            false => Some("its service is not there".to_owned()),
+        };
         PolicyStatus {
             kind: TagDialect::Lane.as_str().to_owned(),
             name: lane.name.to_string(),
@@ -149,6 +179,26 @@ impl Report<'_> {
             ..PolicyStatus::default()
         }
     }
+
+    /// The reason for a lane to mark no request at any port of its service.
+    fn idle_lane(&self, lane: &Lane) -> Option<Idle> {
+        let service = self.mesh.service(&lane.service)?;
+        let effects = TagEffects { marks: true, ..TagEffects::default() };
+        let ports = service.ports.iter();
+        let idle: Option<Vec<Idle>> =
+            ports.map(|it| Idle::of_tags(effects, (&service.name, it.port), &self.mesh)).collect();
+        idle?.into_iter().next()
+    }
+}
+
+/// The effect of rules about tags where they decide.
+enum TagEffect {
+    /// They have one, at some port at least.
+    Decides,
+    /// They have none: the first reason.
+    Idle(Idle),
+    /// They decide at no port.
+    Nowhere,
 }
 
 /// The rules of a policy that have names.

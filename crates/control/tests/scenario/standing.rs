@@ -316,3 +316,44 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
         assert_eq!(why("shop/retry"), Some(ports));
     });
 }
+
+/// Rules about tags and lanes of the service that a split takes all requests of, and of the backend.
+const AWAY_TAGS: &str = r#"
+---
+{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: away-1, namespace: shop, labels: {app: away}},
+ spec: {address: 127.0.0.9, ports: [{port: 80, protocol: HTTP}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: tags, namespace: shop},
+ spec: {service: away, otherwise: any, rules: [{split: [{tags: {version: "2"}}]}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: theirs, namespace: shop},
+ spec: {service: next, otherwise: any, rules: [{split: [{tags: {version: "2"}}]}]}}
+---
+{apiVersion: leno.dev/v1alpha1, kind: Lane, metadata: {name: lane, namespace: shop},
+ spec: {service: away, rules: [{marks: [{percent: 60, headers: {x-lane: gray}}]}]}}
+"#;
+
+#[test]
+fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{AWAY}{AWAY_TAGS}"));
+        let policies = loop {
+            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+            if policies.len() >= 7 {
+                break policies;
+            }
+            tokio::task::yield_now().await;
+        };
+        let why = |name: &str| {
+            let status = policies.iter().find(|it| it.name == name).expect(name);
+            assert_eq!(status.in_force, status.why.is_none(), "{name}");
+            status.why.as_deref()
+        };
+        let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
+        let tags = format!("{all} rules about tags choose among the endpoints of shop/away only");
+        assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
+        let lane = format!("{all} no workload of shop/away gets any");
+        assert_eq!(why("shop/lane"), Some(&*lane));
+    });
+}

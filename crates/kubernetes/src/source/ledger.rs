@@ -7,6 +7,7 @@ mod elected;
 mod enforcement;
 mod floor;
 mod guests;
+mod idle;
 mod joined;
 mod judge;
 mod listed;

@@ -169,6 +169,14 @@ impl<'a> Surroundings<'a> for World<'a> {
         })
     }
 
+    fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
+        let to = (service, port);
+        self.forwards_requests_to(service, port)
+            || self.gateway_tcp_routes.iter().any(|it| it.forwards_to(to))
+            || self.tls_routes.iter().any(|it| it.forwards_to(to))
+            || self.splits.iter().any(|it| it.forwards_to(service))
+    }
+
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
         if !self.is_opaque(service, port) || self.forwards_requests_to(service, port) {
             return true;
@@ -259,12 +267,16 @@ fn idle_problem(idle: &Idle) -> &'static str {
     }
 }
 
-fn remedy(idle: &Idle) -> String {
+/// The step that gives a policy an effect, or removes it.
+pub(super) fn remedy(idle: &Idle) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
         IdleCause::NoTraffic => "attach it to the service that gets the requests".to_owned(),
         IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
         IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
+        IdleCause::OtherEndpoints => {
+            format!("write the rules for {}, or remove them", others.join(" and "))
+        }
         IdleCause::NoRequests(..) => {
             "attach it to a port that speaks HTTP, or remove it".to_owned()
         }

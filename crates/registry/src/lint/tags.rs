@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Callers, Lane, SermantRouteRule, TagMatch, TagRoute, TagRules, TagScope, TagSet, TagValue,
-    Workload,
+    Callers, Idle, Lane, SermantRouteRule, Service, ServiceName, TagEffects, TagMatch, TagRoute,
+    TagRules, TagScope, TagSet, TagValue, Workload,
 };
 
+use super::service_policy::remedy;
 use super::{Lint, Reference, World, selects};
 
 impl World<'_> {
@@ -18,6 +19,11 @@ impl World<'_> {
         }
         lint_shadowed(&route.rules, lint);
         self.lint_tags(&route.scope, &route.rules, "split", lint);
+        let field = match route.scope {
+            TagScope::Service(..) => "spec.service",
+            TagScope::Namespace(_) | TagScope::Mesh => "spec.scope",
+        };
+        self.lint_effects(field, &[(&route.scope, TagEffects::of(&route.rules, &[]))], lint);
     }
 
     pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut Lint<'_>) {
@@ -44,6 +50,9 @@ impl World<'_> {
             }
             self.lint_tags(scope, &rules.rules, "route", lint);
         }
+        let entries = rule.entries.iter();
+        let entries = entries.map(|(scope, it)| (scope, TagEffects::of(&it.rules, &it.lanes)));
+        self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), lint);
     }
 
     pub(super) fn lint_lane(&self, lane: &Lane, lint: &mut Lint<'_>) {
@@ -54,6 +63,41 @@ impl World<'_> {
             name_field: "service",
         };
         self.lint_reference(&reference, lint);
+        let scope = TagScope::Service(lane.service.clone(), None);
+        let marks = TagEffects { marks: !lane.rules.is_empty(), ..TagEffects::default() };
+        self.lint_effects("spec.service", &[(&scope, marks)], lint);
+    }
+
+    /// Rules that have no effect at any port that they are for.
+    fn lint_effects(&self, field: &str, entries: &[(&TagScope, TagEffects)], lint: &mut Lint<'_>) {
+        let mut found = None;
+        for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
+            for (service, port) in self.ports_of(scope) {
+                match Idle::of_tags(*effects, (service, port), self) {
+                    Some(idle) => found = found.or(Some(idle)),
+                    None => return,
+                }
+            }
+        }
+        if let Some(idle) = found {
+            lint.warn(field.to_owned(), format!("has no effect: {idle}"), remedy(&idle));
+        }
+    }
+
+    /// The ports that rules about tags are for.
+    fn ports_of(&self, scope: &TagScope) -> impl Iterator<Item = (&ServiceName, u16)> {
+        let is_for = move |service: &&&Service| match scope {
+            TagScope::Service(only, _) => service.name == *only,
+            TagScope::Namespace(namespace) => service.name.namespace == *namespace,
+            TagScope::Mesh => true,
+        };
+        let only = match scope {
+            TagScope::Service(_, only) => *only,
+            TagScope::Namespace(_) | TagScope::Mesh => None,
+        };
+        let services = self.services.values().filter(is_for);
+        let ports = services.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
+        ports.filter(move |(_, port)| only.is_none_or(|only| only == *port))
     }
 
     /// Targets that no workload behind the service can be in.

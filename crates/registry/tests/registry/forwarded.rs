@@ -185,3 +185,40 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
     let hedging = policy("Hedging", "hedging", "after: 50ms");
     assert_eq!(warnings(&format!("{}{front}{hedging}", ports(TCP_PORT))), "");
 }
+
+/// Rules about tags for a service, of each kind.
+fn tag_rules(service: &str) -> String {
+    format!(
+        "---\n{{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {{name: tags}}, \
+         spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{app: {service}}}}}]}}]}}}}\n\
+         ---\n{{apiVersion: leno.dev/v1alpha1, kind: Lane, metadata: {{name: lane}}, \
+         spec: {{service: {service}, rules: [{{marks: [{{percent: 60, headers: {{x-lane: gray}}}}]}}]}}}}\n"
+    )
+}
+
+#[test]
+fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
+    let away = "{backendRefs: [{name: next, port: 80}]}";
+    expect![[r#"
+        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/api only; write the rules for default/next, or remove them
+    "#]].assert_eq(&warnings(&canary(away, &tag_rules("api"))));
+    // Another service with the same workloads gets no request of the route, but may be called.
+    let alone =
+        canary(away, &tag_rules("third")).replace("name: api}], rules", "name: third}], rules");
+    expect![[r#"
+        TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and rules about tags choose among the endpoints of default/third only; write the rules for default/next, or remove them
+        Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third gets any; attach it to default/next
+    "#]].assert_eq(&warnings(&alone));
+    // Rules of the backend, of a service that keeps a part, and of a service that another route forwards to.
+    assert_eq!(warnings(&canary(away, &tag_rules("next"))), "");
+    let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    assert_eq!(warnings(&canary(back, &tag_rules("api"))), "");
+    let other = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
+         metadata: {name: third}, spec: {service: third, backends: [{service: api, weight: 1}]}}\n";
+    assert_eq!(warnings(&canary(away, &format!("{}{other}", tag_rules("api")))), "");
+    let removal = policy_for("OutlierRemoval", "theirs", "api next", "consecutive: 5");
+    let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
+    let all = [removal, each_kind("api"), other.to_owned()].concat();
+    let told = warnings(&canary(redirect, &all));
+    assert!(!told.contains("has no effect: HTTPRoute default/api answers"), "{told}");
+}

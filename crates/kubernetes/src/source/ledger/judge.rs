@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Destinations, GatewayTcpRoute, IdleCause, MeshConfig, Name, Object, PolicyScope, PolicySide,
-    Protocol, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName, ServicePolicy,
-    Standing, Surroundings, TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend, leads_back,
-    no_requests,
+    Destinations, GatewayTcpRoute, Idle, IdleCause, MeshConfig, Name, Object, PolicyScope,
+    PolicySide, Protocol, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName,
+    ServicePolicy, Standing, Surroundings, TagScope, TcpRule, TlsRoute, TlsRule,
+    WeightedBackend, leads_back, no_requests,
 };
 use serde_json::Value;
 
@@ -240,7 +240,8 @@ impl Ledger {
             }
             _ => None,
         };
-        overruled.map(Outdone::Overruled)
+        let idle = || self.idle_by_routes(object, &Around { ledger: self, others });
+        overruled.map(Outdone::Overruled).or_else(|| idle().map(Outdone::of_idle))
     }
 
     fn outdone_policy(&self, policy: &ServicePolicy, others: &Others<'_>) -> Option<Outdone> {
@@ -258,13 +259,7 @@ impl Ledger {
             Standing::Overruled(other) => {
                 Some(Outdone::Overruled(format!("{other} decides wherever it is attached")))
             }
-            Standing::Idle(idle) => {
-                let reason = match idle.cause {
-                    IdleCause::NoRequests(..) => NO_REQUESTS,
-                    _ => OVERRIDDEN,
-                };
-                Some(Outdone::Idle(idle.to_string(), reason))
-            }
+            Standing::Idle(idle) => Some(Outdone::of_idle(idle)),
             Standing::Decides | Standing::Nowhere => None,
         }
     }
@@ -369,6 +364,14 @@ enum Outdone {
 }
 
 impl Outdone {
+    fn of_idle(idle: Idle) -> Self {
+        let reason = match idle.cause {
+            IdleCause::NoRequests(..) => NO_REQUESTS,
+            _ => OVERRIDDEN,
+        };
+        Self::Idle(idle.to_string(), reason)
+    }
+
     fn into_sentence(self) -> String {
         match self {
             Self::Overruled(sentence) | Self::Idle(sentence, _) => sentence,
@@ -377,9 +380,15 @@ impl Outdone {
 }
 
 /// The objects around a policy, as the cluster has them.
-struct Around<'a, 'b> {
+pub(super) struct Around<'a, 'b> {
     ledger: &'b Ledger,
     others: &'b Others<'a>,
+}
+
+impl<'a> Around<'a, '_> {
+    pub(super) fn conflicts(&self) -> &Rivals<'a> {
+        &self.others.rivals
+    }
 }
 
 impl<'a> Surroundings<'a> for Around<'a, '_> {
@@ -410,6 +419,11 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
                     .filter(|it| it.name != *service && selects(&it.selector, &workload.labels));
                 others.flat_map(|other| &other.ports).any(|it| it.target == port.target)
             })
+    }
+
+    fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
+        let Self { ledger, others } = self;
+        ledger.gateways_lead_to(service) || others.rivals.forwards_to((service, port))
     }
 
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {

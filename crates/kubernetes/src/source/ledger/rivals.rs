@@ -95,6 +95,18 @@ impl<'a> Rivals<'a> {
             || self.routes.values().flatten().any(forwards)
     }
 
+    /// True when a route of another service forwards traffic to a port.
+    pub(super) fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
+        let forwards = |route: &&Object| match route {
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            Object::GatewayTcpRoute(route) => route.forwards_to(to),
+            Object::TlsRoute(route) => route.forwards_to(to),
+            _ => false,
+        };
+        self.splits.values().flatten().any(|split| split.forwards_to(to.0))
+            || self.routes.values().flatten().any(forwards)
+    }
+
     /// The routes of a namespace that are attached to a port.
     fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
         let near = self.routes.get(service).into_iter().flatten().copied();
@@ -137,7 +149,7 @@ impl<'a> Rivals<'a> {
     }
 
     /// Whether an object is the one whose lanes a service has.
-    fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
+    pub(super) fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
         let Object::SermantRouteRule(own) = object else { return false };
         let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
         let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
@@ -237,7 +249,7 @@ impl Ledger {
     }
 
     /// Whose rules about tags decide at a port.
-    fn deciding(&self, at: (&ServiceName, u16), rivals: &Rivals<'_>) -> Rc<[ObjectKey]> {
+    pub(super) fn deciding(&self, at: (&ServiceName, u16), rivals: &Rivals<'_>) -> Rc<[ObjectKey]> {
         let place = (at.0.clone(), at.1);
         let mut known = rivals.deciding.borrow_mut();
         known.entry(place).or_insert_with(|| self.decide(at, rivals)).clone()
@@ -270,7 +282,7 @@ impl Ledger {
     }
 
     /// The services that rules are for.
-    fn services_of<'a>(
+    pub(super) fn services_of<'a>(
         &'a self,
         scope: &'a TagScope,
     ) -> Box<dyn Iterator<Item = &'a Service> + 'a> {
@@ -282,7 +294,11 @@ impl Ledger {
     }
 
     /// The ports of a service, or one of them.
-    fn ports(&self, service: &ServiceName, only: Option<u16>) -> impl Iterator<Item = u16> {
+    pub(super) fn ports(
+        &self,
+        service: &ServiceName,
+        only: Option<u16>,
+    ) -> impl Iterator<Item = u16> {
         let known = self.services.get(service).into_iter().flat_map(|it| &it.ports);
         known.map(|it| it.port).filter(move |port| only.is_none_or(|only| only == *port))
     }
@@ -298,7 +314,7 @@ fn scopes(object: &Object) -> Vec<&TagScope> {
 }
 
 /// The same for every port.
-fn traffic(scope: &TagScope) -> TagScope {
+pub(super) fn traffic(scope: &TagScope) -> TagScope {
     match scope {
         TagScope::Service(service, _) => TagScope::Service(service.clone(), None),
         TagScope::Namespace(_) | TagScope::Mesh => scope.clone(),

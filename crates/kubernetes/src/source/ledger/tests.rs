@@ -584,6 +584,27 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
 }
 
 #[test]
+fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
+    let kind = index("TagRoute", "leno.dev");
+    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(SERVICES, service("next", 8080));
+    let rules = json!([{"split": [{"tags": {"version": "2"}}]}]);
+    let spec = json!({"service": "web", "otherwise": "any", "rules": rules});
+    ledger.take(kind, custom(kind, "a", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(conditions(&mut ledger)[2], PROGRAMMED);
+    let parent = json!({"group": "", "kind": "Service", "name": "web"});
+    let spec = json!({
+        "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
+    });
+    ledger.take(routes, custom(routes, "away", "2025-01-01T00:00:00Z", spec));
+    let said = conditions(&mut ledger);
+    let overridden = ("Programmed", "False", "Overridden");
+    assert_eq!((said[0], said[2]), (("Accepted", "True", "Accepted"), overridden));
+}
+
+#[test]
 fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp() {
     let kind = index("Hedging", "leno.dev");
     let mut ledger = settled();
