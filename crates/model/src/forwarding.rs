@@ -37,6 +37,8 @@ pub struct Destinations {
     pub others: BTreeSet<(ServiceName, u16)>,
     /// The routes that decide, in order.
     pub routes: Vec<ObjectKey>,
+    /// Each rule that forwards requests has a `retry` of its own.
+    pub own_retries: bool,
 }
 
 impl AttachedRoutes<'_> {
@@ -73,6 +75,10 @@ impl AttachedRoutes<'_> {
             }
         }
         if !requests.is_empty() {
+            let mut forwarding =
+                requests.iter().flat_map(|it| &it.rules).filter(|it| it.forwards());
+            found.own_retries =
+                !self.has_consumers(service) && forwarding.all(|rule| rule.actions.retry.is_some());
             return found;
         }
         if let Some(route) = self.for_connections(service, port) {
@@ -205,6 +211,8 @@ pub enum IdleCause {
     NoRequests(u16, PolicySide),
     /// The rules choose among the endpoints of the service, and each request goes to those of others.
     OtherEndpoints,
+    /// Each rule of the routes that forwards requests decides about retries itself.
+    OwnRetries,
 }
 
 /// A sentence about the object that has the policy's name before it.
@@ -235,6 +243,11 @@ impl fmt::Display for Idle {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and rules about ")?;
                 write!(f, "tags choose among the endpoints of {} only", self.service)
+            }
+            IdleCause::OwnRetries => {
+                let have = verb("has", "have");
+                write!(f, "{routes_shown} {have} a `retry` in each rule that forwards requests ")?;
+                write!(f, "to {}", self.service)
             }
             IdleCause::NoRequests(port, _) => {
                 write!(
@@ -355,6 +368,41 @@ impl Idle {
             true => IdleCause::NoTraffic,
             false if by_request || by_caller => IdleCause::OtherEndpoints,
             false => IdleCause::OtherWorkloads,
+        };
+        Some(destinations.reason(service, cause))
+    }
+
+    /// The reason for a policy about retries to have no effect at the ports of its services; one about routes before one
+    /// about ports.
+    pub fn of_all_retries<'a, 'b>(
+        ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
+        around: &impl Surroundings<'a>,
+    ) -> Option<Self> {
+        let mut found: Option<Self> = None;
+        for place in ports {
+            let idle = Self::of_retries(place, around)?;
+            let is_about_port = |it: &Self| matches!(it.cause, IdleCause::NoRequests(..));
+            if found.as_ref().is_none_or(is_about_port) {
+                found = Some(idle);
+            }
+        }
+        found
+    }
+
+    /// The reason for a policy about retries to have no effect at a port of a service that clients call; `None` where
+    /// it has one.
+    fn of_retries<'a>(
+        (service, port): (&ServiceName, u16),
+        around: &impl Surroundings<'a>,
+    ) -> Option<Self> {
+        if !around.sees_requests(service, port, PolicySide::Client) {
+            return Some(Self::without_requests(service, port, PolicySide::Client));
+        }
+        let destinations = around.destinations(service, port);
+        let cause = match () {
+            () if !destinations.own && destinations.others.is_empty() => IdleCause::NoTraffic,
+            () if destinations.own_retries => IdleCause::OwnRetries,
+            () => return None,
         };
         Some(destinations.reason(service, cause))
     }

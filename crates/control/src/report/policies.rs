@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, IngressName, IngressPolicy,
+    AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, Idle, IngressName, IngressPolicy,
     IngressSource, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy, ServiceName, Sponsor,
     TargetRule, ToldBy, TrafficTarget, check_subject, no_requests,
 };
@@ -133,7 +133,11 @@ impl Report<'_> {
             _ if !has_source => Some("nobody runs under its source".to_owned()),
             None => Some("none of its services is there".to_owned()),
             Some(_) if is_opaque => Some(no_requests(&policy.services)),
-            Some(_) if firsts.contains(&&policy.name) => None,
+            Some(_) if firsts.contains(&&policy.name) => {
+                let there = policy.services.iter().filter_map(|it| self.mesh.service(it));
+                let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
+                Idle::of_all_retries(ports, &self.mesh).map(|idle| idle.to_string())
+            }
             Some(first) => Some(format!("Retry {first} is about the same requests")),
         };
         let nobody =

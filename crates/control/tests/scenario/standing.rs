@@ -357,3 +357,37 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
         assert_eq!(why("shop/lane"), Some(&*lane));
     });
 }
+
+/// A route with a `retry` of its own, and a policy about retries of the same requests.
+const OWN_RETRY: &str = r#"
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: stock, namespace: shop}
+spec:
+  parentRefs: [{group: "", kind: Service, name: stock}]
+  rules: [{retry: {codes: [503]}, backendRefs: [{name: stock, port: 80}]}]
+---
+{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: again, namespace: shop},
+ spec: {source: {kind: ServiceAccount, name: client, namespace: shop},
+        destinations: [{kind: Service, name: stock, namespace: shop}],
+        retryPolicy: {retryOn: 5xx, numRetries: 2}}}
+"#;
+
+#[test]
+fn a_retry_is_not_in_force_where_each_rule_of_the_route_decides_about_retries() {
+    run(async {
+        let shop = Shop::open().await;
+        shop.write(&format!("{MESH}{OWN_RETRY}"));
+        let policies = loop {
+            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+            if !policies.is_empty() {
+                break policies;
+            }
+            tokio::task::yield_now().await;
+        };
+        let why =
+            "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";
+        assert_eq!((policies[0].in_force, policies[0].why.as_deref()), (false, Some(why)));
+    });
+}

@@ -1,7 +1,8 @@
 //! Looks at policies about retries: whom they mean, and whether another one decides instead.
 
-use leno_model::{RetryPolicy, ServiceName, no_requests};
+use leno_model::{Idle, IdleCause, RetryPolicy, ServiceName, no_requests};
 
+use super::service_policy::remedy;
 use super::suggestion::{known, suggestion};
 use super::{Lint, Reference, World};
 
@@ -47,6 +48,13 @@ impl World<'_> {
                 "name a service with a port that speaks HTTP, or remove the policy",
             );
         }
+        if let Some(idle) = self.idle_retry(policy)
+            && !matches!(idle.cause, IdleCause::NoRequests(..))
+        {
+            let index = policy.services.iter().position(|it| *it == idle.service);
+            let field = format!("spec.destinations[{}]", index.unwrap_or_default());
+            lint.warn(field, format!("has no effect: {idle}"), remedy(&idle));
+        }
         if policy.rule.attempts == 0 {
             lint.warn(
                 "spec.retryPolicy.numRetries".to_owned(),
@@ -54,5 +62,12 @@ impl World<'_> {
                 "raise it, or remove the policy, and what never left is sent once more",
             );
         }
+    }
+
+    /// The reason for a policy to have no effect at any port of its services; one about routes before one about ports.
+    fn idle_retry(&self, policy: &RetryPolicy) -> Option<Idle> {
+        let services = policy.services.iter().filter_map(|it| self.services.get(it));
+        let ports = services.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
+        Idle::of_all_retries(ports, self)
     }
 }

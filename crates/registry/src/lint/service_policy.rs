@@ -277,6 +277,7 @@ pub(super) fn remedy(idle: &Idle) -> String {
         IdleCause::OtherEndpoints => {
             format!("write the rules for {}, or remove them", others.join(" and "))
         }
+        IdleCause::OwnRetries => "remove it, or the `retry` of a rule".to_owned(),
         IdleCause::NoRequests(..) => {
             "attach it to a port that speaks HTTP, or remove it".to_owned()
         }

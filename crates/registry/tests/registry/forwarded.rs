@@ -222,3 +222,28 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     let told = warnings(&canary(redirect, &all));
     assert!(!told.contains("has no effect: HTTPRoute default/api answers"), "{told}");
 }
+
+/// A policy about retries of requests to `api`.
+const RETRY: &str = "---\n{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, \
+     metadata: {name: retry}, spec: {source: {kind: ServiceAccount, name: default, \
+     namespace: default}, destinations: [{kind: Service, name: api, namespace: default}], \
+     retryPolicy: {retryOn: 5xx, numRetries: 2}}}\n";
+
+#[test]
+fn warns_of_a_retry_where_each_rule_of_the_route_decides_about_retries() {
+    let to = "backendRefs: [{name: next, port: 80}]";
+    let own = format!("{{retry: {{codes: [503]}}, {to}}}");
+    let other = format!("{{retry: {{codes: [502]}}, matches: [{{path: {{value: /a}}}}], {to}}}");
+    let redirect = "{matches: [{path: {value: /b}}], filters: [{type: RequestRedirect, \
+         requestRedirect: {hostname: example.org}}]}";
+    let told = |rules: &str| warnings(&canary(rules, RETRY));
+    expect![[r#"
+        Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api has a `retry` in each rule that forwards requests to default/api; remove it, or the `retry` of a rule
+    "#]].assert_eq(&told(&format!("{own}, {other}, {redirect}")));
+    expect![[r#"
+        Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that gets the requests
+    "#]].assert_eq(&told(&redirect.replace("matches: [{path: {value: /b}}], ", "")));
+    let without = format!("{{matches: [{{path: {{value: /c}}}}], {to}}}");
+    assert_eq!(told(&format!("{own}, {without}")), "");
+    assert_eq!(told(&format!("{{{to}}}")), "");
+}

@@ -10,6 +10,11 @@ impl Ledger {
     /// The reason for an object that decides to have no effect at any port.
     pub(super) fn idle_by_routes(&self, object: &Object, around: &Around<'_, '_>) -> Option<Idle> {
         match object {
+            Object::Retry(policy) => {
+                let there = policy.services.iter().filter_map(|it| self.services.get(it));
+                let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
+                Idle::of_all_retries(ports, around)
+            }
             Object::TagRoute(route) => {
                 let effects = TagEffects::of(&route.rules, &[]);
                 self.idle_tags(object, &[(&route.scope, effects)], around)
