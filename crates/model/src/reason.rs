@@ -155,7 +155,7 @@ reasons! {
     /// This sidecar holds as many connections as it may, or the system gives it no descriptor for another one.
     TooManyConnections "E3001" "too-many-connections" 503 Ours Never
         "Close idle connections, or raise `--connections-max` and the limit of open files (`ulimit -n`).";
-    /// No service of this name, or no such port on it, is known to the mesh.
+    /// No service of this name, or no such port on it, is known to the mesh; or a host outside has no address.
     UnknownService "E3002" "unknown-service" 404 Ours Never
         "Correct the host name or the port, or add the Service.";
     /// The service has routes and none of them matches the request.
@@ -249,8 +249,8 @@ reasons! {
         "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
     /// The destination is not of the mesh, and nothing may leave it.
     EgressDenied "E3018" "egress-denied" 403 Ours Never
-        "Give the destination a Service with meshed workloads, or set `spec.egress` of the \
-         MeshConfig to allow.";
+        "Correct the host name, give the destination a Service with meshed workloads, or set \
+         `spec.egress` of the MeshConfig to allow.";
     /// A policy injects this fault on purpose.
     FaultInjected "E3019" "fault-injected" 503 Ours Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";

@@ -1,7 +1,7 @@
 //! From what the control plane and the sidecar say to verdicts, in the order in which a request
 //! would need them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leno_control::findings::absent_sidecar;
@@ -158,7 +158,7 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
                 it.service.is_empty() && it.clients.iter().any(|it| it == name)
             };
             steps.extend(rejected(facts, is_outside));
-            steps.extend(unknown_names(&facts.unknown));
+            steps.extend(unknown_names(&facts.unknown, &namespaces(facts)));
         }
     }
     steps
@@ -177,20 +177,53 @@ pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
     service == to || routes.any(|route| route.backends.iter().any(|it| names(it, service)))
 }
 
-/// The names without a service that the workload called: for its owner to know, and no failure of the mesh.
-fn unknown_names(names: &[String]) -> Option<Step> {
+/// The namespaces with a service or a workload.
+fn namespaces(facts: &Facts) -> BTreeSet<&str> {
+    let services = facts.services.iter().map(|it| it.name.as_str());
+    let names = services.chain(facts.workloads.iter().map(|it| it.name.as_str()));
+    names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
+}
+
+/// The names without a service that the workload called: for its owner to know, and no failure of the mesh. Without a
+/// namespace of this name it is a host outside.
+fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
+    let is_inside = |name: &&String| {
+        name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
+    };
+    let (inside, outside): (Vec<&String>, Vec<&String>) = names.iter().partition(is_inside);
+    let inside: Vec<String> = inside.into_iter().cloned().collect();
+    let outside: Vec<String> = outside.into_iter().map(|it| host(it)).collect();
+    let services = match inside.as_slice() {
+        [] => None,
+        [name] => Some(format!("it called {name}: there is no such service")),
+        _ => Some(format!("it called {}: there are no such services", listed(&inside))),
+    };
+    let hosts = match outside.as_slice() {
+        [] => None,
+        [name] => {
+            Some(format!("it called {name}: a host outside, since there is no such namespace"))
+        }
+        _ => Some(format!(
+            "it called {}: hosts outside, since there are no such namespaces",
+            listed(&outside)
+        )),
+    };
+    let of_services =
+        "check the host name in the application; leno get services lists those there are";
+    let of_hosts = "spec.egress of the MeshConfig decides about hosts outside; for a service, \
+                    check the namespace in the host name";
+    let services = services.map(|what| Step::notice("names", what, of_services));
+    let hosts = hosts.map(|what| Step::notice("names", what, of_hosts));
+    services.into_iter().chain(hosts).collect()
+}
+
+/// The first names of a list, and the number of the others.
+fn listed(names: &[String]) -> String {
     let shown = names.get(..names.len().min(UNKNOWN_NAMES_MAX)).unwrap_or_default();
-    let rest = match names.len() - shown.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let what = match names {
-        [] => return None,
-        [name] => format!("it called {name}: there is no such service"),
-        _ => format!("it called {}{rest}: there are no such services", shown.join(", ")),
-    };
-    let remedy = "check the host name in the application; leno get services lists those there are";
-    Some(Step::notice("names", what, remedy))
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }
 
 fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
@@ -435,5 +468,25 @@ pub(super) fn host(service: &str) -> String {
     match service.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => service.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_unknown_namespaces_are_hosts_outside() {
+        let names = ["com/example", "internal/foo", "shop/typo"].map(str::to_owned);
+        let told = |names: &[String]| {
+            let steps = unknown_names(names, &BTreeSet::from(["shop"]));
+            steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
+        };
+        let typo = "it called shop/typo: there is no such service";
+        let hosts = "it called example.com, foo.internal: hosts outside, since there are no such namespaces";
+        assert_eq!(told(&names), [typo, hosts]);
+        let host = "it called example.com: a host outside, since there is no such namespace";
+        assert_eq!(told(&names[..1]), [host]);
+        assert_eq!(told(&[]), [""; 0]);
     }
 }

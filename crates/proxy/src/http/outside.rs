@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use leno_model::{Egress, Occupant, Reason, ServiceName};
+use leno_model::{Egress, Name, Occupant, Reason, ServiceName};
 use leno_traffic::Way;
 
 use super::request::{Aim, Request};
@@ -47,7 +47,7 @@ pub(crate) enum Named {
 ///
 /// # Errors
 /// `unknown-service` for a service that there is not, and for a host without an address; `egress-denied` where nothing lets
-/// requests to the host out.
+/// requests to the host out. A name of two labels, such as `example.com`, is a host where no such namespace is known.
 pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, Reason> {
     let worker = &session.worker;
     let (host, port) = host_and_port(authority)?;
@@ -75,9 +75,11 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
     };
     match (service, may_leave) {
         // A service of this name would be in the mesh, or it is a mistake that no resolver can mend.
-        (Ok(_), false) => Err(Reason::UnknownService),
+        (Ok((service, _)), false) if is_of_mesh(session, &service, host) => {
+            Err(Reason::UnknownService)
+        }
         (Ok(_), true) if is_of_cluster(host) => Err(Reason::UnknownService),
-        (Err(_), false) => Err(Reason::EgressDenied),
+        (Ok(_) | Err(_), false) => Err(Reason::EgressDenied),
         (service, true) => {
             let found = Box::pin(address_of(session, host, port)).await;
             // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
@@ -101,6 +103,18 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
         Occupant::Service(service) => Ok(Named::Service(service.clone(), at.port())),
         Occupant::Workload { .. } => Err(Reason::UnknownService),
     }
+}
+
+/// True where the name of a service that there is not can only be a mistake: it is that of a service in full, or the sidecar
+/// knows a service of the namespace.
+#[cold]
+fn is_of_mesh(session: &Session, service: &ServiceName, host: &str) -> bool {
+    let Some(scene) = session.worker.world.scene() else { return true };
+    let plans = &scene.plans;
+    let is_known = |namespace: &Name| *namespace == service.namespace;
+    is_of_cluster(host)
+        || is_known(&plans.snapshot.plan.workload.namespace)
+        || plans.services.keys().any(|known| is_known(&known.namespace))
 }
 
 /// True for names of services in full, which no resolver knows otherwise.

@@ -105,6 +105,33 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
     });
 }
 
+/// A name of two labels is that of a service, `NAME.NAMESPACE`, or of a host outside.
+#[test]
+fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
+    run(async {
+        let mesh = Mesh::permissive(mirror().await.address).await;
+        let plan = WorkloadPlan { egress: Egress::Deny, ..plan("productpage", Access::Permissive) };
+        mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let (denied, unknown) = ((403, Some("egress-denied")), (404, Some("unknown-service")));
+        for (authority, verdict) in [
+            ("example.com:80", denied),
+            ("example.com:8080", denied),
+            ("absent.bookinfo:9080", unknown),
+            ("absent.other:9080", denied),
+            ("absent.other.svc:9080", unknown),
+            ("absent.other.svc.cluster.local:9080", unknown),
+            ("absent:9080", unknown),
+        ] {
+            let mut client = Client::connect(proxy).await;
+            let get = format!("GET http://{authority}/ HTTP/1.1\r\nhost: {authority}\r\n\r\n");
+            assert_eq!(client.ask(&get).await.verdict(), verdict, "{authority}");
+            let connect = format!("CONNECT {authority} HTTP/1.1\r\nhost: a\r\n\r\n");
+            assert_eq!(client.ask(&connect).await.verdict(), verdict, "{authority}");
+        }
+    });
+}
+
 /// Issue 26, case f11.
 #[test]
 fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() {

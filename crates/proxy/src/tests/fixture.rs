@@ -330,7 +330,9 @@ impl Sidecar {
         let addresses = self.addresses.borrow().clone();
         let names = BTreeMap::new();
         let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names });
-        let absent = BTreeSet::from([ServiceName::new("bookinfo", "absent").unwrap()]);
+        let absent = [("bookinfo", "absent"), ("other", "absent"), ("com", "example")];
+        let absent = absent.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
+        let absent = BTreeSet::from(absent);
         let update = Update { snapshot, absent, change: ChangeId(1) };
         self.worker.world.swap(&update).unwrap();
     }
