@@ -35,8 +35,7 @@ pub struct Member {
     pub choices: Choices,
 }
 
-/// The workload that a pod is: `None` when it has no address yet, has ended, or has no sidecar and
-/// the network of its node.
+/// The workload that a pod is: `None` when it has no address yet or has ended.
 ///
 /// # Errors
 /// Why it cannot be a workload although it has a sidecar.
@@ -45,16 +44,18 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     if is_meshed(pod, spec) {
         return read(pod, spec);
     }
-    if spec.host_network == Some(true) {
-        return Ok(None);
-    }
+    // A pod in the network of its node cannot have a sidecar: a floor that requires one is not about it.
+    let choices = |choices: Choices| match spec.host_network {
+        Some(true) => Choices::default(),
+        Some(false) | None => Choices { images: BTreeSet::new(), ..choices },
+    };
     // Who never asked for the mesh is told nothing of it.
     let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
         workload: Workload { sidecar: false, ..member.workload },
         admission: AdmissionReading::NONE,
         node: member.node,
         warnings: Vec::new(),
-        choices: Choices { images: BTreeSet::new(), ..member.choices },
+        choices: choices(member.choices),
     });
     Ok(plain)
 }

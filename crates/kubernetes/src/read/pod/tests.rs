@@ -149,7 +149,7 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
     assert!(!found.sidecar && found.ready);
     assert_eq!(found.address.to_string(), "10.1.0.7");
     for (change, expected) in [
-        (("/spec/hostNetwork", json!(true)), false),
+        (("/spec/hostNetwork", json!(true)), true),
         (("/status/podIP", json!(null)), false),
         (("/status/phase", json!("Failed")), false),
         // Refused as a member; nobody wanted it to be one.
@@ -159,6 +159,26 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
         let found = plain(std::slice::from_ref(&change));
         assert_eq!(found.is_some(), expected, "{change:?}");
     }
+}
+
+/// As without a mesh: it is an endpoint of its services, at the address of its node.
+#[test]
+fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
+    let changes = [
+        ("/metadata/labels", json!({"app": "a", "leno.dev/injection": "disabled"})),
+        ("/spec/hostNetwork", json!(true)),
+        ("/status/podIP", json!("192.0.2.7")),
+        ("/status/podIPs", json!([{"ip": "192.0.2.7"}])),
+    ];
+    // The name of a container proves nothing there: connections are not redirected.
+    let found = member(&pod(&changes)).unwrap().unwrap();
+    assert!(!found.choices.says_something(), "it has no choice");
+    let found = found.workload;
+    assert!(!found.sidecar && found.ready);
+    assert_eq!(found.address.to_string(), "192.0.2.7");
+    assert!(found.labels.contains_key(NODE_NETWORK_LABEL));
+    // The address is that of all such pods: no pod has it for its own.
+    assert_eq!(addresses(&pod(&changes)), BTreeSet::new());
 }
 
 #[test]

@@ -838,6 +838,31 @@ fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
 }
 
 #[test]
+fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a_sidecar() {
+    let plain: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "agent", "namespace": "shop", "labels": {"app": "web"}},
+        "spec": {"hostNetwork": true, "containers": [{"name": "web"}]},
+        "status": {"podIP": "192.0.2.7", "conditions": [{"type": "Ready", "status": "True"}]},
+    }))
+    .unwrap();
+    let mut ledger = settled();
+    ledger.take(SERVICES, service("web", 80));
+    ledger.take(PODS, News::Seen(Box::new(Seen::pod(plain))));
+    assert_eq!(shown(ledger.flush()), ["+ Service shop/web"]);
+    // Its image cannot be pulled.
+    let mut broken = pod("broken", json!({}));
+    if let News::Seen(seen) = &mut broken
+        && let Some(Item::Pod(Ok(member))) = &mut seen.item
+    {
+        member.workload.ready = false;
+    }
+    ledger.take(PODS, broken);
+    let mut told = shown(ledger.flush());
+    told.sort();
+    assert_eq!(told, ["+ Workload shop/agent", "+ Workload shop/broken"]);
+}
+
+#[test]
 fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
     let sorted = |update: Option<Update>| {
         let mut told = shown(update);
