@@ -16,7 +16,7 @@ use std::sync::Arc;
 use leno_discovery::Doubt;
 use leno_model::{Occupant, ServiceName, Snapshot, Whereabouts, Workload};
 
-use self::address::is_balanced;
+use self::enforcement::is_balanced;
 use self::plan::plan;
 use self::service::{backends, unheard};
 use crate::mesh::Mesh;

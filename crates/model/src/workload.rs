@@ -40,6 +40,8 @@ pub struct Workload {
     /// Whether it takes requests now. One that does not (it starts, or ends, or says that it is
     /// not ready) is no endpoint of its services, except of those that want such ones too.
     pub ready: bool,
+    /// True while it terminates and still serves: an endpoint of its services while none of their workloads is ready.
+    pub terminating: bool,
     /// True when it has a sidecar. Without one it is no member of the mesh; gateways and sidecars reach it in plaintext.
     pub sidecar: bool,
 }

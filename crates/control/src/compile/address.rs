@@ -8,7 +8,7 @@ use leno_model::{
     Endpoint, EndpointId, Occupant, OccupantPort, Service, ServiceName, ServicePort, Workload,
 };
 
-use super::enforcement::{Barrier, barrier, needs_sidecar};
+use super::enforcement::is_balanced;
 use super::service::{Viewer, Views, backends, protocol, target_port};
 use crate::mesh::Mesh;
 
@@ -89,29 +89,6 @@ impl Occupants {
         }
         ports
     }
-}
-
-/// True if sidecars balance over the endpoints of a service: a workload behind it has a sidecar, ready or not. Its ready
-/// endpoints without a sidecar are among the endpoints, so a pod that cannot start changes nothing. Sidecars balance before the
-/// first pod with a sidecar is ready: the network of the cluster would lead plaintext to it.
-///
-/// While no workload with a sidecar is ready, `egress: deny` keeps the service outside the mesh, where an `Egress` permits it or
-/// not. The exceptions are policies that only a sidecar enforces.
-pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
-    let Some(service) = mesh.service(name) else { return false };
-    let is_ready = |workload: &&Workload| workload.ready || service.unready;
-    let mut members = mesh.members_behind(name).peekable();
-    if members.peek().is_none() {
-        return false;
-    }
-    if members.any(|it| is_ready(&it)) {
-        return true;
-    }
-    let is_outside = |workload: &Workload| {
-        barrier(mesh, workload) == Some(Barrier::Egress) && !needs_sidecar(mesh, service, workload)
-    };
-    let mut others = mesh.bystanders_behind(name).filter(is_ready).peekable();
-    others.peek().is_none() || !others.all(is_outside)
 }
 
 fn occupant_port(

@@ -1,5 +1,5 @@
-//! Endpoints without a sidecar that sidecars and gateways leave out: because of policies that only a sidecar enforces, of
-//! the mode, or of `egress`.
+//! The endpoints that sidecars balance over, and those without a sidecar that sidecars and gateways leave out: because of
+//! policies that only a sidecar enforces, of the mode, or of `egress`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +10,59 @@ use leno_model::{
 
 use super::service::target_port;
 use crate::mesh::Mesh;
+
+/// The stage at which the workloads behind a service take its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Ready, or any where the service wants such ones too.
+    Ready,
+    /// Terminating and still serving: kube-proxy uses these while no other is ready, and so do sidecars and gateways.
+    Terminating,
+}
+
+impl Stage {
+    /// The stage of the workloads behind a service that take its requests now.
+    fn of(mesh: &Mesh, service: &Service) -> Self {
+        let members = mesh.members_behind(&service.name);
+        let mut all = members.chain(mesh.bystanders_behind(&service.name));
+        match all.any(|it| Self::Ready.includes(service, it)) {
+            true => Self::Ready,
+            false => Self::Terminating,
+        }
+    }
+
+    /// True for a workload at this stage.
+    pub(super) fn includes(self, service: &Service, workload: &Workload) -> bool {
+        match self {
+            Self::Ready => workload.ready || service.unready,
+            Self::Terminating => workload.terminating,
+        }
+    }
+}
+
+/// True if sidecars balance over the endpoints of a service: a workload behind it has a sidecar, ready or not. Its ready
+/// endpoints without a sidecar are among the endpoints, so a pod that cannot start changes nothing. Sidecars balance before the
+/// first pod with a sidecar is ready: the network of the cluster would lead plaintext to it.
+///
+/// While no workload with a sidecar takes requests, `egress: deny` keeps the service outside the mesh, where an `Egress` permits
+/// it or not. The exceptions are policies that only a sidecar enforces.
+pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
+    let Some(service) = mesh.service(name) else { return false };
+    let mut members = mesh.members_behind(name).peekable();
+    if members.peek().is_none() {
+        return false;
+    }
+    let stage = Stage::of(mesh, service);
+    if members.any(|it| stage.includes(service, it)) {
+        return true;
+    }
+    let is_outside = |workload: &Workload| {
+        barrier(mesh, workload) == Some(Barrier::Egress) && !needs_sidecar(mesh, service, workload)
+    };
+    let others = mesh.bystanders_behind(name).filter(|it| stage.includes(service, it));
+    let mut others = others.peekable();
+    others.peek().is_none() || !others.all(is_outside)
+}
 
 /// The setting that keeps sidecars from plaintext to a workload without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +86,7 @@ pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
 pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
     mesh.members_behind(&service.name).find(|it| it.ready || service.unready)?;
     let others = mesh.bystanders_behind(&service.name);
-    let ready = others.filter(|it| it.ready || service.unready);
+    let ready = others.filter(|it| Stage::Ready.includes(service, it));
     let mut barriers = ready.filter_map(|it| barrier(mesh, it));
     let first = barriers.next()?;
     Some((1 + barriers.count(), first))

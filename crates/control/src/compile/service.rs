@@ -10,7 +10,7 @@ use leno_model::{
     TargetPort, TlsRule, TrafficMode, WeightedBackend, Workload,
 };
 
-use super::enforcement::{Enforcement, barrier};
+use super::enforcement::{Enforcement, Stage, barrier};
 use super::plan::by_convention;
 use super::split;
 use crate::mesh::{Mesh, Touched};
@@ -114,9 +114,15 @@ pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<E
     };
     let ports = service.ports.iter().filter(|port| view.ports.contains_key(&port.port));
     let unheard = ports.flat_map(|port| {
-        let places = places(mesh, service, port, &permitted);
-        let unheard = places.filter(|(workload, _)| mesh.listeners(&workload.name).is_none());
-        unheard.map(|(workload, _)| id(&view.name, port, workload))
+        let found = |stage| {
+            places(mesh, (service, port), &permitted, stage).collect::<Vec<(&Workload, u16)>>()
+        };
+        let mut places = found(Stage::Ready);
+        if places.is_empty() {
+            places = found(Stage::Terminating);
+        }
+        places.retain(|(workload, _)| mesh.listeners(&workload.name).is_none());
+        places.into_iter().map(|(workload, _)| id(&view.name, port, workload))
     });
     unheard.collect()
 }
@@ -374,15 +380,31 @@ pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
 }
 
 /// Where a port is reached, ordered by id: ids differ in the workload only. Each has the labels
-/// that the port's tag rules name.
+/// that the port's tag rules name. Without a ready endpoint, those that terminate and still serve are used, as by kube-proxy.
 fn endpoints(
     mesh: &Mesh,
-    (service, port): (&Service, &ServicePort),
+    place: (&Service, &ServicePort),
     tags: Option<&TagRules>,
-    (viewer, permitted): (&Viewer, &Permitted<'_>),
+    client: (&Viewer, &Permitted<'_>),
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let places = places(mesh, service, port, permitted);
+    let mut endpoints = endpoints_of(mesh, place, &named, client, Stage::Ready);
+    if endpoints.is_empty() {
+        endpoints = endpoints_of(mesh, place, &named, client, Stage::Terminating);
+    }
+    even_out(&mut endpoints);
+    endpoints
+}
+
+/// The endpoints of a port for workloads at this stage.
+fn endpoints_of(
+    mesh: &Mesh,
+    (service, port): (&Service, &ServicePort),
+    named: &BTreeSet<&str>,
+    (viewer, permitted): (&Viewer, &Permitted<'_>),
+    stage: Stage,
+) -> Vec<Arc<Endpoint>> {
+    let places = places(mesh, (service, port), permitted, stage);
     let endpoints = places.filter_map(|(workload, number)| {
         let address = *mesh.listeners(&workload.name)?.get(&number)?;
         let id = id(&service.name, port, workload);
@@ -392,10 +414,9 @@ fn endpoints(
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
     if permitted.allows_some(mesh, &service.name) != Some(false) {
-        endpoints.extend(plain_endpoints(mesh, (service, port), &named, viewer));
+        endpoints.extend(plain_endpoints(mesh, (service, port), named, viewer, stage));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }
-    even_out(&mut endpoints);
     endpoints
 }
 
@@ -409,16 +430,17 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
     }
 }
 
-/// The ready endpoints of a port without a sidecar, at the addresses of the applications. An endpoint at which a policy
+/// The endpoints of a port at a stage that have no sidecar, at the addresses of the applications. An endpoint at which a policy
 /// applies that only a sidecar enforces is left out; for sidecars also one that the mode or `egress` keeps from plaintext.
 fn plain_endpoints(
     mesh: &Mesh,
     (service, port): (&Service, &ServicePort),
     named: &BTreeSet<&str>,
     viewer: &Viewer,
+    stage: Stage,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.bystanders_behind(&service.name);
-    let workloads = workloads.filter(|workload| workload.ready || service.unready);
+    let workloads = workloads.filter(|workload| stage.includes(service, workload));
     let is_open = |it: &&Workload| viewer.is_gateway() || barrier(mesh, it).is_none();
     let mut enforcement = Enforcement::of(mesh);
     let endpoints = workloads.filter(is_open).filter_map(|workload| {
@@ -445,16 +467,16 @@ pub(crate) fn labels(
     labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// The workloads behind a port that take requests and that a client may call, each with the port of
+/// The workloads with a sidecar behind a port that are at a stage and that a client may call, each with the port of
 /// its application.
 fn places<'a>(
     mesh: &'a Mesh,
-    service: &Service,
-    port: &ServicePort,
+    (service, port): (&Service, &ServicePort),
     permitted: &Permitted<'_>,
+    stage: Stage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
-    let unready = service.unready;
-    let workloads = mesh.behind(&service.name).filter(move |workload| workload.ready || unready);
+    let workloads = mesh.behind(&service.name);
+    let workloads = workloads.filter(move |workload| stage.includes(service, workload));
     let workloads = workloads.filter(|workload| !mesh.is_revoked(workload));
     let workloads = workloads.filter(|workload| permitted.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))

@@ -9,6 +9,7 @@ mod ports;
 mod retries;
 mod routes;
 mod tags;
+mod terminating;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -44,6 +44,7 @@ pub(super) fn same_to_clients(old: Option<&Workload>, new: Option<&Workload>) ->
                 && old.account == new.account
                 && old.admission == new.admission
                 && old.ready == new.ready
+                && old.terminating == new.terminating
                 && old.weight == new.weight
                 // Names may stand for them.
                 && old.addresses().eq(new.addresses())

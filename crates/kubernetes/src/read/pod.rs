@@ -109,6 +109,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
+    let is_deleted = meta.deletion_timestamp.is_some();
     let (weight, warning) = weight(meta);
     let mut labels = meta.labels.clone().unwrap_or_default();
     if spec.host_network == Some(true) {
@@ -127,7 +128,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         doors: Vec::new(),
         admission: Admission::default(),
         weight,
-        ready: says_ready && meta.deletion_timestamp.is_none(),
+        ready: says_ready && !is_deleted,
+        terminating: says_ready && is_deleted,
         sidecar: true,
     };
     let node = spec.node_name.clone();

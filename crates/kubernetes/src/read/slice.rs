@@ -25,8 +25,10 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let mut found = Vec::new();
     for endpoint in &slice.endpoints {
         let conditions = endpoint.conditions.as_ref();
-        // Without a word they are.
-        let ready = conditions.and_then(|conditions| conditions.ready).unwrap_or(true);
+        // By the API an absent `ready` means true, an absent `serving` the same as `ready`.
+        let ready = conditions.and_then(|it| it.ready).unwrap_or(true);
+        let serving = conditions.and_then(|it| it.serving).unwrap_or(ready);
+        let ends = conditions.and_then(|it| it.terminating).unwrap_or(false);
         // The first is the one to use, by the API.
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
         // However it is written: what is somebody else's is found by comparing.
@@ -51,6 +53,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             admission: Admission::default(),
             weight: Weight::default(),
             ready,
+            terminating: serving && ends && !ready,
             sidecar: false,
         });
     }
@@ -140,6 +143,30 @@ mod tests {
             .map(|it| (it.name.as_ref().unwrap().to_string(), it.port))
             .collect();
         assert_eq!(ports, [("http".to_owned(), 3000)]);
+    }
+
+    #[test]
+    fn an_endpoint_that_still_serves_while_it_ends_is_terminating() {
+        for (conditions, expected) in [
+            (json!({}), (true, false)),
+            (json!({"ready": false}), (false, false)),
+            (json!({"ready": false, "serving": true, "terminating": true}), (false, true)),
+            (json!({"ready": false, "serving": false, "terminating": true}), (false, false)),
+            (json!({"ready": false, "serving": true}), (false, false)),
+            (json!({"ready": false, "terminating": true}), (false, false)),
+            (json!({"ready": true, "serving": true, "terminating": true}), (true, false)),
+        ] {
+            let slice = serde_json::from_value(json!({
+                "metadata": {
+                    "name": "web-1", "namespace": "shop",
+                    "labels": {"kubernetes.io/service-name": "web"},
+                },
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions.clone()}],
+            }));
+            let found = endpoints(&slice.unwrap());
+            assert_eq!((found[0].ready, found[0].terminating), expected, "{conditions}");
+        }
     }
 
     #[test]

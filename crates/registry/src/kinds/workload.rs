@@ -47,6 +47,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         admission: admission?,
         weight: u16::try_from(weight?).ok().and_then(Weight::new)?,
         ready: true,
+        terminating: false,
         sidecar: true,
     })
 }

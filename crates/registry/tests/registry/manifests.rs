@@ -93,6 +93,7 @@ fn reads_the_promised_form_as_written() {
         admission: Default::default(),
         weight: Default::default(),
         ready: true,
+        terminating: false,
         other_addresses: Default::default(),
         sidecar: true,
     };

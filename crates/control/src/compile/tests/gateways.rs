@@ -29,7 +29,7 @@ fn cluster() -> Mesh {
     mesh
 }
 
-fn gateway(backends: &[&str]) -> Gateway {
+pub(super) fn gateway(backends: &[&str]) -> Gateway {
     let backend = |name: &&str| WeightedBackend::new(service(name), 80, 1);
     let rule = RouteRule {
         route: "bookinfo/route".parse().unwrap(),

@@ -12,7 +12,7 @@ use crate::fixture::objects;
 
 /// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`) and as many without
 /// as `plain` names.
-fn cluster(text: &str, plain: &[&str]) -> Mesh {
+pub(super) fn cluster(text: &str, plain: &[&str]) -> Mesh {
     let mut mesh = mesh(text);
     let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
     reviews.addresses.insert(ADDRESS);
@@ -32,7 +32,7 @@ fn set_ready(mesh: &mut Mesh, ready: bool) {
 }
 
 /// The endpoints that a client sees, each with a mark of those with a sidecar.
-fn seen(mesh: &Mesh) -> Vec<(String, bool)> {
+pub(super) fn seen(mesh: &Mesh) -> Vec<(String, bool)> {
     let all = endpoints(&known(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
     all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
@@ -43,7 +43,7 @@ fn both() -> [(String, bool); 3] {
 }
 
 /// True when connections to the address of the service are balanced by sidecars.
-fn is_balanced(mesh: &Mesh) -> bool {
+pub(super) fn is_balanced(mesh: &Mesh) -> bool {
     let found = occupants(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
     assert!(found.decided_by.contains(&service("reviews-v1")));
     *found.at[&ADDRESS] == Occupant::Service(service("reviews-v1"))

@@ -182,6 +182,21 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
 }
 
 #[test]
+fn a_deleted_pod_that_still_serves_is_terminating() {
+    let unready = json!([{"type": "Ready", "status": "False"}]);
+    let deleted = || ("/metadata/deletionTimestamp", json!("2025-01-01T00:00:00Z"));
+    for (changes, expected) in [
+        (vec![], (true, false)),
+        (vec![deleted()], (false, true)),
+        (vec![deleted(), ("/status/conditions", unready.clone())], (false, false)),
+        (vec![("/status/conditions", unready)], (false, false)),
+    ] {
+        let found = workload(&changes).unwrap();
+        assert_eq!((found.ready, found.terminating), expected, "{changes:?}");
+    }
+}
+
+#[test]
 fn only_what_takes_requests_is_ready() {
     let unready = json!([{"type": "Ready", "status": "False"}]);
     let ends = json!("2025-01-01T00:00:00Z");
