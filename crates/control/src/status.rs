@@ -262,7 +262,7 @@ pub struct ServiceStatus {
     pub ports: Vec<ServicePortStatus>,
     /// The routes attached to it.
     pub routes: Vec<String>,
-    /// Its ready endpoints without a sidecar to which sidecars send no request, where other endpoints have one.
+    /// Its ready endpoints without a sidecar to which sidecars send no request, where another workload behind it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<ExcludedStatus>,
 }

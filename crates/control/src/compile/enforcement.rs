@@ -82,9 +82,11 @@ pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
 }
 
 /// The ready workloads without a sidecar behind a service that sidecars leave out because of the mode or `egress`, while
-/// they balance over those with one: their number, and the setting.
+/// they balance over its endpoints, also without a ready one that has a sidecar: their number, and the setting.
 pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
-    mesh.members_behind(&service.name).find(|it| it.ready || service.unready)?;
+    if !is_balanced(mesh, &service.name) {
+        return None;
+    }
     let others = mesh.bystanders_behind(&service.name);
     let ready = others.filter(|it| Stage::Ready.includes(service, it));
     let mut barriers = ready.filter_map(|it| barrier(mesh, it));

@@ -146,9 +146,13 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         let members = if with_policy { 1 } else { 0 };
         assert_eq!(seen(&mesh), both()[..members], "{spec}");
         assert_eq!(barred(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
-        // The mode keeps requests from the others also without a ready member; `egress` does not.
+        // The mode keeps requests from the others also without a ready member, and says so; `egress` does not.
         set_ready(&mut mesh, false);
         assert_eq!(is_balanced(&mesh), barrier == Barrier::Strict, "{spec}");
+        let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::Strict);
+        assert_eq!(barred(&mesh, &reviews(&mesh)), excluded, "{spec}");
+        // Not where no pod has a sidecar: clients reach the service as without a mesh.
+        mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
         assert_eq!(barred(&mesh, &reviews(&mesh)), None, "{spec}");
     }
 }
