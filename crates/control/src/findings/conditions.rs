@@ -1,7 +1,10 @@
 //! Conditions that break traffic: closed listeners, applications that do not stay up, rejected joins, open circuits,
 //! state that cannot be written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use leno_registry::NODE_NETWORK_LABEL;
 
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
@@ -144,21 +147,44 @@ fn delays(facts: &Facts) -> Vec<Finding> {
     shortened(delayed.collect(), "leno get workloads -o json")
 }
 
-/// Clients without a sidecar that are rejected.
+/// Clients without mutual TLS that are rejected. Those with a sidecar connect past the mesh.
 fn rejected_clients(facts: &Facts) -> Vec<Finding> {
+    // An address of loopback or of a node is that of several clients.
+    let own = facts.workloads.iter().filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
+    let members = own.filter_map(|it| it.address.parse::<IpAddr>().ok());
+    let members: BTreeSet<IpAddr> = members.filter(|it| !it.is_loopback()).collect();
+    let is_member = |name: &str| name.parse().is_ok_and(|address| members.contains(&address));
     let all = facts.workloads.iter().flat_map(|workload| {
         let rejected = workload.conditions.iter().filter(|it| it.kind == "plaintext-rejected");
         rejected.map(|it| {
             let ConditionStatus { subject, reason, .. } = it;
+            let (meshed, others): (Vec<&str>, Vec<&str>) =
+                reason.split(", ").partition(|name| is_member(name));
+            let mut remedies = Vec::new();
+            if !meshed.is_empty() {
+                remedies.push(format!("{} {PAST_THE_MESH}", meshed.join(", ")));
+            }
+            if !others.is_empty() {
+                remedies.push(WITHOUT_SIDECAR.to_owned());
+            }
             Finding::notice(
-                format!("{}: {subject} rejects clients without mutual TLS: {reason}", workload.name),
-                "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext while they \
-                 move (in a cluster: annotation leno.dev/plaintext: accept)",
+                format!(
+                    "{}: {subject} rejects clients without mutual TLS: {reason}",
+                    workload.name
+                ),
+                remedies.join("; for the other clients: "),
             )
         })
     });
     shortened(all.collect(), "leno get workloads -o json")
 }
+
+/// The remedy for rejected clients that have a sidecar.
+const PAST_THE_MESH: &str = "connect past the mesh although they have a sidecar: call a Service with a selector for these pods, at \
+                             a port and address that interception does not exclude";
+/// The remedy for those without one.
+const WITHOUT_SIDECAR: &str = "start these clients with a sidecar, open the port to them with an IngressBackend, or accept \
+                               plaintext while they move (in a cluster: annotation leno.dev/plaintext: accept)";
 
 /// State that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
@@ -285,6 +311,38 @@ mod tests {
             assert_eq!(found.map(|it| it.weight), Some(weight), "{expected}");
         }
         assert!(findings(&healthy()).is_empty());
+    }
+
+    #[test]
+    fn a_rejected_client_with_a_sidecar_has_a_remedy_of_its_own() {
+        let remedy = |address: &str, labels: serde_json::Value, reason: &str| {
+            let mut client = serde_json::to_value(workload("connected")).unwrap();
+            client["address"] = json!(address);
+            client["labels"] = labels;
+            let mut server = serde_json::to_value(workload("connected")).unwrap();
+            server["conditions"] =
+                json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": reason }]);
+            let mut facts = healthy();
+            let status = |it| serde_json::from_value(it).unwrap();
+            facts.workloads = vec![status(client), status(server)];
+            findings(&facts).pop().unwrap().remedy
+        };
+        let found = remedy("10.0.0.1", json!({}), "10.0.0.1");
+        assert!(found.starts_with("10.0.0.1 connect past the mesh"), "{found}");
+        assert!(!found.contains("start these clients"), "{found}");
+        let found = remedy("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
+        assert!(
+            found.contains("10.0.0.1 connect") && found.contains("start these clients"),
+            "{found}"
+        );
+        for (address, labels) in [
+            ("10.0.0.9", json!({})),
+            ("127.0.0.1", json!({})),
+            ("10.0.0.1", json!({NODE_NETWORK_LABEL: ""})),
+        ] {
+            let found = remedy(address, labels, "127.0.0.1, 10.0.0.1");
+            assert!(found.starts_with("start these clients"), "{address}: {found}");
+        }
     }
 
     #[test]
