@@ -240,7 +240,8 @@ impl ControlArgs {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
                     let key_access = self.mesh.key_access(KeyAccess::of_tenants());
-                    let config = Config { pod: self.cluster.pod(), key_access, ..config };
+                    let pod = self.cluster.pod();
+                    let config = Config { pod, key_access, kubernetes: true, ..config };
                     let (control, cluster) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
                     Ok((control, Some(cluster)))

@@ -58,6 +58,8 @@ pub struct Config {
     pub playground: Option<Playground>,
     /// A supervisor in this process runs the sidecar of each workload.
     pub supervised: bool,
+    /// It runs in Kubernetes, where sidecars are containers of Pods.
+    pub kubernetes: bool,
     /// How long it waits for what.
     pub times: Times,
     /// Bounds on what strangers can make it hold.
@@ -123,6 +125,7 @@ impl Config {
             page: None,
             playground: None,
             supervised: false,
+            kubernetes: false,
             times: Times::default(),
             limits: Limits::default(),
         }

@@ -528,6 +528,7 @@ impl Ground {
             applications: Applications::default(),
             replaced: Replaced::default(),
             supervised: self.config.supervised,
+            kubernetes: self.config.kubernetes,
         }
         .with(first, &self.trust_domain(), edition, self.revoked.borrow().clone())
     }

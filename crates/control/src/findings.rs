@@ -216,6 +216,14 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
         true => {
             "`leno up` runs its sidecar: look for the workload in the log of `leno up`".to_owned()
         }
+        false if status.kubernetes => {
+            let (namespace, pod) = pod_of(workload);
+            format!(
+                "`kubectl -n {namespace} describe pod {pod}` and `kubectl -n {namespace} logs {pod} -c leno-proxy` show \
+                 the reason; a sidecar cannot resolve the control plane under a dnsPolicy that leaves out the cluster's \
+                 DNS: use ClusterFirst"
+            )
+        }
         false => format!(
             "start `leno proxy` there and look at its log; a sidecar that was never here needs a token: leno token \
              {workload}"
@@ -232,8 +240,30 @@ pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
         (true, true) => "a workload has one sidecar: stop the one that `leno up` does not run".to_owned(),
         (true, false) => "`leno up` starts its sidecar with a new token within a minute; its log shows each start"
             .to_owned(),
-        (false, _) => format!("make a new token and start the sidecar with it: leno token {name}"),
+        (false, _) => join_again(status, name),
     }
+}
+
+/// The remedy for a sidecar that has to join with a new token: in Kubernetes each Pod has its own.
+#[must_use]
+pub fn join_again(status: &Status, workload: &str) -> String {
+    match status.kubernetes {
+        true => {
+            let (namespace, pod) = pod_of(workload);
+            format!(
+                "see `kubectl -n {namespace} logs {pod} -c leno-proxy`; a new Pod joins by itself: `kubectl -n \
+                 {namespace} delete pod {pod}`"
+            )
+        }
+        false => {
+            format!("make a new token and start the sidecar with it: leno token {workload}")
+        }
+    }
+}
+
+/// The namespace and the name of the Pod that a workload is.
+fn pod_of(workload: &str) -> (&str, &str) {
+    workload.split_once('/').unwrap_or(("default", workload))
 }
 
 fn certificates(facts: &Facts) -> Vec<Finding> {
@@ -247,7 +277,10 @@ fn certificates(facts: &Facts) -> Vec<Finding> {
         match certificate.valid_for_seconds {
             0 => Finding::problem(
                 format!("the certificate of {workload} has expired: peers refuse it"),
-                format!("let it join again: leno token {workload}"),
+                match facts.status.kubernetes {
+                    true => join_again(&facts.status, workload),
+                    false => format!("let it join again: leno token {workload}"),
+                },
             ),
             left => Finding::problem(
                 format!(
@@ -281,8 +314,14 @@ fn documents(facts: &Facts) -> Vec<Finding> {
         }
         let documents = facts.status.rejected.saturating_sub(unread.len());
         if documents > 0 {
-            let rejected = counted(documents, "document");
-            let rejected = format!("{rejected} rejected: {}", some(&files(true)));
+            // Objects of a cluster are in no file.
+            let (files, objects) = (files(true), rejected_objects(facts));
+            let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
+            let (noun, names) = match files.is_empty() {
+                true => ("object", objects),
+                false => ("document", files),
+            };
+            let rejected = format!("{} rejected: {}", counted(documents, noun), some(&names));
             findings.push(Finding::problem(rejected, remedy));
         }
     }
@@ -298,6 +337,21 @@ fn documents(facts: &Facts) -> Vec<Finding> {
             .push(Finding::notice(counted(warnings, "warning"), "leno get rejected shows them"));
     }
     findings
+}
+
+/// The rejected objects by kind and name.
+fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
+    let all = facts.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
+    let named = all.filter_map(|it| {
+        let text = |key: &str| it.get(key).and_then(Value::as_str);
+        let name = text("name")?;
+        let name = match text("namespace") {
+            Some(namespace) => format!("{namespace}/{name}"),
+            None => name.to_owned(),
+        };
+        Some(format!("{} {name}", text("kind")?))
+    });
+    named.collect()
 }
 
 /// Routes and policies that refer to what is not there.

@@ -80,6 +80,8 @@ pub(crate) struct Owner {
     pub(crate) replaced: Replaced,
     /// A supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
+    /// It runs in Kubernetes.
+    pub(crate) kubernetes: bool,
 }
 
 /// What waits for the owner, as of its last look.

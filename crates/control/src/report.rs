@@ -53,6 +53,7 @@ pub(crate) struct Report<'a> {
     pub(crate) live: Option<&'a str>,
     pub(crate) applications: &'a Applications,
     pub(crate) supervised: bool,
+    pub(crate) kubernetes: bool,
     pub(crate) now: Instant,
     pub(crate) wall: SystemTime,
 }
@@ -88,6 +89,7 @@ impl Report<'_> {
             page: self.page.map(str::to_owned),
             live: self.live.map(str::to_owned),
             supervised: self.supervised,
+            kubernetes: self.kubernetes,
             change,
             convergence: ConvergenceStatus {
                 changes: convergence.count(),

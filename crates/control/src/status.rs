@@ -61,6 +61,9 @@ pub struct Status {
     /// True under `leno up`, which runs the sidecar of each workload.
     #[serde(default)]
     pub supervised: bool,
+    /// True in Kubernetes, where sidecars are containers of Pods.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kubernetes: bool,
     /// The newest change, if there was any since the start.
     pub change: Option<ChangeStatus>,
     /// How long changes took from being seen to being applied by the last proxy they concern.

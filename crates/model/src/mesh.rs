@@ -23,6 +23,8 @@ pub struct MeshConfig {
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// What namespaces have of their own; workloads may differ again.
     pub namespaces: BTreeMap<Name, Admission>,
+    /// The namespaces of `namespaces` that annotations of a Namespace set alone. A registry of a cluster sets them.
+    pub annotated: BTreeSet<Name>,
     /// What operators see of single requests.
     pub sight: Box<Sight>,
     /// What becomes of connections of applications to what is not of the mesh.
@@ -111,6 +113,7 @@ impl Default for MeshConfig {
             revoked: BTreeSet::new(),
             revoked_workloads: BTreeSet::new(),
             namespaces: BTreeMap::new(),
+            annotated: BTreeSet::new(),
             sight: Box::default(),
             egress: Egress::default(),
             api_server_egress: Egress::default(),

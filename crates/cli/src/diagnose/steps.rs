@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leno_control::findings::absent_sidecar;
 use leno_control::findings::rejection_text::{self, Objects};
+use leno_control::findings::{absent_sidecar, join_again};
 use leno_control::status::{
     CertificateStatus, EdgeStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
     RejectionStatus, RouteStatus, ServiceStatus, Status, WorkloadStatus,
@@ -276,7 +276,10 @@ fn identity(facts: &Facts, name: &str) -> Step {
     };
     let left = short(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
-        let remedy = format!("let it join again: leno token {name}");
+        let remedy = match facts.status.kubernetes {
+            true => join_again(&facts.status, name),
+            false => format!("let it join again: leno token {name}"),
+        };
         return Step::problem(step, format!("{identity} has expired: peers refuse it"), remedy);
     }
     if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {

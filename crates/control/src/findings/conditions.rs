@@ -8,7 +8,7 @@ use leno_registry::NODE_NETWORK_LABEL;
 
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Facts, Finding, Weight, rejected_sidecar, shortened};
+use super::{Facts, Finding, Weight, join_again, rejected_sidecar, shortened};
 use crate::applications::{exit_remedy, port_remedy};
 
 /// All of them, most direct causes first.
@@ -127,6 +127,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     );
     let remedy = match known.filter(|_| *exists) {
         Some(known) => rejected_sidecar(&facts.status, known),
+        None if facts.status.kubernetes => join_again(&facts.status, workload),
         None => format!("add the Workload, then make a token: leno token {workload}"),
     };
     Finding { weight, what, remedy }

@@ -235,6 +235,48 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
     assert_eq!(findings.last().unwrap().weight, Weight::Notice);
 }
 
+/// In Kubernetes there are Pods and kubectl, and no `leno proxy` and tokens.
+#[test]
+fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
+    let judge = |change: fn(&mut Facts)| {
+        let mut facts = healthy();
+        facts.status.kubernetes = true;
+        change(&mut facts);
+        let findings = findings(&facts);
+        let [found] = &findings[..] else { panic!("{findings:?}") };
+        assert!(!found.remedy.contains("leno token"), "{found:?}");
+        assert!(!found.remedy.contains("`leno proxy`"), "{found:?}");
+        (found.what.clone(), found.remedy.clone())
+    };
+    let (_, remedy) = judge(|facts| facts.workloads = vec![workload("absent")]);
+    assert!(remedy.contains("kubectl -n NAMESPACE describe pod NAME"), "{remedy}");
+    assert!(remedy.contains("dnsPolicy"), "{remedy}");
+    let (_, remedy) = judge(|facts| facts.certificates = vec![certificate(0)]);
+    assert!(remedy.contains("kubectl -n shop delete pod cart-1"), "{remedy}");
+    for exists in [true, false] {
+        let mut facts = healthy();
+        facts.status.kubernetes = true;
+        facts.rejected_joins = vec![RejectedJoinStatus {
+            workload: "shop/cart-1".to_owned(),
+            exists,
+            count: 1,
+            age_seconds: 1,
+            reason: "the join token was used already".to_owned(),
+        }];
+        let found = findings(&facts);
+        assert!(found[0].remedy.contains("kubectl -n shop logs cart-1"), "{found:?}");
+        assert!(!found[0].remedy.contains("leno token"), "{found:?}");
+    }
+    let (what, _) = judge(|facts| {
+        facts.status.rejected = 2;
+        facts.rejected = json!({"rejected": [
+            {"kind": "Namespace", "name": "wv", "field": "metadata.annotations"},
+            {"kind": "HTTPRoute", "namespace": "shop", "name": "web"},
+        ]});
+    });
+    assert_eq!(what, "2 objects rejected: HTTPRoute shop/web, Namespace wv");
+}
+
 #[test]
 fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
     let revoked = |supervised: bool| {

@@ -95,6 +95,7 @@ impl Busy {
             live: None,
             applications: &self.applications,
             supervised: false,
+            kubernetes: false,
             now: self.now,
             wall: SystemTime::UNIX_EPOCH,
         }

@@ -136,6 +136,7 @@ impl Owner {
             live: self.live.as_deref(),
             applications: &self.applications,
             supervised: self.supervised,
+            kubernetes: self.kubernetes,
             now: now.clock,
             wall: now.wall,
         }

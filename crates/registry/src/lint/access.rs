@@ -7,12 +7,31 @@ use leno_model::{
 
 use super::suggestion::{known, suggestion};
 use super::{Lint, World};
+use crate::rejected::{Place, Warning};
 
 impl World<'_> {
     pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut Lint<'_>) {
         for name in config.namespaces.keys() {
             let mut workloads = self.workloads.iter();
-            if !workloads.any(|workload| workload.name.namespace == *name) {
+            if workloads.any(|workload| workload.name.namespace == *name) {
+                continue;
+            }
+            if config.annotated.contains(name) {
+                lint.warnings.push(Warning {
+                    at: Place {
+                        kind: Some("Namespace".to_owned()),
+                        name: Some(name.to_string()),
+                        field: Some("metadata.annotations".to_owned()),
+                        ..Place::default()
+                    },
+                    problem: "no pod with a sidecar is in the namespace, so that no sidecar enforces them"
+                        .to_owned(),
+                    remedy: format!(
+                        "`kubectl label namespace {name} leno.dev/injection=enabled` and restart its workloads, or \
+                         remove the annotations"
+                    ),
+                });
+            } else {
                 lint.warn(
                     "spec.namespaces".to_owned(),
                     format!("no workload is in the namespace {name}"),
@@ -172,6 +191,36 @@ fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lin
             field.to_owned(),
             format!("can never decide: the rule {} does for all that it is about", other.name),
             "remove one of the two, or say in `from`, `requests` or `ports` what differs",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{Admission, Name, Object};
+
+    use super::*;
+    use crate::lint;
+
+    /// In Kubernetes annotations of a Namespace set its mode: there need not be a MeshConfig.
+    #[test]
+    fn a_namespace_without_members_is_named_with_the_object_that_sets_its_mode() {
+        let st = Name::new("st").unwrap();
+        let admission = Admission { mode: Some(TrafficMode::Strict), plaintext: None };
+        let mut config = MeshConfig::default();
+        config.namespaces.insert(st.clone(), admission);
+        let of = |config: &MeshConfig| lint(&[Object::MeshConfig(config.clone())])[0].to_string();
+        assert!(
+            of(&config).starts_with("MeshConfig: spec.namespaces: no workload"),
+            "{}",
+            of(&config)
+        );
+        config.annotated.insert(st);
+        assert_eq!(
+            of(&config),
+            "Namespace st: metadata.annotations: no pod with a sidecar is in the namespace, so that no sidecar enforces \
+             them; `kubectl label namespace st leno.dev/injection=enabled` and restart its workloads, or remove the \
+             annotations"
         );
     }
 }

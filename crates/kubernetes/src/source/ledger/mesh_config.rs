@@ -229,6 +229,9 @@ impl Ledger {
             config.api_server = self.settings.api_server.values().flatten().copied().collect();
         }
         for (name, wanted) in &self.namespaces {
+            if !config.namespaces.contains_key(name) {
+                config.annotated.insert(name.clone());
+            }
             let own = config.namespaces.entry(name.clone()).or_default();
             own.mode = own.mode.or(wanted.mode);
             own.plaintext = own.plaintext.or(wanted.plaintext);
