@@ -189,6 +189,43 @@ fn a_webhook_that_cannot_be_asked_is_told() {
     });
 }
 
+/// Requirement 6 of issue 27: the installation as it is, against the one that `leno install` makes.
+#[test]
+#[ignore = "needs an API server: ./test kubernetes"]
+fn objects_that_differ_from_the_installation_are_reported() {
+    run(async {
+        let server = Server::start().await;
+        let options = Options { cni: Some(NodeNetwork::default()), ..options() };
+        install(&server, &options).await;
+        assert_found(&server, OBJECTS, ("ok", "as `leno install` makes them")).await;
+        server
+            .delete("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
+            .await;
+        let absent = "ClusterRoleBinding leno-control is absent";
+        assert_found(&server, OBJECTS, ("wrong", absent)).await;
+        install(&server, &options).await;
+        assert_found(&server, OBJECTS, ("ok", "as `leno install` makes them")).await;
+        server.delete("v1/Service", Some("mesh"), "leno-control").await;
+        assert_found(&server, OBJECTS, ("wrong", "Service mesh/leno-control is absent")).await;
+        install(&server, &options).await;
+
+        // A webhook with half of its entries, each with a `caBundle`.
+        let mut webhook = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();
+        let entries = webhook["webhooks"].as_array_mut().unwrap();
+        for entry in entries.iter_mut() {
+            entry["clientConfig"]["caBundle"] = STANDARD.encode(certificate(400)).into();
+        }
+        let namespace = entries.remove(0);
+        assert_eq!(namespace["name"], format!("namespace.{INJECTOR}"));
+        server.delete(WEBHOOKS, None, INJECTOR).await;
+        let half = json!({"webhooks": webhook["webhooks"]});
+        server.apply(WEBHOOKS, None, INJECTOR, half).await;
+        let absent = format!("webhooks[namespace.{INJECTOR}] is absent");
+        assert_found(&server, "webhook", ("wrong", &absent)).await;
+    });
+}
+
+const OBJECTS: &str = "objects of the installation";
 const DEPLOYMENTS: &str = "apps/v1/Deployment";
 const DAEMON_SETS: &str = "apps/v1/DaemonSet";
 const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
