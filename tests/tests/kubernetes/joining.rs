@@ -71,15 +71,7 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
 fn a_pod_that_cannot_start_changes_nothing() {
     let (servers, clients) = outside("broken");
     let load = Load::of_connections(&clients, &url(&servers));
-    servers.apply(
-        "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
-         {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
-         [{containerPort: 8080, name: http}]}]}}",
-    );
-    expect_waiting(&servers, "unpulled", &["ErrImageNeverPull", "ImagePullBackOff"]);
-    assert!(
-        printed(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
-    );
+    add_unpulled(&servers);
     servers.apply(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: crashing, labels: {{app: server}}}}, spec: {{serviceAccountName: server, \
          initContainers: [{{name: leno-proxy, image: {}, imagePullPolicy: Never, restartPolicy: Always, args: [no-such-command]}}], \
@@ -88,6 +80,49 @@ fn a_pod_that_cannot_start_changes_nothing() {
         image(),
     ));
     expect_waiting(&servers, "crashing", &["CrashLoopBackOff"]);
+    end(load);
+}
+
+/// Adds a pod with a sidecar behind the Service: the image of its application cannot be pulled.
+fn add_unpulled(servers: &Namespace) {
+    servers.apply(
+        "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
+         {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
+         [{containerPort: 8080, name: http}]}]}}",
+    );
+    expect_waiting(servers, "unpulled", &["ErrImageNeverPull", "ImagePullBackOff"]);
+    assert!(
+        printed(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
+    );
+}
+
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start() {
+    let servers = Namespace::new("node-network", Injection::Disabled);
+    servers.apply(NODE_NETWORK);
+    printed(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
+    let clients = Namespace::new("node-network-clients", Injection::Enabled);
+    let load = Load::of_connections(&clients, &url(&servers));
+    add_unpulled(&servers);
+    end(load);
+}
+
+/// The Service has no ready pod until the successor is: sidecars use the old pod, as kube-proxy does.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_only_replica_serves_on_while_it_terminates() {
+    let servers = Namespace::new("lone", Injection::Enabled);
+    let server = leno_tests::cluster::http_server("server", 1, "");
+    servers.apply(&server.replace("-linger, 8s", "-linger, 15s"));
+    servers.wait_ready();
+    assert_eq!(meshed(&servers, "server"), 1);
+    let clients = Namespace::new("lone-clients", Injection::Enabled);
+    let load = Load::of_connections(&clients, &url(&servers));
+    let old = format!("pod/{}", servers.pods("server")[0]);
+    printed(&servers.kubectl(&["delete", &old, "--wait=false"]));
+    printed(&servers.kubectl(&["wait", "--for=delete", &old, "--timeout=120s"]));
+    printed(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     end(load);
 }
 
@@ -187,6 +222,30 @@ spec:
         imagePullPolicy: Never
         args: [http, -linger, 8s]
         ports: [{containerPort: 8080, name: http}]
+        readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
+";
+/// A server on each node, in its network: it cannot have a sidecar.
+const NODE_NETWORK: &str = "
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, ports: [{name: http, port: 80, targetPort: http}]}}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: server}
+spec:
+  selector: {matchLabels: {app: server}}
+  template:
+    metadata: {labels: {app: server}}
+    spec:
+      serviceAccountName: server
+      hostNetwork: true
+      containers:
+      - name: app
+        image: kc.local/testapp:1
+        imagePullPolicy: Never
+        args: [http, -listen, ':18090', -linger, 8s]
+        ports: [{containerPort: 18090, name: http}]
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ";
 /// The servers of a Deployment.
