@@ -52,8 +52,9 @@ impl FoundArgs {
     /// # Errors
     /// When there is no cluster to be found.
     pub(crate) async fn client_without_retries(&self) -> anyhow::Result<kube::Client> {
-        let config = config(self.context.as_deref()).await?;
-        connect(kube::Config { default_retry: false, ..config })
+        let mut config = config(self.context.as_deref()).await?;
+        config.default_retry = false;
+        connect(config)
     }
 }
 

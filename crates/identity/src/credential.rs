@@ -245,7 +245,9 @@ pub enum CredentialError {
     #[error("`{CREDENTIAL_FILE}` is there but `{ROOTS_FILE}` is not: remove both and join again")]
     RootsMissing,
     /// A saved credential of no bytes, as a full disk may leave it.
-    #[error("`{CREDENTIAL_FILE}` is empty and holds no P-256 private key: remove it and join again")]
+    #[error(
+        "`{CREDENTIAL_FILE}` is empty and holds no P-256 private key: remove it and join again"
+    )]
     Empty,
     /// A saved credential without key.
     #[error("`{CREDENTIAL_FILE}` holds no P-256 private key: remove it and join again")]

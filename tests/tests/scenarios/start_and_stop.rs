@@ -174,8 +174,6 @@ fn ask(folder: &Path, topic: &str) -> Value {
     serde_json::from_slice(&output.unwrap().stdout).unwrap()
 }
 
-/// Requirement 8 of issue 26.
-#[test]
 /// The first signal waits for an application that ignores SIGTERM.
 #[test]
 fn a_second_signal_ends_processes_in_sessions_of_their_own() {
@@ -197,6 +195,8 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     }
 }
 
+/// Requirement 8 of issue 26.
+#[test]
 fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = manifest("", free_port(), free_port(), "permissive");

@@ -242,7 +242,7 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
         let mut facts = healthy();
         facts.status.kubernetes = true;
         change(&mut facts);
-        let findings = findings(&facts);
+        let findings = super::judge(&facts);
         let [found] = &findings[..] else { panic!("{findings:?}") };
         assert!(!found.remedy.contains("leno token"), "{found:?}");
         assert!(!found.remedy.contains("`leno proxy`"), "{found:?}");
@@ -263,7 +263,7 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         }];
-        let found = findings(&facts);
+        let found = super::judge(&facts);
         assert!(found[0].remedy.contains("kubectl -n shop logs cart-1"), "{found:?}");
         assert!(!found[0].remedy.contains("leno token"), "{found:?}");
     }
