@@ -55,28 +55,14 @@ impl RevocationFile {
         read.collect::<io::Result<_>>().map(Some)
     }
 
-    /// Writes a file that was removed again, with these workloads; false if there is a file by now.
-    ///
-    /// # Errors
-    /// When the file cannot be read or written.
-    pub fn restore(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
-        let path = self.dir.join(FILE);
-        self.edit(|all| {
-            let absent = disk::read(&path, Readers::Everyone)?.is_none();
-            if absent {
-                all.clone_from(workloads);
-            }
-            Ok(absent)
-        })
-    }
-
     /// The directory of the file.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.dir
     }
 
-    /// Adds workloads that were in a former file of this directory, which was removed; false when all were there.
+    /// Adds workloads that were in a former file of this directory, which was removed; makes the file again where it is absent.
+    /// Returns false when all were there.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -206,23 +192,6 @@ mod tests {
         assert!(!file.remove(&of("b", Some("y"))).unwrap());
         assert!(file.remove(&of("b", None)).unwrap());
         assert_eq!(file.read().unwrap(), [of("a", None)].into());
-    }
-
-    #[test]
-    fn a_removed_file_is_written_again_and_an_emptied_one_is_not() {
-        let above = tempfile::tempdir().unwrap();
-        let dir = above.path().join("data");
-        let file = RevocationFile::in_directory(&dir);
-        assert_eq!(file.read_existing().unwrap(), None);
-        let workload = RevokedWorkload { workload: workload_name("a"), uid: None };
-        file.add(workload.clone()).unwrap();
-        let known = file.read().unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
-        assert!(file.restore(&known).unwrap());
-        assert_eq!(file.read_existing().unwrap(), Some(known.clone()));
-        file.remove(&workload).unwrap();
-        assert!(!file.restore(&known).unwrap());
-        assert_eq!(file.read_existing().unwrap(), Some(BTreeSet::new()));
     }
 
     #[test]

@@ -112,6 +112,13 @@ impl TargetPort {
         }
     }
 
+    /// Returns true when both lead to the same port of a workload.
+    #[must_use]
+    pub fn is_same_at(&self, other: &Self, workload: &Workload) -> bool {
+        let number = self.number_at(workload);
+        self == other || number.is_some() && number == other.number_at(workload)
+    }
+
     /// True when the application of a workload may receive requests at this port: the workload declares another protocol
     /// than TCP there, or one of `clear`, the targets of ports that are not declared to carry TCP, leads there too.
     pub fn sees_requests_at<'a>(
@@ -123,7 +130,7 @@ impl TargetPort {
         let is_clear = |it: Protocol| !matches!(it, Protocol::Tcp | Protocol::Detect);
         let mut clear = clear.into_iter();
         workload.ports.iter().any(|it| Some(it.port) == number && is_clear(it.protocol))
-            || clear.any(|it| it == self || number.is_some() && it.number_at(workload) == number)
+            || clear.any(|it| it.is_same_at(self, workload))
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use leno_model::{
     Destinations, GatewayTcpRoute, Idle, IdleCause, MeshConfig, Name, Object, PolicyScope,
     PolicySide, Protocol, ReferenceGrant, RouteKind, RouteParent, Service, ServiceName,
-    ServicePolicy, Standing, Surroundings, TagScope, TcpRule, TlsRoute, TlsRule,
-    WeightedBackend, leads_back, no_requests,
+    ServicePolicy, Standing, Surroundings, TagScope, TcpRule, TlsRoute, TlsRule, WeightedBackend,
+    leads_back, no_requests,
 };
 use serde_json::Value;
 
@@ -417,7 +417,8 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
                 let others = ledger.services.near(workload);
                 let others = others
                     .filter(|it| it.name != *service && selects(&it.selector, &workload.labels));
-                others.flat_map(|other| &other.ports).any(|it| it.target == port.target)
+                let mut others = others.flat_map(|other| &other.ports);
+                others.any(|it| it.target.is_same_at(&port.target, workload))
             })
     }
 

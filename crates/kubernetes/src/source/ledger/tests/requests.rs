@@ -40,3 +40,47 @@ fn a_service_that_leads_to_the_same_port_by_number_shows_its_requests() {
         assert_eq!(programmed(&mut ledger), PROGRAMMED);
     }
 }
+
+/// A limit applies at the sidecars of the pods, so requests through another Service that leads to the same port meet it.
+#[test]
+fn a_limit_of_a_service_without_traffic_applies_where_another_service_leads_to_the_same_port_by_name()
+ {
+    let limit = index("RateLimit", "leno.dev");
+    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let mut pod = json!({
+        "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+        "spec": {"containers": [{"name": "web"}]},
+        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    pod["spec"]["containers"][0]["ports"] = json!([{"name": "main", "containerPort": 8080}]);
+    let pod: Pod = serde_json::from_value(pod).unwrap();
+    let by_name: Served = serde_json::from_value(json!({
+        "metadata": {"name": "next", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.2", "selector": {"app": "web"},
+                 "ports": [{"port": 80, "targetPort": "main", "appProtocol": "http"}]},
+    }))
+    .unwrap();
+    let mut ledger = settled();
+    ledger.take(PODS, News::Seen(Box::new(Seen::pod(pod))));
+    ledger.take(SERVICES, service("web", 8080));
+    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(by_name))));
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    let parent = json!({"group": "", "kind": "Service", "name": "web"});
+    let backend = json!({"name": "next", "port": 80});
+    let spec = json!({"parentRefs": [parent], "rules": [{"backendRefs": [backend]}]});
+    ledger.take(routes, custom(routes, "away", "2025-01-01T00:00:00Z", spec));
+    let statements = ledger.statements().unwrap();
+    let said = statements.iter().find_map(|it| match &it.said {
+        Said::Conditions(all) if it.target.name == "a" => Some(all.clone()),
+        _ => None,
+    });
+    let programmed = said.unwrap().into_iter().find(|it| it.word == "Programmed").unwrap();
+    assert_eq!(
+        (programmed.status, programmed.reason),
+        ("True", "Programmed"),
+        "{}",
+        programmed.message
+    );
+}
