@@ -234,9 +234,9 @@ apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: server}
 spec:
-  selector: {matchLabels: {app: server}}
+  selector: {matchLabels: {app: server, network: node}}
   template:
-    metadata: {labels: {app: server}}
+    metadata: {labels: {app: server, network: node}}
     spec:
       serviceAccountName: server
       hostNetwork: true
