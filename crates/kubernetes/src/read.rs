@@ -47,10 +47,11 @@ impl AdmissionReading {
     pub(crate) const NONE: Self = Self { mode: Ok(None), plaintext: Ok(None) };
 
     fn of(meta: &ObjectMeta, kind: &str) -> Self {
-        let (mode, plaintext) = ((TRAFFIC_MODE, "mode"), (PLAINTEXT, "choice"));
+        let mode = (TRAFFIC_MODE, "mode", "strict mode");
+        let plaintext = (PLAINTEXT, "choice", "refuse");
         Self {
-            mode: annotated(meta, kind, mode, "strict mode", TrafficMode::ALL, |it| it.as_str()),
-            plaintext: annotated(meta, kind, plaintext, "refuse", Plaintext::ALL, |it| it.as_str()),
+            mode: annotated(meta, kind, mode, TrafficMode::ALL, |it| it.as_str()),
+            plaintext: annotated(meta, kind, plaintext, Plaintext::ALL, |it| it.as_str()),
         }
     }
 
@@ -75,8 +76,7 @@ impl AdmissionReading {
 fn annotated<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
-    (annotation, what): (&str, &str),
-    strictest: &str,
+    (annotation, what, strictest): (&str, &str, &str),
     choices: &[T],
     word: impl Fn(T) -> &'static str,
 ) -> Result<Option<T>, Box<Rejected>> {

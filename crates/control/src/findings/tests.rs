@@ -242,7 +242,7 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
         let mut facts = healthy();
         facts.status.kubernetes = true;
         change(&mut facts);
-        let findings = super::judge(&facts);
+        let findings = judge(&facts);
         let [found] = &findings[..] else { panic!("{findings:?}") };
         assert!(!found.remedy.contains("leno token"), "{found:?}");
         assert!(!found.remedy.contains("`leno proxy`"), "{found:?}");

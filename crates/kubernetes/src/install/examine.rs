@@ -85,7 +85,7 @@ pub async fn examine(
     namespace: Option<&NamespaceName>,
 ) -> Result<Vec<Examined>, ApiError> {
     let mut all = Vec::new();
-    examine_each(client, namespace, |examined| all.push(examined)).await?;
+    Box::pin(examine_each(client, namespace, |examined| all.push(examined))).await?;
     Ok(all)
 }
 
