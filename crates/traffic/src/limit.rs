@@ -14,6 +14,7 @@ use leno_model::{
     Each, FixedAnswer, ObjectKey, PortLimits, RateRule, ServiceAccount, ServicePolicyName,
 };
 
+use crate::authorize::fits;
 use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::{Many, Rules};
@@ -430,9 +431,9 @@ impl CompiledRule {
         })
     }
 
-    /// True when the request plainly fits. For rules that are `last`.
+    /// True when the request, the path of which is plain, plainly fits. For rules that are `last`.
     fn counts(&self, request: &RequestView<'_>) -> bool {
-        self.requests.is_empty() || self.plain.iter().any(|it| it.matches(request))
+        self.requests.is_empty() || self.plain.iter().any(|it| fits(it, request, PathKind::Plain))
     }
 
     /// Whether an application may take the request for one that fits.

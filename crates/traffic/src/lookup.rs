@@ -57,9 +57,9 @@ impl<'a> Sought<'a> {
         Self { caller, ..self }
     }
 
-    /// Whether the request fits every rule about paths.
-    fn climbs(self) -> bool {
-        self.meaning.is_some_and(Spelling::climbs)
+    /// True when the request may fit rules that name another path than its own.
+    fn is_ambiguous(self) -> bool {
+        self.meaning.is_some_and(Spelling::is_ambiguous)
     }
 }
 
@@ -169,7 +169,7 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.climbs() {
+        if sought.is_ambiguous() {
             return (0..self.rules).find(|place| fits(*place));
         }
         self.search(sought, |best, places| first_before(best, places, &fits))
@@ -177,7 +177,7 @@ impl Lookup {
 
     /// All rules in order that may fit, and perhaps others.
     pub(crate) fn all(&self, sought: Sought<'_>) -> Places<'_> {
-        if sought.climbs() {
+        if sought.is_ambiguous() {
             return Places::all(self.rules);
         }
         let mut places = Places::none();
@@ -200,7 +200,7 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.climbs() {
+        if sought.is_ambiguous() {
             return part.iter().copied().find(|place| fits(*place));
         }
         self.search(sought, |best, places| {
@@ -227,8 +227,7 @@ impl Lookup {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Each list of rules that may fit a request, the path of which does not climb where it counts what it
-    /// may mean. The lists are in order.
+    /// Each list of rules that may fit a request, in order. The path is not ambiguous where its meaning to applications counts.
     #[inline]
     fn each<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
         match sought.meaning {

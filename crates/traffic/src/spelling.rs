@@ -1,6 +1,7 @@
 //! What an application may understand otherwise than it is written: paths, hosts, lists of values.
 
 mod folded;
+mod readings;
 
 use std::borrow::Cow;
 
@@ -10,6 +11,7 @@ pub(crate) use folded::{
     Parameters, decoded_throughout, folded_case, folded_path, folded_rule, is_blank,
     is_equal_folded,
 };
+use readings::{after_authority, other_readings};
 
 /// Whether a path means what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +47,20 @@ impl PathKind {
     }
 }
 
+/// True for a network-path reference (`//host/path`): applications may read a path without its first element in it. Only the
+/// path without its query counts.
+#[inline]
+pub(crate) fn may_name_authority(path: &str) -> bool {
+    matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..]) && names_authority(path)
+}
+
+/// Apart, so that the usual path needs no room for it.
+#[inline(never)]
+fn names_authority(path: &str) -> bool {
+    let is_reference = |path: &str| after_authority(path).is_some();
+    is_reference(path) || decoded_throughout(path).is_none_or(|it| is_reference(&lossy(&it)))
+}
+
 /// True when a decoded path has an element that climbs.
 fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
     let mut element = Element::default();
@@ -77,12 +93,21 @@ const IN_CLIMBS: [bool; 256] = {
 
 /// A path as it was sent, and as applications may read it.
 pub(crate) struct Spelling {
-    /// It may be any path at all.
-    climbs: bool,
+    paths: Paths,
     /// It has a dot: applications may read it without what follows.
     is_dotted: bool,
     /// Absent when the most forgiving application reads it as it was sent.
     odd: Option<Box<Odd>>,
+}
+
+/// The number of paths that an application may read in one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Paths {
+    One,
+    /// Others as well, which are listed.
+    Several,
+    /// Any at all.
+    Any,
 }
 
 /// The readings of a path that is not written plainly.
@@ -92,6 +117,8 @@ struct Odd {
     folded: String,
     /// Folded as well, where that differs.
     with_parameters: Option<String>,
+    /// Other paths that applications may read in it, each with its own readings.
+    others: Box<[(String, Spelling)]>,
 }
 
 impl Spelling {
@@ -105,14 +132,28 @@ impl Spelling {
         let is_dotted = found & DOTTED != 0;
         let ends_oddly = path.len() > 1 && matches!(before, b'/' | b'.');
         let is_odd = found & ODD != 0 || ends_oddly || (is_dotted && path.contains("./"));
-        let mut spelling = Self { climbs: kind == PathKind::Climbing, is_dotted, odd: None };
-        if is_odd && !spelling.climbs {
+        let paths = if kind == PathKind::Climbing { Paths::Any } else { Paths::One };
+        let mut spelling = Self { paths, is_dotted, odd: None };
+        if is_odd && !spelling.climbs() {
             spelling.read(path);
+            spelling.read_others(path);
         }
-        if spelling.is_dotted && has_many_stems(spelling.folded(path)) {
-            spelling.climbs = true;
+        spelling.bounded(path)
+    }
+
+    /// The spelling of a path that is read in another one.
+    fn of_reading(path: &str) -> Self {
+        let mut spelling = Self { paths: Paths::One, is_dotted: false, odd: None };
+        spelling.read(path);
+        spelling.bounded(path)
+    }
+
+    #[inline]
+    fn bounded(mut self, path: &str) -> Self {
+        if self.is_dotted && has_many_stems(self.folded(path)) {
+            self.paths = Paths::Any;
         }
-        spelling
+        self
     }
 
     fn read(&mut self, path: &str) {
@@ -122,20 +163,56 @@ impl Spelling {
             false => Some(Cow::Borrowed(path)),
         };
         let Some(read) = read else {
-            self.climbs = true;
+            self.paths = Paths::Any;
             return;
         };
         let folded = folded_path(&read, Parameters::Dropped);
-        self.climbs |= folded.climbs;
+        if folded.climbs {
+            self.paths = Paths::Any;
+        }
         self.is_dotted = folded.text.contains('.');
         let with_parameters = read.contains(';').then(|| folded_path(&read, Parameters::Kept).text);
         let decoded = is_escaped.then(|| lossy(&percent_decoded(path).collect::<Vec<u8>>()));
-        self.odd = Some(Box::new(Odd { decoded, folded: folded.text, with_parameters }));
+        let (folded, others) = (folded.text, Box::default());
+        self.odd = Some(Box::new(Odd { decoded, folded, with_parameters, others }));
+    }
+
+    /// Adds the other paths that an application may read. A path that names an authority in each of two readings is rare
+    /// and may be any.
+    fn read_others(&mut self, path: &str) {
+        let has_others = path.contains('%') || after_authority(path).is_some();
+        let Some(odd) = self.odd.as_mut().filter(|_| has_others) else { return };
+        let decoded = decoded_throughout(path).unwrap_or_default();
+        let others = other_readings(path, &decoded).into_iter().map(|other| {
+            let spelling = Self::of_reading(&other);
+            (other, spelling)
+        });
+        odd.others = others.collect();
+        let may_be_any = |(other, spelling): &(String, Self)| {
+            spelling.climbs() || after_authority(other).is_some()
+        };
+        if odd.others.iter().any(may_be_any) {
+            self.paths = Paths::Any;
+        } else if !odd.others.is_empty() && self.paths == Paths::One {
+            self.paths = Paths::Several;
+        }
     }
 
     /// Whether it may be any path at all.
     pub(crate) fn climbs(&self) -> bool {
-        self.climbs
+        self.paths == Paths::Any
+    }
+
+    /// True when applications may read another path than this one.
+    #[inline]
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.paths != Paths::One
+    }
+
+    /// The other paths that applications may read, each with its spelling.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (&str, &Self)> {
+        let others = self.odd.iter().flat_map(|odd| &odd.others);
+        others.map(|(path, spelling)| (path.as_str(), spelling))
     }
 
     /// True when the most forgiving application reads it otherwise than it is written.

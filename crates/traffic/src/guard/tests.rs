@@ -72,6 +72,7 @@ fn no_odd_spelling_gets_around_a_question() {
         ("/admin/users", &["admin", "all"][..]),
         ("/%61dmin", &["admin", "all"]),
         ("//admin", &["admin", "all"]),
+        ("//x/admin", &["admin", "all"]),
         ("/Admin/", &["admin", "all"]),
         ("/admin.json", &["admin", "all"]),
         ("/%2561dmin", &["admin", "all"]),

@@ -83,7 +83,14 @@ fn no_spelling_gets_around_a_limit() {
     let last = RateRule { is_last: true, ..rule(90, Some("/cheap")) };
     let limits = limits(vec![policy("a", vec![last, rule(2, Some("/orders"))])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 2);
-    for path in ["/%6frders/1", "//orders/1", "/orders;a=b/1", "/cheap/../orders", "/x/%2e%2e/y"] {
+    for path in [
+        "/%6frders/1",
+        "//orders/1",
+        "//cheap/orders/1",
+        "/orders;a=b/1",
+        "/cheap/../orders",
+        "/x/%2e%2e/y",
+    ] {
         assert_eq!(let_in(&limits, &get(path)), 0, "{path}");
     }
     assert_eq!(let_in(&limits, &get("/cheap/1")), 90);

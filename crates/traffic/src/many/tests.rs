@@ -44,6 +44,7 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
         "/%61",
         "/a/%62",
         "//a",
+        "//b/a",
         "/a;v=1/b",
         r"\a\b",
         "/b/../a",

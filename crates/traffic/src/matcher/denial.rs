@@ -22,7 +22,8 @@ use crate::spelling::{
 ///   with backslashes as slashes, without empty elements, parameters of elements, a last slash, and blanks or dots at the
 ///   end of an element. A last element counts with and without what follows a dot in it. Below a file
 ///   (`/admin.php/x`) a rule about the file counts, and one about all below the path without the dot (`/admin`). A path
-///   that climbs fits every rule about paths.
+///   that climbs fits every rule about paths. One that begins with two slashes counts without its first element as well, which
+///   parsers of URLs take for a host.
 /// * The name of a header counts without regard to case and separators (`X_Role`). Of a repeated header, or a list in one,
 ///   each value counts, and all of them joined, without regard to case, quotes and parameters.
 /// * A host counts as it was sent, and in lower case without port and final dot.
@@ -180,13 +181,30 @@ impl MeantPath {
 
     #[inline]
     fn may_be(&self, sent: &str, path: &Spelling) -> bool {
+        match self {
+            Self::Any => true,
+            _ if path.is_ambiguous() => self.may_be_ambiguous(sent, path),
+            _ => self.fits(sent, path),
+        }
+    }
+
+    /// The same for a path in which applications may read others. Apart, so that the usual path needs no room for it.
+    #[inline(never)]
+    fn may_be_ambiguous(&self, sent: &str, path: &Spelling) -> bool {
+        let mut others = path.others();
+        path.climbs()
+            || self.fits(sent, path)
+            || others.any(|(other, spelling)| self.fits(other, spelling))
+    }
+
+    #[inline]
+    fn fits(&self, sent: &str, path: &Spelling) -> bool {
         let read = |parameters| match parameters {
             Parameters::Dropped => path.folded(sent),
             Parameters::Kept => path.with_parameters(sent),
         };
         match self {
             Self::Any => true,
-            _ if path.climbs() => true,
             Self::Text { text, below, parameters } => {
                 read(*parameters).strip_prefix(&**text).is_some_and(|rest| match *below {
                     true => rest.is_empty() || is_below(rest, text),

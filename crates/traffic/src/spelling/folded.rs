@@ -21,7 +21,6 @@ pub(crate) struct FoldedPath {
 /// its end do not count, nor does case. A NUL ends the path.
 pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> FoldedPath {
     let decoded = decoded.split('\0').next().unwrap_or_default();
-    let is_separator = |c: char| matches!(c, '/' | '\\');
     let mut folded = FoldedPath { text: String::with_capacity(decoded.len()), climbs: false };
     for element in decoded.split(is_separator) {
         let element = match parameters {
@@ -164,6 +163,11 @@ fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
 
 fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// IIS and parsers of URLs take a backslash for a slash.
+pub(crate) fn is_separator(c: char) -> bool {
+    matches!(c, '/' | '\\')
 }
 
 /// Frameworks trim blanks, and `$` of many regular expressions matches before a last line feed.

@@ -245,6 +245,8 @@ fn a_denial_of_a_path_holds_for_every_spelling_of_it() {
         "/%61dmin",
         "/admin%2fx",
         "//admin",
+        "//x/admin",
+        "///x/admin",
         r"/\admin",
         "/admin;a=b/x",
         "/%2561/../admin",
@@ -279,6 +281,15 @@ fn a_denial_of_a_path_holds_for_every_spelling_of_it() {
     let open = strict(vec![asking(&[("", below("/items"))], allow("items"))]);
     assert_eq!(ask(&open, "shop/web", "GET /items/1"), "ok items");
     assert_eq!(ask(&open, "shop/web", "GET /items/../admin"), "denied");
+    // So it is by a path in which an application may read one without the first element.
+    let regex = PathMatch::Regex("/.*/items".to_owned());
+    let open = strict(vec![asking(&[("", regex)], allow("items"))]);
+    assert_eq!(ask(&open, "shop/web", "GET /x/items"), "ok items");
+    for path in ["//x/items", r"/\x/items", "/%2fx/items"] {
+        assert_eq!(ask(&open, "shop/web", &format!("GET {path}")), "denied", "{path}");
+    }
+    let all = strict(vec![asking(&[("", PathMatch::Any)], allow("all"))]);
+    assert_eq!(ask(&all, "shop/web", "GET //x/items"), "ok all");
 }
 
 #[test]

@@ -170,6 +170,17 @@ const FRAMEWORKS: &[Framework] = &[
             (head, "github.com/rack/rack, Head: GET routes answer HEAD"),
         ],
     },
+    Framework {
+        name: "Parsers of URLs",
+        spellings: &[
+            (network_path, "nodejs.org/api/http.html#messageurl: new URL(request.url, base)"),
+            (network_path, "docs.python.org/3/library/urllib.parse: urlsplit, netloc after //"),
+            (network_path, "php.net/manual/function.parse-url: //www.example.com/path"),
+            (doubled_slash, "url.spec.whatwg.org, special authority ignore slashes state"),
+            (backslash, "url.spec.whatwg.org, special authority slashes state: \\ is /"),
+            (escaped_letter, "the same: escapes stay, and applications decode them"),
+        ],
+    },
 ];
 
 /// Replaces what is chosen of those bytes of a path that fit.
@@ -202,6 +213,11 @@ fn iis_escape(sent: Sent, at: &Index) -> Sent {
 
 fn doubled_slash(sent: Sent, at: &Index) -> Sent {
     in_path(sent, at, |it| it == b'/', |_| "//".to_owned())
+}
+
+fn network_path(mut sent: Sent, at: &Index) -> Sent {
+    sent.path.insert_str(0, ["//x", "//x:80", "///u@x", "/%2fx"][at.index(4)]);
+    sent
 }
 
 fn backslash(sent: Sent, at: &Index) -> Sent {
@@ -464,6 +480,18 @@ fn paths_of_rules_fit_their_spellings_and_no_others() {
         (exact("/admin.php"), "/admin", false),
         (exact("/"), "/", true),
         (exact("/"), "//", true),
+        (exact("/"), "//x", true),
+        (exact("/admin"), "//x/admin", true),
+        (exact("/admin"), "///x//Admin.json", true),
+        (exact("/admin"), r"/\x\admin", true),
+        (exact("/admin"), "/%2fx/%61dmin", true),
+        (exact("/admin"), "//x//y/admin", true),
+        (exact("/admin"), "//x%2fy/admin", true),
+        (exact("/admin"), "//x/administrator", false),
+        (exact("/admin"), "/x//admin", false),
+        (prefix("/ops"), "//x/ops/y", true),
+        (prefix("/ops"), "//x/y/ops", false),
+        (regex("/v[0-9]/admin"), "//x/v1/admin", true),
         (exact("/"), "/.well-known", false),
         (exact("/"), "/x", false),
         (exact("/a;b"), "/A;B", true),
