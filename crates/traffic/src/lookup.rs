@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::query::{all_parameters, decoded_text, may_be_named, may_be_values, parameter};
 use crate::request::{RequestView, header};
-use crate::spelling::{Spelling, folded_case, hosts, values};
+use crate::spelling::{Spelling, any_value, folded_case, hosts};
 
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
@@ -332,17 +332,16 @@ impl Column {
             }
             Key::Header { name, repeated, folded } => {
                 debug_assert!(*repeated == Repeated::Joined && *folded, "{name} is compared so");
-                let joined = request.fields.find_similar(name);
-                let values = joined.iter().flat_map(|joined| values(joined));
-                self.take_each(values.map(|value| self.of(&folded_case(value))), take);
+                if let Some(joined) = request.fields.find_similar(name) {
+                    self.take_each(&joined, take);
+                }
             }
             Key::Query(name) => {
                 let named = all_parameters(request.query.unwrap_or_default())
                     .filter(|(encoded, _)| may_be_named(encoded, name));
                 for (_, value) in named {
                     for value in may_be_values(value) {
-                        let values = values(&value).map(|value| self.of(&folded_case(value)));
-                        self.take_each(values, take);
+                        self.take_each(&value, take);
                     }
                 }
             }
@@ -352,15 +351,16 @@ impl Column {
         }
     }
 
-    /// Each of these lists once: a client may say the same thousands of times.
-    fn take_each<'a>(
-        &'a self,
-        lists: impl Iterator<Item = &'a [usize]>,
-        take: &mut dyn FnMut(&'a [usize]),
-    ) {
+    /// Each list by one of these values, joined, once: a client may say the same thousands of times.
+    fn take_each<'a>(&'a self, joined: &str, take: &mut dyn FnMut(&'a [usize])) {
         let mut taken = FxHashSet::default();
-        let lists = lists.filter(|held| !held.is_empty());
-        lists.filter(|held| taken.insert(held.as_ptr())).for_each(take);
+        any_value(joined, |value| {
+            let held = self.of(&folded_case(value));
+            if !held.is_empty() && taken.insert(held.as_ptr()) {
+                take(held);
+            }
+            false
+        });
     }
 
     /// Apart, so that what is looked up most costs no call.

@@ -297,12 +297,41 @@ pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority))))
 }
 
-/// All that the values of a header, joined, may be to an application: these together, each of them, and each without
-/// its parameters.
-pub(crate) fn values(joined: &str) -> impl Iterator<Item = &str> {
+/// True when one of the values that a header, joined, may have to an application fits: these together, each of them, each
+/// without its parameters, and all that without escapes, quotes and bytes that are no text.
+pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> bool {
+    let found = joined.bytes().fold(0, |found, byte| found | IN_VALUES[usize::from(byte)]);
+    values(joined, found).any(&mut fits)
+        || found & ODD != 0 && other_values(joined).iter().any(|it| any_plain_value(it, &mut fits))
+}
+
+/// Apart, so that the usual value needs no room for it.
+#[inline(never)]
+fn any_plain_value(joined: &str, fits: &mut impl FnMut(&str) -> bool) -> bool {
+    values(joined, WITH_PARAMETERS).any(fits)
+}
+
+/// The values of a header, by the kinds of bytes that are in them.
+fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
     let listed = joined.split(',').map(bare_value);
-    let parts = joined.contains(';').then(|| joined.split([',', ';']).map(bare_value));
+    let has_parameters = found & WITH_PARAMETERS != 0;
+    let parts = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
     [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
+}
+
+/// The values as parsers of cookies and of quoted texts leave them: without quotes and the backslashes in them, with escapes
+/// as they are and decoded. A byte that is no UTF-8 may be a blank of Latin-1, which applications trim.
+#[inline(never)]
+fn other_values(joined: &str) -> Vec<String> {
+    let unquoted = |text: &str| {
+        let text = text.replace(['"', '\\'], "");
+        text.replace(char::REPLACEMENT_CHARACTER, " ")
+    };
+    let text = unquoted(joined);
+    let decoded = text.contains('%').then(|| decoded_throughout(&text)).flatten();
+    let mut found: Vec<String> = decoded.map(|it| unquoted(&lossy(&it))).into_iter().collect();
+    found.push(text);
+    found
 }
 
 /// A value without blanks around it and without quotes.
@@ -369,6 +398,23 @@ const IN_SPELLINGS: [u8; 256] = {
         byte += 1;
     }
     found[b'.' as usize] = DOTTED;
+    found
+};
+
+/// A semicolon.
+const WITH_PARAMETERS: u8 = 2;
+
+const IN_VALUES: [u8; 256] = {
+    let mut found = [0; 256];
+    found[b';' as usize] = WITH_PARAMETERS;
+    found[b'%' as usize] = ODD;
+    found[b'"' as usize] = ODD;
+    found[b'\\' as usize] = ODD;
+    let mut byte = 0x80;
+    while byte < 256 {
+        found[byte] = ODD;
+        byte += 1;
+    }
     found
 };
 

@@ -66,7 +66,17 @@ pub(crate) fn any_request() -> impl Strategy<Value = Made> {
         "/a%2",
         "*",
     ];
-    let users = vec!["ann", "bob", "ann, bob", "bob,ann", "ANN", " ann", "\"bob\"", "x;ann"];
+    let users = vec![
+        "ann",
+        "bob",
+        "ann, bob",
+        "bob,ann",
+        "ANN",
+        " ann",
+        "\"bob\"",
+        "x;ann",
+        "a=1; \"%61nn",
+    ];
     let queries = vec![
         None,
         Some("user=ann"),

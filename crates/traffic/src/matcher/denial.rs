@@ -12,7 +12,7 @@ use crate::pattern::{BadPattern, Pattern, may_end_in_slash, may_exclude, regardl
 use crate::query::{all_parameters, folded_name, may_be_named, may_be_values};
 use crate::request::RequestView;
 use crate::spelling::{
-    Parameters, Spelling, bare_value, folded_case, folded_rule, hosts, is_equal_folded, values,
+    Parameters, Spelling, any_value, bare_value, folded_case, folded_rule, hosts, is_equal_folded,
 };
 
 /// A [`RequestMatch`] of a rule that denies, limits or demands, compiled. It fits a request that an application may take
@@ -25,7 +25,7 @@ use crate::spelling::{
 ///   that climbs fits every rule about paths. One that begins with two slashes counts without its first element as well, which
 ///   parsers of URLs take for a host.
 /// * The name of a header counts without regard to case and separators (`X_Role`). Of a repeated header, or a list in one,
-///   each value counts, and all of them joined, without regard to case, quotes and parameters.
+///   each value counts, and all of them joined, without regard to case, quotes, escapes and parameters.
 /// * A host counts as it was sent, and in lower case without port and final dot.
 /// * Every value of a parameter of the query counts, also in a list (`role[]=`), without regard to case.
 /// * A method counts without regard to case, and as the client asks for it in a field that overrides it
@@ -90,7 +90,7 @@ impl DenialMatcher {
     fn is_overridden(&self, request: &RequestView<'_>) -> bool {
         let in_header = |name: &&str| {
             let joined = request.fields.find_similar(name);
-            joined.is_some_and(|joined| values(&joined).any(|value| self.names(value)))
+            joined.is_some_and(|joined| any_value(&joined, |value| self.names(value)))
         };
         let in_query = |query| {
             let mut named = all_parameters(query).filter(|it| may_be_named(it.0, METHOD_PARAMETER));
@@ -315,7 +315,7 @@ impl MeantHeader {
         let Some(name) = &self.name else {
             return hosts(request.authority).any(|host| self.value.may_be(&host));
         };
-        let fits = |joined: Cow<'_, str>| values(&joined).any(|value| self.value.may_be(value));
+        let fits = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
         // One value is found in any list; others are compared with what has exactly this name, too.
         let is_one = matches!(self.value, MeantValue::Text(_));
         request.fields.find_similar(name).is_some_and(fits)
@@ -342,7 +342,7 @@ impl MeantParameter {
         let Some(query) = request.query else { return false };
         let mut named = all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
         named.any(|(_, value)| {
-            may_be_values(value).any(|value| values(&value).any(|it| self.value.may_be(it)))
+            may_be_values(value).any(|value| any_value(&value, |it| self.value.may_be(it)))
         })
     }
 

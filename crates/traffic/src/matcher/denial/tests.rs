@@ -62,6 +62,10 @@ const FRAMEWORKS: &[Framework] = &[
             (plus_for_blank, "github.com/ljharb/qs: + is a space"),
             (override_header, "expressjs.com/en/resources/middleware/method-override.html"),
             (override_parameter, "the same: methodOverride('_method')"),
+            (escaped_value, "github.com/jshttp/cookie: decodeURIComponent"),
+            (quoted_value, "the same: quotes around a value are dropped"),
+            (quoted_pair, "RFC 9110 §5.6.4: a quoted pair is the octet after the backslash"),
+            (blank_of_latin, "tc39.es/ecma262, String.prototype.trim: U+00A0 is a blank"),
             (upper_header_name, "nodejs.org/api/http.html#messageheaders: names are lower-cased"),
         ],
     },
@@ -153,6 +157,9 @@ const FRAMEWORKS: &[Framework] = &[
             (plus_for_blank, "php.net/manual/function.urldecode: + is a space"),
             (semicolon_for_and, "docs.python.org/3/library/urllib.parse: ; before 3.10"),
             (list_of_values, "RFC 9110 §5.3: values of a field are joined by commas"),
+            (escaped_value, "php.net/manual/reserved.variables.cookies: values are decoded"),
+            (quoted_value, "werkzeug.palletsprojects.com, parse_cookie: quotes are dropped"),
+            (blank_of_latin, "docs.python.org/3, str.strip: U+00A0 is a blank; WSGI reads Latin-1"),
         ],
     },
     Framework {
@@ -351,6 +358,32 @@ fn upper_value(sent: Sent, _: &Index) -> Sent {
     each_field(sent, |(_, value)| *value = value.to_uppercase())
 }
 
+fn escaped_value(sent: Sent, at: &Index) -> Sent {
+    each_field(sent, |(_, value)| {
+        let place = at.index(value.len());
+        let letter = value.as_bytes()[place];
+        if letter.is_ascii_alphabetic() {
+            value.replace_range(place..=place, &format!("%{letter:02X}"));
+        }
+    })
+}
+
+fn quoted_value(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(_, value)| *value = format!("\"{value}\""))
+}
+
+fn quoted_pair(sent: Sent, at: &Index) -> Sent {
+    each_field(sent, |(_, value)| {
+        let places: Vec<usize> = value.char_indices().map(|(place, _)| place).collect();
+        value.insert(*at.get(&places), '\\');
+    })
+}
+
+/// As the head of a request shows it: bytes that are no UTF-8 are replaced.
+fn blank_of_latin(sent: Sent, _: &Index) -> Sent {
+    each_field(sent, |(_, value)| value.push('\u{fffd}'))
+}
+
 /// A path, and a rule about it alone.
 fn path_and_rule() -> impl Strategy<Value = (String, PathMatch)> {
     let element = "[a-z][a-z0-9_-]{0,5}";
@@ -535,6 +568,30 @@ fn headers_parameters_and_methods_of_rules_fit_their_spellings_and_no_others() {
     ] {
         let fields = vec![(name.to_owned(), value.to_owned())];
         assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+    }
+    for (value, expected) in [
+        ("role=root", true),
+        ("a=1; role=%72oot", true),
+        ("a=1; role=\"root\"", true),
+        ("r%6Fle=root", true),
+        ("a=1; role=\"%2572oot\"", true),
+        ("role=\"ro\\ot\"", true),
+        ("\u{fffd}role=root", true),
+        ("role=%72oots", false),
+        ("a=\"role\"; b=root", false),
+    ] {
+        let fields = vec![("cookie".to_owned(), value.to_owned())];
+        for field in [
+            field("cookie", "role=root"),
+            FieldMatch {
+                name: "cookie".to_owned(),
+                value: ValueMatch::Regex("(.*; *)?role=root".to_owned()),
+            },
+        ] {
+            let rule = RequestMatch { headers: vec![field], ..RequestMatch::default() };
+            let sent = Sent { fields: fields.clone(), ..Sent::get("/") };
+            assert_eq!(denies(&rule, &sent), expected, "{value}");
+        }
     }
     let rule = RequestMatch { headers: vec![field("x-role", "a, b")], ..RequestMatch::default() };
     let fields = [("x-role", "a,b"), ("X_Role", "c")];
