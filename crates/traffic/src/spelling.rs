@@ -73,11 +73,15 @@ fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
 }
 
 /// The same as the most forgiving application reads the path: escapes decoded until none is left, characters in more bytes
-/// than they take, blanks and control characters around an element. A path of plain ASCII has one reading.
+/// than they take, blanks and control characters around an element, streams of NTFS, a query or a fragment in escapes. A path
+/// of plain ASCII has one reading.
 fn climbs_deeper(path: &str) -> bool {
-    let is_odd = |byte: u8| byte == b'%' || !byte.is_ascii_graphic();
+    let is_odd = |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
+    let has_climbing = |read: &str| folded_path(read, Parameters::Dropped).climbs;
     let climbs = |decoded: Vec<u8>| {
-        climbs(decoded.iter().copied()) || folded_path(&lossy(&decoded), Parameters::Dropped).climbs
+        climbs(decoded.iter().copied())
+            || has_climbing(&lossy(&decoded))
+            || other_readings(path, &decoded).iter().any(|read| has_climbing(read))
     };
     percent_decoded(path).any(is_odd) && decoded_throughout(path).is_none_or(climbs)
 }
@@ -524,11 +528,26 @@ mod tests {
             "/a/..%c2%a0/b",
             "/a/..\u{a0}/b",
             "/a/..%2500/b",
+            "/a/.%0d./b",
+            "/a/%2e%250a%2e/b",
+            "/a/..%3fx",
+            "/a/..%23x",
+            "/a/..::$DATA/b",
+            "/a/%2e%2e:$i30:$INDEX_ALLOCATION/b",
         ] {
             assert_eq!(PathKind::of(path), PathKind::Climbing, "{path}");
         }
-        for path in ["/a/100%25", "/a/%2520", "/a%2fb", "/a/%20.b/c", "/%e0%a4%85.html", "/a.%20b"]
-        {
+        for path in [
+            "/.a:b/c",
+            "/a/%2e.b%3fx",
+            "/a%3f..",
+            "/a/100%25",
+            "/a/%2520",
+            "/a%2fb",
+            "/a/%20.b/c",
+            "/%e0%a4%85.html",
+            "/a.%20b",
+        ] {
             assert_eq!(PathKind::of(path), PathKind::Plain, "{path}");
         }
     }

@@ -186,6 +186,8 @@ const FRAMEWORKS: &[Framework] = &[
             (doubled_slash, "url.spec.whatwg.org, special authority ignore slashes state"),
             (backslash, "url.spec.whatwg.org, special authority slashes state: \\ is /"),
             (escaped_letter, "the same: escapes stay, and applications decode them"),
+            (escaped_query, "the same, of a path that is decoded before: ? ends it, and # does"),
+            (tab_within, "url.spec.whatwg.org, basic URL parser: tabs and line ends are removed"),
         ],
     },
 ];
@@ -225,6 +227,15 @@ fn doubled_slash(sent: Sent, at: &Index) -> Sent {
 fn network_path(mut sent: Sent, at: &Index) -> Sent {
     sent.path.insert_str(0, ["//x", "//x:80", "///u@x", "/%2fx"][at.index(4)]);
     sent
+}
+
+fn escaped_query(mut sent: Sent, at: &Index) -> Sent {
+    sent.path.push_str(["%3fx=1", "%23x", "%253Fx"][at.index(3)]);
+    sent
+}
+
+fn tab_within(sent: Sent, at: &Index) -> Sent {
+    in_path(sent, at, |it| matches!(it, b'g'..=b'z'), |it| format!("%09{it}"))
 }
 
 fn backslash(sent: Sent, at: &Index) -> Sent {
@@ -513,6 +524,15 @@ fn paths_of_rules_fit_their_spellings_and_no_others() {
         (exact("/admin.php"), "/admin", false),
         (exact("/"), "/", true),
         (exact("/"), "//", true),
+        (exact("/Caf\u{e9}"), "/caf%e9", true),
+        (exact("/caf\u{e9}"), "/CAF%C9/", true),
+        (prefix("/caf\u{e9}"), "/caf%25e9/x", true),
+        (exact("/admin"), "/admin%3fx/y", true),
+        (exact("/admin"), "/admin%253fx", true),
+        (exact("/admin"), "/%61dmin%23x", true),
+        (exact("/admin"), "/ad%0amin", true),
+        (exact("/admin"), "/x%3f/admin", false),
+        (regex("/v[0-9]/admin"), "/v1/admin%3fx", true),
         (exact("/"), "//x", true),
         (exact("/admin"), "//x/admin", true),
         (exact("/admin"), "///x//Admin.json", true),
