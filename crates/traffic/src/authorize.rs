@@ -19,7 +19,7 @@ use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::{PathKind, may_name_authority};
+use crate::spelling::PathKind;
 use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 
@@ -504,9 +504,7 @@ impl CompiledAccess {
 /// True when a rule that allows fits a request as it was sent, and an application reads nothing else in it.
 #[inline]
 pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
-    (path == PathKind::Plain || !matcher.constrains_path())
-        && matcher.matches(request)
-        && (!may_name_authority(request.path) || !matcher.constrains_path())
+    (path == PathKind::Plain || !matcher.constrains_path()) && matcher.matches(request)
 }
 
 #[cfg(test)]

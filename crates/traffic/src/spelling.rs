@@ -20,20 +20,23 @@ pub(crate) enum PathKind {
     /// It has a `.` or `..` element, plain or in disguise: the application may understand
     /// another path than the rule that allowed it, so rules about paths do not apply to it.
     Climbing,
+    /// It is a network-path reference, in which an application may read a path without the first element. Rules that allow paths
+    /// do not apply to it either.
+    NetworkPath,
 }
 
 impl PathKind {
     pub(crate) fn of(path: &str) -> Self {
         // The usual path has nothing that could climb, and is not looked at twice.
-        if !path.bytes().any(|byte| IN_CLIMBS[usize::from(byte)]) {
+        if !path.bytes().any(|byte| IN_CLIMBS[usize::from(byte)]) && !may_name_authority(path) {
             return Self::Plain;
         }
-        Self::of_possibly_climbing(path)
+        Self::of_unusual(path)
     }
 
     /// Apart, so that the usual path needs no room for it.
     #[inline(never)]
-    fn of_possibly_climbing(path: &str) -> Self {
+    fn of_unusual(path: &str) -> Self {
         let mut before = b'/';
         let could_climb = path.bytes().any(|byte| {
             let starts_with_dot = byte == b'.' && before == b'/';
@@ -43,22 +46,24 @@ impl PathKind {
         if could_climb && (climbs(percent_decoded(path)) || climbs_deeper(path)) {
             return Self::Climbing;
         }
-        Self::Plain
+        match may_name_authority(path) && names_authority(path) {
+            true => Self::NetworkPath,
+            false => Self::Plain,
+        }
     }
 }
 
 /// True for a network-path reference (`//host/path`): applications may read a path without its first element in it. Only the
 /// path without its query counts.
-#[inline]
-pub(crate) fn may_name_authority(path: &str) -> bool {
-    matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..]) && names_authority(path)
-}
-
-/// Apart, so that the usual path needs no room for it.
-#[inline(never)]
 fn names_authority(path: &str) -> bool {
     let is_reference = |path: &str| after_authority(path).is_some();
     is_reference(path) || decoded_throughout(path).is_none_or(|it| is_reference(&lossy(&it)))
+}
+
+/// True when the second byte lets a path name an authority.
+#[inline]
+fn may_name_authority(path: &str) -> bool {
+    matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..])
 }
 
 /// True when a decoded path has an element that climbs.
