@@ -90,8 +90,8 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 
 // A RateLimit with one bucket for all, and with one for each client.
 #[library_benchmark]
-#[bench::for_all(args = (limits(Each::Nothing), asking()), config = measured(408))]
-#[bench::for_each_client(args = (limits(Each::Client { buckets: 1024 }), asking()), config = measured(1_715))]
+#[bench::for_all(args = (limits(Each::Nothing), asking()), config = measured(213))]
+#[bench::for_each_client(args = (limits(Each::Client { buckets: 1024 }), asking()), config = measured(1_515))]
 fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));

@@ -4,7 +4,7 @@ mod bucket;
 mod concurrency;
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::{Cell, LazyCell};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use leno_model::{
     Each, FixedAnswer, ObjectKey, PortLimits, RateRule, ServiceAccount, ServicePolicyName,
 };
 
-use crate::authorize::fits;
 use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::{Many, Rules};
@@ -327,17 +326,23 @@ impl Limits {
         (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
         mut found: impl FnMut(&'a PolicyLimits, &'a CompiledRule) -> Option<T>,
     ) -> Option<T> {
-        let path = PathKind::of(request.path);
-        let spelling = Spelling::of(request.path, path);
+        // Read for the first rule that asks about the request: a limit for all pays nothing for it.
+        let meaning = LazyCell::new(|| {
+            let path = PathKind::of(request.path);
+            (path, Spelling::of(request.path, path))
+        });
         for policy in self.of(port) {
-            let mut candidates = policy.rules(Sought::meant(request, &spelling).by(caller));
+            let mut candidates = policy.rules(|| Sought::meant(request, &meaning.1).by(caller));
             // Borrowed, for they are large to move.
             let named = candidates.by_ref().filter(|rule| rule.rule.names(caller));
-            for rule in named.filter(|rule| rule.may_count(request, &spelling)) {
+            for rule in named {
+                if !rule.is_for_all() && !rule.may_count(request, &meaning.1) {
+                    continue;
+                }
                 if let Some(found) = found(policy, rule) {
                     return Some(found);
                 }
-                if rule.rule.is_last && path == PathKind::Plain && rule.counts(request) {
+                if rule.rule.is_last && meaning.0 == PathKind::Plain && rule.counts(request) {
                     break;
                 }
             }
@@ -399,11 +404,11 @@ impl PolicyLimits {
 
     /// The rules that may count a request, in order, and perhaps others.
     #[inline]
-    fn rules(&self, sought: Sought<'_>) -> Candidates<'_> {
+    fn rules<'a>(&self, sought: impl FnOnce() -> Sought<'a>) -> Candidates<'_> {
         let mut candidates = Candidates { few: self.few.iter(), many: None };
         // Written in place: a policy with few rules has no lookup to copy.
         if let Some((many, rules)) = &self.many {
-            candidates.many = Some((many.all(sought), rules));
+            candidates.many = Some((many.all(sought()), rules));
         }
         candidates
     }
@@ -431,15 +436,19 @@ impl CompiledRule {
         })
     }
 
-    /// True when the request, the path of which is plain, plainly fits. For rules that are `last`.
-    fn counts(&self, request: &RequestView<'_>) -> bool {
-        self.requests.is_empty() || self.plain.iter().any(|it| fits(it, request, PathKind::Plain))
+    /// True when every request fits, whatever its path.
+    fn is_for_all(&self) -> bool {
+        self.requests.is_empty()
     }
 
-    /// Whether an application may take the request for one that fits.
+    /// True when the request, the path of which is plain, plainly fits. For rules that are `last`.
+    fn counts(&self, request: &RequestView<'_>) -> bool {
+        self.is_for_all() || self.plain.iter().any(|it| it.matches(request))
+    }
+
+    /// True when an application may take the request for one that fits.
     fn may_count(&self, request: &RequestView<'_>, spelling: &Spelling) -> bool {
-        let may_mean = |it: &DenialMatcher| it.may_mean(request, spelling);
-        self.requests.is_empty() || self.requests.iter().any(may_mean)
+        self.requests.iter().any(|it| it.may_mean(request, spelling))
     }
 
     /// Whose bucket it is.
