@@ -1,4 +1,4 @@
-//! Operators are told of every object whether it decides, and if not, why.
+//! The status of every object says whether it decides, and if not, why.
 
 use leno_control::status::{PolicyStatus, RouteStatus};
 
@@ -75,19 +75,31 @@ spec:
   rules: [{backendRefs: [{name: stock, port: 80}, {name: gone, port: 80}]}]
 "#;
 
+/// The statuses of the policies of a mesh, once there are this many.
+async fn policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
+    loop {
+        let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+        if policies.len() >= least {
+            return policies;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The reason for which a policy is not in force.
+fn why<'a>(policies: &'a [PolicyStatus], name: &str) -> Option<&'a str> {
+    let status = policies.iter().find(|it| it.name == name).expect(name);
+    assert_eq!(status.in_force, status.why.is_none(), "{name}");
+    status.why.as_deref()
+}
+
 #[test]
 fn every_kind_of_rules_has_a_status_with_the_true_cause() {
     run(async {
         let shop = Shop::open().await;
         let file = shop.directory.path().join("mesh.yaml");
         shop.write(&format!("{MESH}{RULES}"));
-        let policies = loop {
-            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
-            if !policies.is_empty() {
-                break policies;
-            }
-            tokio::task::yield_now().await;
-        };
+        let policies = policies(&shop, 1).await;
         let rejected: serde_json::Value = shop.ask("/rejected").await;
         assert_eq!(rejected["rejected"], serde_json::json!([]), "{}", file.display());
         let status = |kind: &str, name: &str| {
@@ -229,15 +241,8 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{AWAY}"));
-        let policies = loop {
-            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
-            if policies.len() >= 4 {
-                break policies;
-            }
-            tokio::task::yield_now().await;
-        };
-        let status = |name: &str| policies.iter().find(|it| it.name == name).expect(name);
-        for (name, why) in [
+        let policies = policies(&shop, 4).await;
+        for (name, expected) in [
             ("shop/breaker", None),
             ("shop/own", None),
             (
@@ -255,8 +260,7 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
                 ),
             ),
         ] {
-            let status = status(name);
-            assert_eq!((status.in_force, status.why.as_deref()), (why.is_none(), why), "{name}");
+            assert_eq!(why(&policies, name), expected, "{name}");
         }
     });
 }
@@ -297,18 +301,8 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{BYTES}"));
-        let policies = loop {
-            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
-            if policies.len() >= 5 {
-                break policies;
-            }
-            tokio::task::yield_now().await;
-        };
-        let why = |name: &str| {
-            let status = policies.iter().find(|it| it.name == name).expect(name);
-            assert_eq!(status.in_force, status.why.is_none(), "{name}");
-            status.why.as_deref()
-        };
+        let policies = policies(&shop, 5).await;
+        let why = |name| why(&policies, name);
         let port = Some("port 90 of shop/bytes carries TCP, in which no request is seen");
         assert_eq!((why("shop/hedging"), why("shop/limit")), (port, port));
         assert_eq!((why("shop/breaker"), why("shop/faults")), (None, None));
@@ -338,18 +332,8 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{AWAY}{AWAY_TAGS}"));
-        let policies = loop {
-            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
-            if policies.len() >= 7 {
-                break policies;
-            }
-            tokio::task::yield_now().await;
-        };
-        let why = |name: &str| {
-            let status = policies.iter().find(|it| it.name == name).expect(name);
-            assert_eq!(status.in_force, status.why.is_none(), "{name}");
-            status.why.as_deref()
-        };
+        let policies = policies(&shop, 7).await;
+        let why = |name| why(&policies, name);
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
         let tags = format!("{all} rules about tags choose among the endpoints of shop/away only");
         assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
@@ -379,13 +363,7 @@ fn a_retry_is_not_in_force_where_each_rule_of_the_route_decides_about_retries() 
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{OWN_RETRY}"));
-        let policies = loop {
-            let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
-            if !policies.is_empty() {
-                break policies;
-            }
-            tokio::task::yield_now().await;
-        };
+        let policies = policies(&shop, 1).await;
         let why =
             "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";
         assert_eq!((policies[0].in_force, policies[0].why.as_deref()), (false, Some(why)));

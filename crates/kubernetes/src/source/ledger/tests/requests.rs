@@ -2,41 +2,51 @@
 
 use super::*;
 
+/// A pod with a sidecar, the port 8080 of which has the name `main`.
+fn pod_with_named_port() -> News {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
+        "spec": {"containers": [{"name": "web", "ports": [{"name": "main", "containerPort": 8080}]}]},
+        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::pod(pod)))
+}
+
+/// A Service of that pod, the port 80 of which leads to `target`.
+fn leading_to(name: &str, target: Value, protocol: &str) -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
+                 "ports": [{"port": 80, "targetPort": target, "appProtocol": protocol}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
+fn limit_of_web(kind: usize) -> News {
+    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
+    custom(kind, "a", "2025-01-01T00:00:00Z", spec)
+}
+
 /// One port of the pod has a name, and services lead to it by either.
 #[test]
 fn a_service_that_leads_to_the_same_port_by_number_shows_its_requests() {
     let limit = index("RateLimit", "leno.dev");
-    let service = |name: &str, target: Value, protocol: &str| {
-        let service: Served = serde_json::from_value(json!({
-            "metadata": {"name": name, "namespace": "shop"},
-            "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
-                     "ports": [{"port": 80, "targetPort": target, "appProtocol": protocol}]},
-        }))
-        .unwrap();
-        News::Seen(Box::new(Seen::service(service)))
-    };
-    let mut pod = json!({
-        "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
-        "spec": {"containers": [{"name": "web"}]},
-        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
-    });
-    pod["spec"]["containers"][0]["ports"] = json!([{"name": "main", "containerPort": 8080}]);
-    let pod: Pod = serde_json::from_value(pod).unwrap();
     let mut ledger = settled();
-    ledger.take(PODS, News::Seen(Box::new(Seen::pod(pod))));
-    ledger.take(SERVICES, service("web", json!("main"), "tcp"));
-    let rules = json!([{"requests": 10, "in": "1s"}]);
-    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
-    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    ledger.take(PODS, pod_with_named_port());
+    ledger.take(SERVICES, leading_to("web", json!("main"), "tcp"));
+    ledger.take(limit, limit_of_web(limit));
     let programmed = |ledger: &mut Ledger| {
         let all = conditions(ledger);
         *all.iter().find(|it| it.0 == "Programmed").unwrap()
     };
     assert_eq!(programmed(&mut ledger), ("Programmed", "False", "NoRequests"));
-    ledger.take(SERVICES, service("other", json!(8081), "http"));
+    ledger.take(SERVICES, leading_to("other", json!(8081), "http"));
     assert_eq!(programmed(&mut ledger), ("Programmed", "False", "NoRequests"));
     for target in [json!("main"), json!(8080)] {
-        ledger.take(SERVICES, service("other", target, "http"));
+        ledger.take(SERVICES, leading_to("other", target, "http"));
         assert_eq!(programmed(&mut ledger), PROGRAMMED);
     }
 }
@@ -47,26 +57,11 @@ fn a_limit_of_a_service_without_traffic_applies_where_another_service_leads_to_t
  {
     let limit = index("RateLimit", "leno.dev");
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
-    let mut pod = json!({
-        "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
-        "spec": {"containers": [{"name": "web"}]},
-        "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
-    });
-    pod["spec"]["containers"][0]["ports"] = json!([{"name": "main", "containerPort": 8080}]);
-    let pod: Pod = serde_json::from_value(pod).unwrap();
-    let by_name: Served = serde_json::from_value(json!({
-        "metadata": {"name": "next", "namespace": "shop"},
-        "spec": {"clusterIP": "10.0.0.2", "selector": {"app": "web"},
-                 "ports": [{"port": 80, "targetPort": "main", "appProtocol": "http"}]},
-    }))
-    .unwrap();
     let mut ledger = settled();
-    ledger.take(PODS, News::Seen(Box::new(Seen::pod(pod))));
+    ledger.take(PODS, pod_with_named_port());
     ledger.take(SERVICES, service("web", 8080));
-    ledger.take(SERVICES, News::Seen(Box::new(Seen::service(by_name))));
-    let rules = json!([{"requests": 10, "in": "1s"}]);
-    let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
-    ledger.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    ledger.take(SERVICES, leading_to("next", json!("main"), "http"));
+    ledger.take(limit, limit_of_web(limit));
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let backend = json!({"name": "next", "port": 80});
     let spec = json!({"parentRefs": [parent], "rules": [{"backendRefs": [backend]}]});
