@@ -62,6 +62,11 @@ impl Peers {
         counted.collect()
     }
 
+    /// One of them lists its sidecars, of which it may have none.
+    pub(crate) fn arrive(&mut self, peer: ConnectionId) {
+        self.told.entry(peer).or_default();
+    }
+
     /// One of them has this sidecar.
     pub(crate) fn tell(
         &mut self,
@@ -90,7 +95,7 @@ impl Peers {
         told.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
-    /// How many of them have told something.
+    /// The number of those that have listed their sidecars.
     pub(crate) fn count(&self) -> usize {
         self.told.len()
     }

@@ -38,7 +38,8 @@ pub struct Registration {
 /// The sidecars that are connected to one control plane, by workload.
 pub type Registered = BTreeMap<WorkloadName, Registration>;
 
-/// Tells another control plane who is here, now and whenever that changes, until the stream ends.
+/// Tells another control plane who is here, now and whenever that changes, until the stream ends. The first message comes
+/// also when no sidecar is here.
 ///
 /// # Errors
 /// [`ServeError`] unless the other closed the stream, or there is nobody any more to tell of.
@@ -54,6 +55,7 @@ where
     let mut writer = FrameWriter::new(write);
     let mut vigil = Vigil::new(Instant::now());
     let mut told = Arc::<Registered>::default();
+    let mut is_first = true;
     here.mark_changed();
     loop {
         // Who does not read is told of the last state only, and later.
@@ -70,7 +72,13 @@ where
                     return Ok(());
                 }
                 let now = Arc::clone(&here.borrow_and_update());
-                for part in differences(&told, &now) {
+                let mut parts = differences(&told, &now);
+                if is_first && parts.is_empty() {
+                    // Without a sidecar, the other control plane still learns that it has the whole list.
+                    parts.push(proto::Registrations::default());
+                }
+                is_first = false;
+                for part in parts {
                     let message = Some(to_peer::Message::Registrations(part));
                     writer.push(&proto::ToPeer { message }, MESSAGE_BYTES_MAX)?;
                 }
@@ -164,16 +172,18 @@ fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registration
     parts
 }
 
-/// The same in messages so short that others are served between two of them.
+/// The same in messages so short that others are served between two of them. An empty message is one.
 fn parts(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
     let proto::Registrations { here, gone } = wire;
+    let mut is_first = true;
     let (mut here, mut gone) = (here.into_iter(), gone.into_iter());
     std::iter::from_fn(move || {
         let part = proto::Registrations {
             here: here.by_ref().take(REGISTRATIONS_PER_EVENT).collect(),
             gone: gone.by_ref().take(REGISTRATIONS_PER_EVENT).collect(),
         };
-        (!part.here.is_empty() || !part.gone.is_empty()).then_some(part)
+        let has_some = !part.here.is_empty() || !part.gone.is_empty();
+        (std::mem::take(&mut is_first) || has_some).then_some(part)
     })
 }
 
@@ -253,6 +263,22 @@ mod tests {
         let last = heard.recv().await.unwrap().event;
         assert!(matches!(last, Event::PeerLeft { connection: ConnectionId(7) }), "{last:?}");
         while tasks.join_next().await.is_some() {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_hears_of_a_control_plane_without_sidecars() {
+        let (ours, theirs) = duplex(64);
+        let (_told, watched) = watch::channel(here(&[]));
+        let (queue, mut heard) = event_queue(1);
+        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async { drop(serve_peer(ours, watched).await) });
+        tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
+        let Event::Elsewhere { connection, here, gone } = heard.recv().await.unwrap().event else {
+            panic!("the first event is about its sidecars");
+        };
+        assert_eq!((connection, here.len(), gone.len()), (ConnectionId(7), 0, 0));
+        assert!(heard.try_recv().is_err());
     }
 
     #[tokio::test(start_paused = true)]

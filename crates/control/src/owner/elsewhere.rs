@@ -8,7 +8,7 @@ use leno_model::WorkloadName;
 use super::{Now, Owner, in_order};
 
 impl Owner {
-    /// Another control plane tells who is with it, and who is no more.
+    /// Another control plane lists the sidecars that are with it now, and those that left.
     pub(super) fn elsewhere(
         &mut self,
         peer: ConnectionId,
@@ -16,6 +16,7 @@ impl Owner {
         gone: &[WorkloadName],
         now: Now,
     ) {
+        self.peers.arrive(peer);
         for (workload, registration) in here {
             let session = registration.session;
             self.peers.tell(peer, workload.clone(), registration);

@@ -168,6 +168,9 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
             let expected = SidecarConnections { peers: 1, disconnected: names, count };
             move |facts: &Arc<SidecarFacts>| facts.connections.as_ref() == Some(&expected)
         };
+        let all = &["client-1", "client-2", "stock-1", "stock-2"];
+        facts.wait_for(without(all)).await.unwrap();
+        of_other.wait_for(without(all)).await.unwrap();
         let stock = sidecar(&one, "stock-1", &[(8080, door())]).await;
         let client = sidecar(&two, "client-1", &[]).await;
         facts.wait_for(without(&["client-2", "stock-2"])).await.unwrap();
