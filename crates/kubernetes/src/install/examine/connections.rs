@@ -7,6 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt as _};
 use leno_model::SidecarConnections;
+use tokio::time::{Instant, sleep};
 
 use super::{Finding, few, unreadable};
 use crate::api::{NamespaceName, ObjectApi};
@@ -14,31 +15,45 @@ use crate::status::noted_connections;
 use crate::words::CONTROL_NAME;
 
 /// Compares the sidecars that are connected with those that run. `more` when there are further pods than these.
+///
+/// Control planes that have just started follow each other within a second, and the Lease says so when it is renewed. The
+/// check waits for that.
 pub(super) async fn connections(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
-    (pods, more): (&[Pod], bool),
+    pods: (&[Pod], bool),
 ) -> Finding {
     let leases: ObjectApi<Lease> = ObjectApi::namespaced(client.clone(), namespace);
-    let lease = match leases.get_opt(&CONTROL_NAME).await {
-        Ok(lease) => lease,
-        Err(error) => return unreadable(&error),
-    };
-    let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
-    let Some(lease) = fresh else {
-        return Finding::odd(
-            "no control plane holds the Lease leno-control, so that none reports which sidecars are connected",
-            format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
-        );
-    };
-    let Some(known) = noted_connections(&lease.metadata) else {
-        return Finding::Well(
-            "not reported yet by the control plane that holds the Lease".to_owned(),
-        );
-    };
     let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
-    compared(&known, usize::try_from(replicas).unwrap_or(0), (pods, more))
+    let replicas = usize::try_from(replicas).unwrap_or(0);
+    let until = Instant::now() + RENEWED_WITHIN;
+    loop {
+        let lease = match leases.get_opt(&CONTROL_NAME).await {
+            Ok(lease) => lease,
+            Err(error) => return unreadable(&error),
+        };
+        let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
+        let Some(lease) = fresh else {
+            return Finding::odd(
+                "no control plane holds the Lease leno-control, so that none reports which sidecars are connected",
+                format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
+            );
+        };
+        let Some(known) = noted_connections(&lease.metadata) else {
+            return Finding::Well(
+                "not reported yet by the control plane that holds the Lease".to_owned(),
+            );
+        };
+        if knows_all(&known, replicas) || Instant::now() >= until {
+            return compared(&known, replicas, pods);
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+fn knows_all(known: &SidecarConnections, replicas: usize) -> bool {
+    known.peers + 1 >= replicas
 }
 
 /// Generous, for clocks that differ: the holder renews it every few seconds.
@@ -51,7 +66,7 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
 }
 
 fn compared(known: &SidecarConnections, replicas: usize, (pods, more): (&[Pod], bool)) -> Finding {
-    if known.peers + 1 < replicas {
+    if !knows_all(known, replicas) {
         return Finding::odd(
             format!(
                 "the control plane that holds the Lease knows the sidecars of {} of {replicas} control planes",
@@ -89,6 +104,9 @@ fn compared(known: &SidecarConnections, replicas: usize, (pods, more): (&[Pod], 
         ),
     )
 }
+
+/// The holder renews the Lease every five seconds.
+const RENEWED_WITHIN: Duration = Duration::from_secs(8);
 
 /// A Lease that was renewed before this time has no holder any more.
 const STALE: Duration = Duration::from_secs(60);
