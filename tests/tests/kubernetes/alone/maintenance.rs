@@ -25,6 +25,7 @@ fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     printed(&drained);
     assert!(is_empty);
     let (requests, failed) = load.end();
+    eprintln!("{node} drained: of {requests} requests failed {failed}");
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
