@@ -106,7 +106,8 @@ impl Namespace {
     pub fn with_metadata(what: &str, metadata: &str) -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{what}-{number}");
+        // Those of a run before may still be on their way out.
+        let name = format!("{what}-{}-{number}", std::process::id());
         let namespace = Self { name };
         apply(&format!(
             "{{apiVersion: v1, kind: Namespace, metadata: {{name: {}, {metadata}}}}}",
