@@ -14,15 +14,16 @@ use crate::api::{NamespaceName, ObjectApi};
 use crate::status::noted_connections;
 use crate::words::CONTROL_NAME;
 
-/// Compares the sidecars that are connected with those that run. `more` when there are further pods than these.
+/// Compares the sidecars that are connected with those that run: `pods`, and further ones if `are_more`.
 ///
-/// Control planes that have just started follow each other within a second, and the Lease says so when it is renewed. The
-/// check waits for that.
+/// Control planes that have just started follow each other within a second, and the holder writes it to the Lease at the next
+/// renewal. The check waits for that.
 pub(super) async fn connections(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
-    pods: (&[Pod], bool),
+    pods: &[Pod],
+    are_more: bool,
 ) -> Finding {
     let leases: ObjectApi<Lease> = ObjectApi::namespaced(client.clone(), namespace);
     let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
@@ -34,21 +35,22 @@ pub(super) async fn connections(
             Err(error) => return unreadable(&error),
         };
         let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
-        let Some(lease) = fresh else {
-            return Finding::odd(
+        let known = fresh.as_ref().and_then(|lease| noted_connections(&lease.metadata));
+        let is_whole = known.as_ref().is_some_and(|known| knows_all(known, replicas));
+        if !is_whole && Instant::now() < until {
+            sleep(Duration::from_millis(500)).await;
+            continue;
+        }
+        return match (fresh, known) {
+            (_, Some(known)) => compared(&known, replicas, pods, are_more),
+            (Some(_), None) => Finding::Well(
+                "not reported yet by the control plane that holds the Lease".to_owned(),
+            ),
+            (None, None) => Finding::odd(
                 "no control plane holds the Lease leno-control, so that none reports which sidecars are connected",
                 format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
-            );
+            ),
         };
-        let Some(known) = noted_connections(&lease.metadata) else {
-            return Finding::Well(
-                "not reported yet by the control plane that holds the Lease".to_owned(),
-            );
-        };
-        if knows_all(&known, replicas) || Instant::now() >= until {
-            return compared(&known, replicas, pods);
-        }
-        sleep(Duration::from_millis(500)).await;
     }
 }
 
@@ -65,7 +67,7 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     has_holder && is_recent
 }
 
-fn compared(known: &SidecarConnections, replicas: usize, (pods, more): (&[Pod], bool)) -> Finding {
+fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more: bool) -> Finding {
     if !knows_all(known, replicas) {
         return Finding::odd(
             format!(
@@ -82,7 +84,7 @@ fn compared(known: &SidecarConnections, replicas: usize, (pods, more): (&[Pod], 
     let shown = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     let runs = |name: &String| {
         let pod = pods.iter().find(|pod| shown(pod) == *name);
-        pod.map_or(more, is_ready)
+        pod.map_or(are_more, is_ready)
     };
     let names: Vec<String> =
         known.disconnected.iter().map(ToString::to_string).filter(runs).collect();
@@ -133,7 +135,7 @@ mod tests {
     fn ready_pods_without_a_connection_are_reported() {
         let pods = [pod("web-1", "True"), pod("web-2", "False"), pod("web-3", "True")];
         let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
-            let found = compared(known, replicas, (&pods, more));
+            let found = compared(known, replicas, &pods, more);
             assert_eq!(matches!(found, Finding::Wrong(_)), is_wrong, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };

@@ -46,8 +46,8 @@ pub(super) async fn sidecars(
         ("sidecars", members.images(ours)),
         ("redirection of pods", members.redirection(Installed::of(control).cni)),
     ];
-    let all = (members.pods, members.more);
-    found.push(("connections of sidecars", connections(client, namespace, control, all).await));
+    let connected = connections(client, namespace, control, members.pods, members.more).await;
+    found.push(("connections of sidecars", connected));
     let serving = members.serving(&name_servers(client).await);
     found.extend(serving.into_iter().map(|finding| ("sidecars that serve", finding)));
     found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));
