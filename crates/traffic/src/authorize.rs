@@ -19,7 +19,7 @@ use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
-use crate::spelling::PathKind;
+use crate::spelling::{PathKind, fits_each_reading};
 use opening::Openings;
 use policy::{PeerRules, PolicyRules};
 
@@ -501,10 +501,20 @@ impl CompiledAccess {
     }
 }
 
-/// True when a rule that allows fits a request as it was sent, and an application reads nothing else in it.
+/// True when a rule that allows fits a request as it was sent, and no path that climbs. In a network-path reference it fits
+/// each path that an application may read.
 #[inline]
 pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
-    (path == PathKind::Plain || !matcher.constrains_path()) && matcher.matches(request)
+    (path == PathKind::Plain || fits_unusual(matcher, request, path)) && matcher.matches(request)
+}
+
+/// Apart, so that the usual path needs no room for it.
+#[inline(never)]
+fn fits_unusual(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
+    !matcher.constrains_path()
+        || path == PathKind::NetworkPath
+            && matcher.matches_path(request.path)
+            && fits_each_reading(matcher, request.path)
 }
 
 #[cfg(test)]

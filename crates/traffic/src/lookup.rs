@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::query::{all_parameters, decoded_text, may_be_named, may_be_values, parameter};
 use crate::request::{RequestView, header};
-use crate::spelling::{Spelling, any_value, folded_case, hosts};
+use crate::spelling::{Spelling, any_listed_value, any_value, folded_case, hosts};
 
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
@@ -57,9 +57,9 @@ impl<'a> Sought<'a> {
         Self { caller, ..self }
     }
 
-    /// True when the request may fit rules that name another path than its own.
-    fn is_ambiguous(self) -> bool {
-        self.meaning.is_some_and(Spelling::is_ambiguous)
+    /// True when the request fits every rule about paths.
+    fn climbs(self) -> bool {
+        self.meaning.is_some_and(Spelling::climbs)
     }
 }
 
@@ -169,7 +169,7 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.is_ambiguous() {
+        if sought.climbs() {
             return (0..self.rules).find(|place| fits(*place));
         }
         self.search(sought, |best, places| first_before(best, places, &fits))
@@ -177,7 +177,7 @@ impl Lookup {
 
     /// All rules in order that may fit, and perhaps others.
     pub(crate) fn all(&self, sought: Sought<'_>) -> Places<'_> {
-        if sought.is_ambiguous() {
+        if sought.climbs() {
             return Places::all(self.rules);
         }
         let mut places = Places::none();
@@ -200,7 +200,7 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.is_ambiguous() {
+        if sought.climbs() {
             return part.iter().copied().find(|place| fits(*place));
         }
         self.search(sought, |best, places| {
@@ -227,7 +227,7 @@ impl Lookup {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Each list of rules that may fit a request, in order. The path is not ambiguous where its meaning to applications counts.
+    /// Each list of rules that may fit a request, in order. The path does not climb where its meaning to applications counts.
     #[inline]
     fn each<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
         match sought.meaning {
@@ -250,9 +250,25 @@ impl Lookup {
                     let path = spelling.folded(sought.request.path);
                     beginnings.each_meant(path, |held| take(held));
                 }
+                if spelling.is_ambiguous() {
+                    self.each_of_others(spelling, &mut take);
+                }
             }
         }
         take(&self.rest);
+    }
+
+    /// Each list by the other paths that an application may read in the one that was sent. Apart, so that the usual path needs
+    /// no room for it.
+    #[inline(never)]
+    fn each_of_others<'a>(&'a self, spelling: &Spelling, take: &mut dyn FnMut(&'a [usize])) {
+        let paths = self.columns.iter().filter(|column| matches!(column.key, Key::Path));
+        for (other, spelling) in spelling.others() {
+            paths.clone().for_each(|column| column.each_of_path(other, spelling, take));
+            if let Some(beginnings) = &self.beginnings {
+                beginnings.each_meant(spelling.folded(other), |held| take(held));
+            }
+        }
     }
 }
 
@@ -321,19 +337,14 @@ impl Column {
     ) {
         let request = sought.request;
         match &self.key {
-            Key::Path => {
-                take(self.of(spelling.folded(request.path)));
-                for stem in spelling.stems(request.path) {
-                    take(self.of(stem));
-                }
-            }
+            Key::Path => self.each_of_path(request.path, spelling, take),
             Key::Header { name, .. } if **name == *":authority" => {
                 hosts(request.authority).for_each(|host| take(self.of(&folded_case(&host))));
             }
             Key::Header { name, repeated, folded } => {
                 debug_assert!(*repeated == Repeated::Joined && *folded, "{name} is compared so");
                 if let Some(joined) = request.fields.find_similar(name) {
-                    self.take_each(&joined, take);
+                    self.take_each(|compare| any_value(&joined, compare), take);
                 }
             }
             Key::Query(name) => {
@@ -341,7 +352,7 @@ impl Column {
                     .filter(|(encoded, _)| may_be_named(encoded, name));
                 for (_, value) in named {
                     for value in may_be_values(value) {
-                        self.take_each(&value, take);
+                        self.take_each(|compare| any_listed_value(&value, compare), take);
                     }
                 }
             }
@@ -351,16 +362,37 @@ impl Column {
         }
     }
 
-    /// Each list by one of these values, joined, once: a client may say the same thousands of times.
-    fn take_each<'a>(&'a self, joined: &str, take: &mut dyn FnMut(&'a [usize])) {
+    /// Each list by a path as applications read it.
+    fn each_of_path<'a>(
+        &'a self,
+        sent: &str,
+        spelling: &Spelling,
+        take: &mut dyn FnMut(&'a [usize]),
+    ) {
+        take(self.of(spelling.folded(sent)));
+        for stem in spelling.stems(sent) {
+            take(self.of(stem));
+        }
+    }
+
+    /// Each list by one of the values that `any` compares, once: a client may say the same thousands of times. All of them
+    /// where these are too many.
+    fn take_each<'a>(
+        &'a self,
+        any: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
+        take: &mut dyn FnMut(&'a [usize]),
+    ) {
         let mut taken = FxHashSet::default();
-        any_value(joined, |value| {
+        let are_too_many = any(&mut |value| {
             let held = self.of(&folded_case(value));
             if !held.is_empty() && taken.insert(held.as_ptr()) {
                 take(held);
             }
             false
         });
+        if are_too_many {
+            self.rules.values().for_each(|held| take(held));
+        }
     }
 
     /// Apart, so that what is looked up most costs no call.

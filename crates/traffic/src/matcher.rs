@@ -97,7 +97,12 @@ impl RequestMatcher {
         parameter.map(|parameter| Mismatch::Query(parameter.name.to_string()))
     }
 
-    /// Whether some paths do not match.
+    /// True when the path of the request could be this one.
+    pub(crate) fn matches_path(&self, path: &str) -> bool {
+        self.path.matches(path)
+    }
+
+    /// True when some paths do not match.
     #[must_use]
     pub fn constrains_path(&self) -> bool {
         match &self.path {

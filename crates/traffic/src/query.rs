@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::spelling::{decoded_throughout, folded_case, is_blank};
+use crate::spelling::{decoded_layers, folded_case, is_blank};
 
 /// The first value of a query parameter, still encoded; empty for a parameter without `=`.
 pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
@@ -29,32 +29,47 @@ pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item 
 }
 
 /// True when applications may take the encoded name of a parameter for this one, which is [folded](folded_name): without
-/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks before it, and with `.`, a blank or
-/// a `[` that nothing closes for `_`.
+/// regard to case, of a list (`role[]`, `role[0]`) or of a map (`role[x]`), with blanks or `!` before it, and with `.`, a blank
+/// or a `[` that nothing closes for `_`. A place in a map may have any of these forms where the rule names one.
 pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
-    if encoded.len() < folded.len() {
+    let has_place = folded.contains('[') && folded.ends_with(']');
+    if encoded.len() < folded.len() && !has_place {
         return false;
     }
     if encoded == folded {
         return true;
     }
     let name = folded_name(encoded);
+    if has_place {
+        return flat(&name).eq(flat(folded));
+    }
     name == folded
         || name.split_once('[').is_some_and(|(list, place)| {
-            list == folded || !place.contains(']') && is_underscored(&name, folded)
+            list == folded || !place.contains(']') && flat(&name).eq(flat(folded))
         })
 }
 
-/// True for a name that has `[` where the other has `_`: PHP reads a `[` so that nothing closes.
-fn is_underscored(name: &str, folded: &str) -> bool {
-    let is_same = |(byte, other): (u8, u8)| byte == other || byte == b'[' && other == b'_';
-    name.len() == folded.len() && name.bytes().zip(folded.bytes()).all(is_same)
+/// A name with `_` before each place in a map: ASP.NET and parsers with dots read `a[b]` and `a.b` alike.
+fn flat(name: &str) -> impl Iterator<Item = u8> + '_ {
+    name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
+}
+
+/// The name of a parameter in a rule, folded; with dots it names a place in a map (`a.b` is `a[b]`).
+pub(crate) fn folded_rule_name(name: &str) -> String {
+    match name.split_once('.') {
+        Some((map, places)) if !name.contains('[') => {
+            folded_name(&format!("{map}[{}]", places.replace('.', "][")))
+        }
+        _ => folded_name(name),
+    }
 }
 
 /// The name of a parameter as the most forgiving application reads it.
 pub(crate) fn folded_name(encoded: &str) -> String {
     let decoded = decoded(encoded, Plus::Space);
-    let name = decoded.split('\0').next().unwrap_or_default().trim_start_matches(is_blank);
+    let name = decoded.split('\0').next().unwrap_or_default();
+    // Spring's binder takes `!role` for a default of `role`.
+    let name = name.trim_start_matches(|c| is_blank(c) || c == '!');
     let mut name = folded_case(name).replace([' ', '.'], "_");
     // An element of a list has the name of the list.
     while let Some((list, place)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
@@ -84,16 +99,13 @@ enum Plus {
     Space,
 }
 
-/// Decoded until no escape is left.
+/// Decoded until no escape is left, or as deeply as applications decode.
 fn decoded(encoded: &str, plus: Plus) -> String {
     let encoded = match plus {
         Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
         Plus::Space | Plus::Literal => Cow::Borrowed(encoded),
     };
-    match decoded_throughout(&encoded) {
-        Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        None => encoded.into_owned(),
-    }
+    String::from_utf8_lossy(&decoded_layers(&encoded).0).into_owned()
 }
 
 /// The text that the escapes stand for; `None` when it is not UTF-8, and then nothing matches.

@@ -1,34 +1,42 @@
-//! What an application may understand otherwise than it is written: paths, hosts, lists of values.
+//! Paths, hosts and values that an application may read otherwise than they are written.
 
 mod folded;
 mod readings;
+mod values;
 
 use std::borrow::Cow;
 
+use crate::matcher::RequestMatcher;
 use crate::query::percent_decoded;
 
 pub(crate) use folded::{
-    Parameters, decoded_throughout, folded_case, folded_path, folded_rule, is_blank,
-    is_equal_folded,
+    Parameters, decoded_layers, decoded_throughout, folded_case, folded_path, folded_rule,
+    is_blank, is_equal_folded,
 };
-use readings::{after_authority, other_readings};
+use readings::{names_authority, other_readings};
+pub(crate) use values::{any_listed_value, any_value, bare_value};
 
-/// Whether a path means what it says.
+/// The readings of a path that rules which allow have to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathKind {
     Plain,
     /// It has a `.` or `..` element, plain or in disguise: the application may understand
     /// another path than the rule that allowed it, so rules about paths do not apply to it.
     Climbing,
-    /// It is a network-path reference, in which an application may read a path without the first element. Rules that allow paths
-    /// do not apply to it either.
+    /// It is a network-path reference, in which an application may read a path without the first element. Rules that allow
+    /// paths apply where they fit each of these paths.
     NetworkPath,
 }
 
 impl PathKind {
     pub(crate) fn of(path: &str) -> Self {
-        // The usual path has nothing that could climb, and is not looked at twice.
-        if !path.bytes().any(|byte| IN_CLIMBS[usize::from(byte)]) && !may_name_authority(path) {
+        // The usual path has one slash at its beginning and nothing that could climb, and is not looked at twice.
+        let is_usual = match path.as_bytes() {
+            [b'/', b'/', ..] => false,
+            [b'/', rest @ ..] => !rest.iter().any(|byte| IN_CLIMBS[usize::from(*byte)]),
+            _ => false,
+        };
+        if is_usual {
             return Self::Plain;
         }
         Self::of_unusual(path)
@@ -46,24 +54,11 @@ impl PathKind {
         if could_climb && (climbs(percent_decoded(path)) || climbs_deeper(path)) {
             return Self::Climbing;
         }
-        match may_name_authority(path) && names_authority(path) {
+        match matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..]) && names_authority(path) {
             true => Self::NetworkPath,
             false => Self::Plain,
         }
     }
-}
-
-/// True for a network-path reference (`//host/path`): applications may read a path without its first element in it. Only the
-/// path without its query counts.
-fn names_authority(path: &str) -> bool {
-    let is_reference = |path: &str| after_authority(path).is_some();
-    is_reference(path) || decoded_throughout(path).is_none_or(|it| is_reference(&lossy(&it)))
-}
-
-/// True when the second byte lets a path name an authority.
-#[inline]
-fn may_name_authority(path: &str) -> bool {
-    matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..])
 }
 
 /// True when a decoded path has an element that climbs.
@@ -82,16 +77,23 @@ fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
 /// of plain ASCII has one reading.
 fn climbs_deeper(path: &str) -> bool {
     let is_odd = |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
-    let has_climbing = |read: &str| folded_path(read, Parameters::Dropped).climbs;
-    let climbs = |decoded: Vec<u8>| {
-        climbs(decoded.iter().copied())
-            || has_climbing(&lossy(&decoded))
-            || other_readings(path, &decoded).iter().any(|read| has_climbing(read))
+    let read = |path: &str| {
+        decoded_throughout(path).is_none_or(|decoded| {
+            climbs(decoded.iter().copied())
+                || folded_path(&lossy(&decoded), Parameters::Dropped).climbs
+        })
     };
-    percent_decoded(path).any(is_odd) && decoded_throughout(path).is_none_or(climbs)
+    percent_decoded(path).any(is_odd)
+        && (read(path) || other_readings(path).is_none_or(|it| it.iter().any(|other| read(other))))
 }
 
-/// Whether a byte is in all that could climb.
+/// True when a rule that allows fits each path that an application may read in a network-path reference.
+#[inline(never)]
+pub(crate) fn fits_each_reading(matcher: &RequestMatcher, path: &str) -> bool {
+    other_readings(path).is_some_and(|it| it.iter().all(|other| matcher.matches_path(other)))
+}
+
+/// True for a byte that is in all paths that could climb.
 const IN_CLIMBS: [bool; 256] = {
     let mut are = [false; 256];
     are[b'.' as usize] = true;
@@ -186,28 +188,26 @@ impl Spelling {
         self.odd = Some(Box::new(Odd { decoded, folded, with_parameters, others }));
     }
 
-    /// Adds the other paths that an application may read. A path that names an authority in each of two readings is rare
-    /// and may be any.
+    /// Adds the other paths that an application may read.
     fn read_others(&mut self, path: &str) {
-        let has_others = path.contains('%') || after_authority(path).is_some();
-        let Some(odd) = self.odd.as_mut().filter(|_| has_others) else { return };
-        let decoded = decoded_throughout(path).unwrap_or_default();
-        let others = other_readings(path, &decoded).into_iter().map(|other| {
+        let Some(odd) = self.odd.as_mut().filter(|_| self.paths == Paths::One) else { return };
+        let Some(others) = other_readings(path) else {
+            self.paths = Paths::Any;
+            return;
+        };
+        let others = others.into_iter().map(|other| {
             let spelling = Self::of_reading(&other);
             (other, spelling)
         });
         odd.others = others.collect();
-        let may_be_any = |(other, spelling): &(String, Self)| {
-            spelling.climbs() || after_authority(other).is_some()
-        };
-        if odd.others.iter().any(may_be_any) {
+        if odd.others.iter().any(|(_, spelling)| spelling.climbs()) {
             self.paths = Paths::Any;
-        } else if !odd.others.is_empty() && self.paths == Paths::One {
+        } else if !odd.others.is_empty() {
             self.paths = Paths::Several;
         }
     }
 
-    /// Whether it may be any path at all.
+    /// True when it may be any path at all.
     pub(crate) fn climbs(&self) -> bool {
         self.paths == Paths::Any
     }
@@ -300,52 +300,13 @@ impl<'a> Iterator for Stems<'a> {
     }
 }
 
-/// All that a host may be to an application: as it was sent, and as most understand it.
+/// The hosts that an authority may be to an application: as it was sent, as most understand it, and without escapes, which
+/// parsers of URLs decode.
 pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let sent = std::iter::once(Cow::Borrowed(authority));
-    sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority))))
-}
-
-/// True when one of the values that a header, joined, may have to an application fits: these together, each of them, each
-/// without its parameters, and all that without escapes, quotes and bytes that are no text.
-pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> bool {
-    let found = joined.bytes().fold(0, |found, byte| found | IN_VALUES[usize::from(byte)]);
-    values(joined, found).any(&mut fits)
-        || found & ODD != 0 && other_values(joined).iter().any(|it| any_plain_value(it, &mut fits))
-}
-
-/// Apart, so that the usual value needs no room for it.
-#[inline(never)]
-fn any_plain_value(joined: &str, fits: &mut impl FnMut(&str) -> bool) -> bool {
-    values(joined, WITH_PARAMETERS).any(fits)
-}
-
-/// The values of a header, by the kinds of bytes that are in them.
-fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
-    let listed = joined.split(',').map(bare_value);
-    let has_parameters = found & WITH_PARAMETERS != 0;
-    let parts = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
-    [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
-}
-
-/// The values as parsers of cookies and of quoted texts leave them: without quotes and the backslashes in them, with escapes
-/// as they are and decoded. A byte that is no UTF-8 may be a blank of Latin-1, which applications trim.
-#[inline(never)]
-fn other_values(joined: &str) -> Vec<String> {
-    let unquoted = |text: &str| {
-        let text = text.replace(['"', '\\'], "");
-        text.replace(char::REPLACEMENT_CHARACTER, " ")
-    };
-    let text = unquoted(joined);
-    let decoded = text.contains('%').then(|| decoded_throughout(&text)).flatten();
-    let mut found: Vec<String> = decoded.map(|it| unquoted(&lossy(&it))).into_iter().collect();
-    found.push(text);
-    found
-}
-
-/// A value without blanks around it and without quotes.
-pub(crate) fn bare_value(value: &str) -> &str {
-    value.trim_matches(is_blank).trim_matches('"').trim_matches(is_blank)
+    let decoded = authority.contains('%').then(|| lossy(&decoded_layers(authority).0));
+    let decoded = decoded.map(|it| Cow::Owned(bare(&it)));
+    sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority)))).chain(decoded)
 }
 
 /// A host as most applications understand it.
@@ -407,23 +368,6 @@ const IN_SPELLINGS: [u8; 256] = {
         byte += 1;
     }
     found[b'.' as usize] = DOTTED;
-    found
-};
-
-/// A semicolon.
-const WITH_PARAMETERS: u8 = 2;
-
-const IN_VALUES: [u8; 256] = {
-    let mut found = [0; 256];
-    found[b';' as usize] = WITH_PARAMETERS;
-    found[b'%' as usize] = ODD;
-    found[b'"' as usize] = ODD;
-    found[b'\\' as usize] = ODD;
-    let mut byte = 0x80;
-    while byte < 256 {
-        found[byte] = ODD;
-        byte += 1;
-    }
     found
 };
 

@@ -9,10 +9,11 @@ use super::{HeaderMatcher, PathMatcher};
 use crate::lookup::{Demand, Key, whole_elements};
 use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, may_end_in_slash, may_exclude, regardless_of_case};
-use crate::query::{all_parameters, folded_name, may_be_named, may_be_values};
+use crate::query::{all_parameters, folded_rule_name, may_be_named, may_be_values};
 use crate::request::RequestView;
 use crate::spelling::{
-    Parameters, Spelling, any_value, bare_value, folded_case, folded_rule, hosts, is_equal_folded,
+    Parameters, Spelling, any_listed_value, any_value, bare_value, folded_case, folded_rule, hosts,
+    is_equal_folded,
 };
 
 /// A [`RequestMatch`] of a rule that denies, limits or demands, compiled. It fits a request that an application may take
@@ -22,8 +23,8 @@ use crate::spelling::{
 ///   with backslashes as slashes, without empty elements, parameters of elements, a last slash, and blanks or dots at the
 ///   end of an element. A last element counts with and without what follows a dot in it. Below a file
 ///   (`/admin.php/x`) a rule about the file counts, and one about all below the path without the dot (`/admin`). A path
-///   that climbs fits every rule about paths. One that begins with two slashes counts without its first element as well, which
-///   parsers of URLs take for a host.
+///   that climbs fits every rule about paths. Other paths that applications may read in one count as well: one that begins with
+///   two slashes counts without its first element, which parsers of URLs take for a host.
 /// * The name of a header counts without regard to case and separators (`X_Role`). Of a repeated header, or a list in one,
 ///   each value counts, and all of them joined, without regard to case, quotes, escapes and parameters.
 /// * A host counts as it was sent, and in lower case without port and final dot.
@@ -54,7 +55,7 @@ impl DenialMatcher {
             headers: headers.map(|(field, plain)| MeantHeader::compile(field, plain)).collect(),
             query: query
                 .map(|(field, plain)| MeantParameter {
-                    name: folded_name(&field.name).into(),
+                    name: folded_rule_name(&field.name).into(),
                     value: MeantValue::compile(&field.value, &plain.value),
                 })
                 .collect(),
@@ -93,7 +94,8 @@ impl DenialMatcher {
             joined.is_some_and(|joined| any_value(&joined, |value| self.names(value)))
         };
         let in_query = |query| {
-            let mut named = all_parameters(query).filter(|it| may_be_named(it.0, METHOD_PARAMETER));
+            let overrides = |name| METHOD_PARAMETERS.iter().any(|it| may_be_named(name, it));
+            let mut named = all_parameters(query).filter(|it| overrides(it.0));
             named.any(|(_, value)| may_be_values(value).any(|value| self.names(bare_value(&value))))
         };
         METHOD_HEADERS.iter().any(in_header) || request.query.is_some_and(in_query)
@@ -342,7 +344,7 @@ impl MeantParameter {
         let Some(query) = request.query else { return false };
         let mut named = all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
         named.any(|(_, value)| {
-            may_be_values(value).any(|value| any_value(&value, |it| self.value.may_be(it)))
+            may_be_values(value).any(|value| any_listed_value(&value, |it| self.value.may_be(it)))
         })
     }
 
@@ -394,7 +396,7 @@ fn listed(values: &str) -> Box<str> {
 
 /// Headers that override the method of a request in common frameworks.
 const METHOD_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
-const METHOD_PARAMETER: &str = "_method";
+const METHOD_PARAMETERS: [&str; 2] = ["_method", "x-http-method-override"];
 
 #[cfg(test)]
 mod tests;

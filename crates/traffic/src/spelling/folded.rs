@@ -90,21 +90,27 @@ fn fold_case(text: &str, folded: &mut String) {
 }
 
 /// The bytes that a text stands for when escapes are decoded until none is left. `None`: so many layers of them
-/// that nobody can say where an application stops.
+/// that it is unknown where an application stops.
 pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
+    let (decoded, is_whole) = decoded_layers(text);
+    is_whole.then_some(decoded)
+}
+
+/// The bytes that as many layers of escapes stand for as applications decode, and whether no escape is left.
+pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
     for _ in 0..=LAYERS_MAX {
         let decoded = decoded_once(&bytes);
         if decoded.len() == bytes.len() {
-            return Some(decoded);
+            return (decoded, true);
         }
         bytes = decoded;
     }
-    None
+    (bytes, false)
 }
 
 /// One layer: `%xx`, `%uxxxx` as IIS reads it, and characters in more bytes than UTF-8 has for them.
-fn decoded_once(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let [byte, after @ ..] = rest {
@@ -170,9 +176,10 @@ pub(crate) fn is_separator(c: char) -> bool {
     matches!(c, '/' | '\\')
 }
 
-/// Frameworks trim blanks, and `$` of many regular expressions matches before a last line feed.
+/// Frameworks trim blanks, and `$` of many regular expressions matches before a last line feed. JavaScript trims a byte order
+/// mark, too.
 pub(crate) fn is_blank(c: char) -> bool {
-    c.is_whitespace() || c.is_control()
+    c.is_whitespace() || c.is_control() || c == '\u{feff}'
 }
 
 /// Escapes of escapes: an application behind two proxies decodes three times at most.

@@ -1,11 +1,11 @@
-//! The other paths that an application may read in one: what parsers of URLs leave of it.
+//! Alternative readings of a path, as applications and URL parsers produce them.
 
-use super::folded::{is_blank, is_separator};
+use super::folded::{decoded_once, is_blank, is_separator};
 use super::lossy;
 
 /// The path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. The parser of the WHATWG takes
 /// more slashes, and backslashes, for the two.
-pub(crate) fn after_authority(path: &str) -> Option<&str> {
+fn after_authority(path: &str) -> Option<&str> {
     let begin = path.find(|c| !is_separator(c) && !is_blank(c))?;
     let (slashes, authority) = path.split_at_checked(begin)?;
     let is_reference =
@@ -15,30 +15,82 @@ pub(crate) fn after_authority(path: &str) -> Option<&str> {
     })
 }
 
-/// The other paths that an application may read in this one, which is `decoded` when no escape is left: without the
-/// authority; in Latin-1, where it is no UTF-8; and without the query, the fragment, tabs and line ends that parsers of URLs
-/// drop, where it is decoded before it is parsed.
-pub(crate) fn other_readings(sent: &str, decoded: &[u8]) -> Vec<String> {
-    let mut found: Vec<String> = after_authority(sent).map(str::to_owned).into_iter().collect();
-    let text = lossy(decoded);
-    let latin = decoded.iter().map(|byte| char::from(*byte)).collect::<String>();
-    let is_latin = std::str::from_utf8(decoded).is_err();
-    for text in [Some(&text), Some(&latin).filter(|_| is_latin)].into_iter().flatten() {
-        let parsed = parsed(text);
-        found.extend(after_authority(&parsed).map(str::to_owned));
-        found.extend((parsed != *text).then_some(parsed));
+/// True for a network-path reference under any layer of escapes.
+pub(crate) fn names_authority(path: &str) -> bool {
+    let mut text = path.as_bytes().to_vec();
+    loop {
+        if after_authority(&lossy(&text)).is_some() {
+            return true;
+        }
+        let decoded = decoded_once(&text);
+        if decoded.len() == text.len() {
+            return false;
+        }
+        text = decoded;
     }
-    found.extend(is_latin.then_some(latin));
-    found.sort_unstable();
-    found.dedup();
-    found
 }
 
-/// The path in the eyes of a parser of URLs.
-fn parsed(text: &str) -> String {
-    let path = text.split(['?', '#']).next().unwrap_or_default();
-    path.replace(['\t', '\r', '\n'], "")
+/// The other paths that an application may read in this one. It may decode escapes, and parse the path, in any order: parsers
+/// leave out an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; bytes that are no UTF-8
+/// are Latin-1 to some. Texts that differ in escapes alone are one path. `None`: these are too many, or too long together.
+pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
+    let mut texts = vec![sent.as_bytes().to_vec()];
+    let (mut at, mut bytes) = (0, 0);
+    let mut others: Vec<String> = Vec::new();
+    while let Some(text) = texts.get(at).cloned() {
+        at += 1;
+        let read = lossy(&text);
+        let parsed = [
+            after_authority(&read).map(str::to_owned),
+            before(&read, &['?', '#']),
+            before(&read, &[';']),
+            without_breaks(&read),
+            latin(&text),
+        ];
+        for other in parsed.into_iter().flatten() {
+            if texts.iter().any(|it| *it == other.as_bytes()) {
+                continue;
+            }
+            bytes += other.len();
+            if others.len() == READINGS_MAX || bytes > READING_BYTES_MAX {
+                return None;
+            }
+            texts.push(other.clone().into_bytes());
+            others.push(other);
+        }
+        let decoded = decoded_once(&text);
+        if decoded.len() != text.len() && !texts.contains(&decoded) {
+            if texts.len() == TEXTS_MAX {
+                return None;
+            }
+            texts.push(decoded);
+        }
+    }
+    Some(others)
 }
+
+/// The path before one of these characters.
+fn before(path: &str, ends: &[char]) -> Option<String> {
+    path.split_once(ends).map(|(path, _)| path.to_owned())
+}
+
+fn without_breaks(path: &str) -> Option<String> {
+    let breaks = ['\t', '\r', '\n'];
+    path.contains(breaks).then(|| path.replace(breaks, ""))
+}
+
+/// Bytes that are no UTF-8 in Latin-1.
+fn latin(bytes: &[u8]) -> Option<String> {
+    let is_latin = std::str::from_utf8(bytes).is_err();
+    is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
+}
+
+/// The most paths that are read in one.
+const READINGS_MAX: usize = 8;
+/// The most bytes of these together.
+const READING_BYTES_MAX: usize = 16 * 1024;
+/// The most texts that are parsed, with all layers of escapes.
+const TEXTS_MAX: usize = 24;
 
 #[cfg(test)]
 mod tests {
@@ -65,18 +117,33 @@ mod tests {
     }
 
     #[test]
-    fn a_decoded_path_is_parsed_once_more() {
-        for (decoded, others) in [
-            (&b"/admin"[..], &[][..]),
-            (b"/admin?x", &["/admin"]),
-            (b"/admin#x?y", &["/admin"]),
-            (b"/ad\nmin\t", &["/admin"]),
-            (b"//x/admin?y", &["//x/admin", "/admin"]),
-            (b"/caf\xe9", &["/caf\u{e9}"]),
-            (b"/caf\xe9?x", &["/caf\u{e9}", "/caf\u{e9}?x", "/caf\u{fffd}"]),
-            ("/caf\u{e9}".as_bytes(), &[]),
+    fn a_path_is_parsed_between_any_two_layers_of_escapes() {
+        for (sent, others) in [
+            ("/admin", &[][..]),
+            ("/%61dmin%20", &[]),
+            ("/admin%3fx", &["/admin"]),
+            ("/admin%23x%3fy", &["/admin"]),
+            ("/admin;a=b/x", &["/admin"]),
+            ("/ad%0amin%09", &["/admin"]),
+            ("/%2fx%252fy/admin", &["/y/admin", "/admin"]),
+            ("//x%2fy/admin%3fz", &["/admin%3fz", "/admin", "/y/admin"]),
+            ("//a//b", &["//b", "/"]),
+            ("/caf%e9", &["/caf\u{e9}"]),
+            ("//x%2fy/caf%e9", &["/caf%e9", "/caf\u{e9}", "/y/caf\u{e9}"]),
+            ("/caf%c3%a9", &[]),
         ] {
-            assert_eq!(other_readings("/", decoded), others, "{}", lossy(decoded));
+            let read = other_readings(sent).expect("few readings");
+            for other in others {
+                assert!(read.iter().any(|it| it == other), "{other} in {sent}: {read:?}");
+            }
+            assert!(!others.is_empty() || read.is_empty(), "{sent}: {read:?}");
         }
+    }
+
+    #[test]
+    fn readings_are_bounded() {
+        assert_eq!(other_readings(&"//a".repeat(20)), None);
+        assert_eq!(other_readings(&format!("/{}", "/a".repeat(20_000))), None);
+        assert_eq!(other_readings(&format!("/{}", "%20".repeat(20_000))), Some(Vec::new()));
     }
 }

@@ -184,6 +184,8 @@ const FRAMEWORKS: &[Framework] = &[
             (network_path, "docs.python.org/3/library/urllib.parse: urlsplit, netloc after //"),
             (network_path, "php.net/manual/function.parse-url: //www.example.com/path"),
             (doubled_slash, "url.spec.whatwg.org, special authority ignore slashes state"),
+            (escaped_slash, "PEP 3333 and urlsplit: the path is decoded, and then parsed"),
+            (escaped_escape, "the same behind a proxy that decodes"),
             (backslash, "url.spec.whatwg.org, special authority slashes state: \\ is /"),
             (escaped_letter, "the same: escapes stay, and applications decode them"),
             (escaped_query, "the same, of a path that is decoded before: ? ends it, and # does"),
@@ -655,6 +657,41 @@ fn a_bracket_that_nothing_closes_is_an_underscore() {
         ("user_role", "user[role", false),
     ] {
         assert_eq!(may_be_named(name, folded), expected, "{name} {folded}");
+    }
+}
+
+#[test]
+fn a_place_in_a_map_fits_in_each_form() {
+    for (rule, name, expected) in [
+        ("user[role]", "user.role", true),
+        ("user.role", "user[role]", true),
+        ("user.role", "user_role", true),
+        ("user.role.name", "User%5Brole][name]", true),
+        ("role", "!role", true),
+        ("user[role]", "user[name]", false),
+        ("user_role", "user[role]", false),
+    ] {
+        let value = ValueMatch::Exact("root".to_owned());
+        let field = FieldMatch { name: rule.to_owned(), value };
+        let rule = RequestMatch { query: vec![field], ..RequestMatch::default() };
+        let query = vec![(name.to_owned(), "root".to_owned())];
+        assert_eq!(denies(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}: {rule:?}");
+    }
+}
+
+#[test]
+fn a_host_in_escapes_is_the_same_host() {
+    let value = ValueMatch::Exact("admin.shop".to_owned());
+    let field = FieldMatch { name: ":authority".to_owned(), value };
+    let rule = RequestMatch { headers: vec![field], ..RequestMatch::default() };
+    let rule = DenialMatcher::compile(&rule).unwrap();
+    for (authority, expected) in
+        [("admin.shop", true), ("%61dmin.Shop:80", true), ("%61dmins.shop", false)]
+    {
+        let sent =
+            RequestView { method: "GET", path: "/", query: None, authority, fields: &Vec::new() };
+        let spelling = Spelling::of("/", PathKind::Plain);
+        assert_eq!(rule.may_mean(&sent, &spelling), expected, "{authority}");
     }
 }
 

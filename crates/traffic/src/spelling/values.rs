@@ -1,0 +1,153 @@
+//! The values that a header or a parameter may have to an application.
+
+use super::folded::{decoded_layers, is_blank};
+use super::lossy;
+
+/// True when one of the values that a header, joined, may have to an application fits: these together, each of them, each
+/// without its parameters, and all that without escapes, quotes, blanks around `=`, and bytes that are no text. A header with
+/// more values than are compared fits.
+pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> bool {
+    let found = kinds(joined);
+    let is_written_plainly = found & ODD == 0 && found & (PAIRED | BLANK) != PAIRED | BLANK;
+    has_too_many(joined)
+        || values(joined, found).any(&mut fits)
+        || !is_written_plainly && any_other_value(joined, &mut fits)
+}
+
+/// The same for a text that is decoded already and in which quotes count.
+pub(crate) fn any_listed_value(text: &str, fits: impl FnMut(&str) -> bool) -> bool {
+    has_too_many(text) || values(text, kinds(text)).any(fits)
+}
+
+/// The kinds of bytes in a text.
+fn kinds(text: &str) -> u8 {
+    text.bytes().fold(0, |found, byte| found | KINDS[usize::from(byte)])
+}
+
+fn has_too_many(joined: &str) -> bool {
+    joined.len() > VALUES_MAX
+        && joined.bytes().filter(|byte| matches!(byte, b',' | b';')).count() > VALUES_MAX
+}
+
+/// The values in a text that has these kinds of bytes.
+fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
+    let listed = joined.split(',').map(bare_value);
+    let has_parameters = found & WITH_PARAMETERS != 0;
+    let parts = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
+    [joined, bare_value(joined)].into_iter().chain(listed).chain(parts.into_iter().flatten())
+}
+
+/// Compares the values as parsers of cookies and of quoted texts leave them, with escapes as they are and decoded. Apart, so
+/// that the usual value needs no room for it.
+#[inline(never)]
+fn any_other_value(joined: &str, fits: &mut impl FnMut(&str) -> bool) -> bool {
+    let text = unquoted(joined);
+    let decoded = text.contains('%').then(|| unquoted(&lossy(&decoded_layers(&text).0)));
+    [Some(text), decoded].into_iter().flatten().any(|text| {
+        // Python's parser of cookies ends a cookie at a blank.
+        let words = || text.split([',', ';', ' ']).filter(|word| word.contains('='));
+        values(&text, WITH_PARAMETERS).any(&mut *fits) || words().any(&mut *fits)
+    })
+}
+
+/// A text without quotes, without the backslashes of quoted pairs and octal escapes (Python writes `"\162"` for `r`), and
+/// without blanks around `=`. A byte that is no UTF-8 may be a blank of Latin-1, which applications trim.
+fn unquoted(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let after = rest.get(c.len_utf8()..).unwrap_or_default();
+        let escape = if c == '\\' { octal(after) } else { None };
+        rest = escape.map_or(after, |(_, left)| left);
+        match (escape, c) {
+            (Some((escaped, _)), _) => plain.push(escaped),
+            (None, '"' | '\\') => {}
+            (None, char::REPLACEMENT_CHARACTER) => plain.push(' '),
+            (None, c) => plain.push(c),
+        }
+    }
+    if plain.contains(" =") || plain.contains("= ") {
+        return plain.split('=').map(str::trim).collect::<Vec<_>>().join("=");
+    }
+    plain
+}
+
+fn octal(escape: &str) -> Option<(char, &str)> {
+    let (digits, left) = escape.split_at_checked(3)?;
+    let is_octal = digits.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
+    let byte = is_octal.then(|| u8::from_str_radix(digits, 8).ok())??;
+    Some((char::from(byte), left))
+}
+
+/// A value without blanks around it and without quotes.
+pub(crate) fn bare_value(value: &str) -> &str {
+    value.trim_matches(is_blank).trim_matches('"').trim_matches(is_blank)
+}
+
+/// A quote, a backslash, an escape, a byte beyond ASCII.
+const ODD: u8 = 1;
+/// A semicolon.
+const WITH_PARAMETERS: u8 = 2;
+/// An equals sign.
+const PAIRED: u8 = 4;
+/// A blank or a tab.
+const BLANK: u8 = 8;
+
+const KINDS: [u8; 256] = {
+    let mut kinds = [0; 256];
+    kinds[b';' as usize] = WITH_PARAMETERS;
+    kinds[b'=' as usize] = PAIRED;
+    kinds[b' ' as usize] = BLANK;
+    kinds[b'\t' as usize] = BLANK;
+    kinds[b'%' as usize] = ODD;
+    kinds[b'"' as usize] = ODD;
+    kinds[b'\\' as usize] = ODD;
+    let mut byte = 0x80;
+    while byte < 256 {
+        kinds[byte] = ODD;
+        byte += 1;
+    }
+    kinds
+};
+
+/// The most values of a header or a parameter that are compared with a rule.
+const VALUES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn may_be(joined: &str, value: &str) -> bool {
+        any_value(joined, |it| it == value)
+    }
+
+    #[test]
+    fn a_value_fits_as_parsers_of_cookies_read_it() {
+        for joined in [
+            "role=root",
+            "a=1; role=root",
+            "role=%72oot",
+            "role=%72oot; x=%2525252541",
+            r#"role="root""#,
+            r#"role="ro\ot""#,
+            r#"role="\162oot""#,
+            "role = root",
+            "a=1; role =root",
+            "a=1 role=root",
+            "a=1, role=root;q=1",
+            "role=root\u{fffd}",
+        ] {
+            assert!(may_be(joined, "role=root"), "{joined}");
+        }
+        for joined in ["role=rooted", "a role", r#"role="\999oot""#, ""] {
+            assert!(!may_be(joined, "role=root"), "{joined}");
+        }
+    }
+
+    #[test]
+    fn more_values_than_are_compared_fit() {
+        assert!(!may_be(&"a,".repeat(VALUES_MAX), "root"));
+        assert!(may_be(&"a,".repeat(VALUES_MAX + 1), "root"));
+        assert!(any_listed_value(&"a,".repeat(VALUES_MAX + 1), |it| it == "root"));
+    }
+}
