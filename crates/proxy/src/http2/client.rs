@@ -1,8 +1,9 @@
 //! Speaking HTTP/2 to a server: few connections, shared by the requests of one thread.
 
+mod room;
+
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -11,9 +12,8 @@ use bytes::{Bytes, BytesMut};
 use h2::client::{Builder, ResponseFuture, SendRequest};
 use h2::{Ping, Reason as Code, SendStream};
 use leno_model::Reason;
-use leno_telemetry::Count;
 use tokio::io::{AsyncRead, ReadBuf};
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::transport::Transport;
@@ -22,8 +22,7 @@ use super::{
     WINDOW_BYTES,
 };
 use crate::io::Io;
-use crate::upstream::{connect, pool};
-use crate::worker::Worker;
+use crate::upstream::pool;
 
 /// The connections of one thread to one server.
 pub(crate) struct Http2Pool {
@@ -81,14 +80,6 @@ pub(crate) struct Http2Lease {
     connection: Rc<Connection>,
     /// The streams of the connection before the one that was opened.
     number: Option<u32>,
-}
-
-/// The end of waiting for a stream.
-enum Turn<'a> {
-    /// A connection with room.
-    Ready(Http2Lease),
-    /// The right to open another connection.
-    Opens(MutexGuard<'a, ()>),
 }
 
 impl Default for Http2Pool {
@@ -186,78 +177,6 @@ impl Drop for Http2Lease {
 }
 
 impl Http2Pool {
-    /// A connection to the application on which a stream may be opened now, within `patience`.
-    pub(crate) async fn lease(
-        &self,
-        address: SocketAddr,
-        worker: &Rc<Worker>,
-        patience: Duration,
-    ) -> Result<Http2Lease, Reason> {
-        if let Some(ready) = self.ready() {
-            worker.shard.add(Count::LeaseReused, 1);
-            return Ok(ready);
-        }
-        // A server that has no room for a stream is busy, not silent.
-        let turn = timeout(patience, self.turn()).await.map_err(|_| Reason::UpstreamRefused)?;
-        let _opening = match turn {
-            Turn::Ready(lease) => return Ok(lease),
-            Turn::Opens(opening) => opening,
-        };
-        worker.shard.add(Count::LeaseOpened, 1);
-        let opened = async {
-            let connected = connect::application(address, worker, patience).await?;
-            let send = greet(connected.reader.io.clone(), connected).await?;
-            Ok(self.add(send, None))
-        };
-        timeout(patience, opened).await.unwrap_or(Err(Reason::ConnectTimeout))
-    }
-
-    /// Waits for a stream to end when there are enough connections, or until another may be opened.
-    async fn turn(&self) -> Turn<'_> {
-        let opening = self.opening.lock().await;
-        match self.room().await {
-            Some(ready) => Turn::Ready(ready),
-            None => Turn::Opens(opening),
-        }
-    }
-
-    /// A connection with room, as soon as there is one; `None` when another may be opened.
-    pub(crate) async fn room(&self) -> Option<Http2Lease> {
-        loop {
-            if let Some(ready) = self.ready() {
-                return Some(ready);
-            }
-            if self.open.connections.borrow().len() < self.connections_max() {
-                return None;
-            }
-            if let Some(crowded) = self.find(Connection::may_open) {
-                return Some(crowded);
-            }
-            self.server.room.notified().await;
-        }
-    }
-
-    /// A connection with room, as soon as one of those that are open has some; `None` when none is open.
-    pub(crate) async fn room_on_open(&self) -> Option<Http2Lease> {
-        loop {
-            if let Some(ready) = self.ready() {
-                return Some(ready);
-            }
-            if !self.is_open() {
-                return None;
-            }
-            self.server.room.notified().await;
-        }
-    }
-
-    /// A server that takes few streams on each connection gets more connections.
-    fn connections_max(&self) -> usize {
-        match self.server.streams_per_connection.get() < FEW_STREAMS {
-            true => SHORT_CONNECTIONS_MAX,
-            false => CONNECTIONS_MAX,
-        }
-    }
-
     /// Keeps a connection that was greeted, until its peer's certificate expires.
     pub(crate) fn keep(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
         drop(self.insert(send, expires));
@@ -478,125 +397,4 @@ const PROGRESS_TIME: Duration = Duration::from_secs(1);
 const SMALL_FRAMES_MAX: usize = 256 * 1024;
 
 #[cfg(test)]
-mod tests {
-    use h2::Reason as Code;
-    use tokio::net::TcpStream;
-
-    use super::*;
-    use crate::io::Stream;
-    use crate::tests::fixture::{Application, run, until};
-    use crate::tests::http2::application;
-
-    /// A connection of the pool, with room for one stream.
-    async fn connected(
-        pool: &Http2Pool,
-        app: &Application,
-        expires: Option<Instant>,
-    ) -> Http2Lease {
-        let tcp = TcpStream::connect(app.address).await.unwrap();
-        let send = greet(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
-        pool.add(send, expires)
-    }
-
-    async fn ask(lease: &mut Http2Lease) -> Result<(), h2::Error> {
-        let request = http::Request::get("http://x/").body(()).unwrap();
-        let (response, _stream) = lease.send(request, true).unwrap();
-        response.await.map(drop)
-    }
-
-    #[test]
-    fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
-        run(async {
-            let is_first = Cell::new(true);
-            let is_first = Rc::new(is_first);
-            let app = application(move |_, mut respond| {
-                let is_first = is_first.clone();
-                async move {
-                    match is_first.replace(false) {
-                        true => drop(respond.send_response(http::Response::new(()), true)),
-                        false => respond.send_reset(Code::REFUSED_STREAM),
-                    }
-                }
-            })
-            .await;
-            let pool = Http2Pool::default();
-            // The connection before ended after one stream.
-            pool.server.ended_after.set(1);
-            let mut first = connected(&pool, &app, Some(Instant::now())).await;
-            let mut second = Http2Lease::new(first.connection.clone());
-            ask(&mut first).await.unwrap();
-            assert_eq!(ask(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
-            assert!(second.connection.is_over(), "the certificate of its peer has expired");
-            drop(first);
-            assert!(!second.progresses(true).await);
-            assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-        });
-    }
-
-    #[test]
-    fn two_connections_in_a_row_teach_a_limit() {
-        for (first, second, limit) in
-            [(3, 3, 3), (4, 7, 7), (7, 4, 4), (3, 7, u32::MAX), (9, 4, u32::MAX), (3, 0, u32::MAX)]
-        {
-            run(async {
-                let app = application(|_, _| async {}).await;
-                let pool = Http2Pool::default();
-                let early = connected(&pool, &app, None).await;
-                connected(&pool, &app, None).await.connection.accept_only(first);
-                assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-                // A connection that was open at the same time may have ended for the same cause.
-                early.connection.accept_only(first);
-                assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-                connected(&pool, &app, None).await.connection.accept_only(second);
-                assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
-            });
-        }
-    }
-
-    #[test]
-    fn the_surplus_of_a_busier_time_is_closed() {
-        run(async {
-            let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
-            let (until_told, count) = (waits.clone(), ended.clone());
-            let app = Application::start(move |client| {
-                let (waits, count) = (until_told.clone(), count.clone());
-                async move {
-                    let mut connection = h2::server::Builder::new()
-                        .handshake::<_, Bytes>(client.stream)
-                        .await
-                        .unwrap();
-                    while let Some(Ok((_, mut respond))) = connection.accept().await {
-                        let waits = waits.clone();
-                        tokio::task::spawn_local(async move {
-                            waits.notified().await;
-                            drop(respond.send_response(http::Response::new(()), true));
-                        });
-                    }
-                    count.set(count.get() + 1);
-                }
-            })
-            .await;
-            let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
-            let mut leases = Vec::new();
-            for _ in 0..5 {
-                leases.push(connected(&pool, &app, None).await);
-            }
-            // Only the fourth one is still in use.
-            let mut used = leases.swap_remove(3);
-            drop(leases);
-            let asking = tokio::task::spawn_local(async move { ask(&mut used).await });
-            until(|| ended.get() == 3).await;
-            assert_eq!(pool.open.connections.borrow().len(), 2);
-            waits.notify_one();
-            asking.await.unwrap().unwrap();
-            until(|| ended.get() == 4).await;
-            let left = pool.ready().expect("the first connection stays");
-            assert!(!left.connection.is_over());
-            until(|| !pool.open.is_observed.get()).await;
-
-            // The same after the next burst.
-            drop(connected(&pool, &app, None).await);
-            until(|| ended.get() == 5).await;
-        });
-    }
-}
+mod tests;

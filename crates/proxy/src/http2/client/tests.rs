@@ -1,0 +1,116 @@
+//! The connections of a pool: the streams that they take, and their ends.
+
+use h2::Reason as Code;
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::io::Stream;
+use crate::tests::fixture::{Application, run, until};
+use crate::tests::http2::application;
+
+/// A connection of the pool, with room for one stream.
+async fn connected(pool: &Http2Pool, app: &Application, expires: Option<Instant>) -> Http2Lease {
+    let tcp = TcpStream::connect(app.address).await.unwrap();
+    let send = greet(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
+    pool.add(send, expires)
+}
+
+async fn ask(lease: &mut Http2Lease) -> Result<(), h2::Error> {
+    let request = http::Request::get("http://x/").body(()).unwrap();
+    let (response, _stream) = lease.send(request, true).unwrap();
+    response.await.map(drop)
+}
+
+#[test]
+fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
+    run(async {
+        let is_first = Cell::new(true);
+        let is_first = Rc::new(is_first);
+        let app = application(move |_, mut respond| {
+            let is_first = is_first.clone();
+            async move {
+                match is_first.replace(false) {
+                    true => drop(respond.send_response(http::Response::new(()), true)),
+                    false => respond.send_reset(Code::REFUSED_STREAM),
+                }
+            }
+        })
+        .await;
+        let pool = Http2Pool::default();
+        // The connection before ended after one stream.
+        pool.server.ended_after.set(1);
+        let mut first = connected(&pool, &app, Some(Instant::now())).await;
+        let mut second = Http2Lease::new(first.connection.clone());
+        ask(&mut first).await.unwrap();
+        assert_eq!(ask(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
+        assert!(second.connection.is_over(), "the certificate of its peer has expired");
+        drop(first);
+        assert!(!second.progresses(true).await);
+        assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+    });
+}
+
+#[test]
+fn two_connections_in_a_row_teach_a_limit() {
+    for (first, second, limit) in
+        [(3, 3, 3), (4, 7, 7), (7, 4, 4), (3, 7, u32::MAX), (9, 4, u32::MAX), (3, 0, u32::MAX)]
+    {
+        run(async {
+            let app = application(|_, _| async {}).await;
+            let pool = Http2Pool::default();
+            let early = connected(&pool, &app, None).await;
+            connected(&pool, &app, None).await.connection.accept_only(first);
+            assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+            // A connection that was open at the same time may have ended for the same cause.
+            early.connection.accept_only(first);
+            assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
+            connected(&pool, &app, None).await.connection.accept_only(second);
+            assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
+        });
+    }
+}
+
+#[test]
+fn the_surplus_of_a_busier_time_is_closed() {
+    run(async {
+        let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
+        let (until_told, count) = (waits.clone(), ended.clone());
+        let app = Application::start(move |client| {
+            let (waits, count) = (until_told.clone(), count.clone());
+            async move {
+                let mut connection =
+                    h2::server::Builder::new().handshake::<_, Bytes>(client.stream).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let waits = waits.clone();
+                    tokio::task::spawn_local(async move {
+                        waits.notified().await;
+                        drop(respond.send_response(http::Response::new(()), true));
+                    });
+                }
+                count.set(count.get() + 1);
+            }
+        })
+        .await;
+        let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
+        let mut leases = Vec::new();
+        for _ in 0..5 {
+            leases.push(connected(&pool, &app, None).await);
+        }
+        // Only the fourth one is still in use.
+        let mut used = leases.swap_remove(3);
+        drop(leases);
+        let asking = tokio::task::spawn_local(async move { ask(&mut used).await });
+        until(|| ended.get() == 3).await;
+        assert_eq!(pool.open.connections.borrow().len(), 2);
+        waits.notify_one();
+        asking.await.unwrap().unwrap();
+        until(|| ended.get() == 4).await;
+        let left = pool.ready().expect("the first connection stays");
+        assert!(!left.connection.is_over());
+        until(|| !pool.open.is_observed.get()).await;
+
+        // The same after the next burst.
+        drop(connected(&pool, &app, None).await);
+        until(|| ended.get() == 5).await;
+    });
+}
