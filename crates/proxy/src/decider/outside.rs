@@ -7,13 +7,13 @@ use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::{Request, Version};
-use leno_model::{AddressClass, Scheme, Server};
+use leno_model::{AddressClass, Reason, Scheme, Server};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::{NoAnswer, Question};
 use crate::http::grpc::message;
-use crate::http2::client::{Http2Lease, Http2Pool, greet, is_unprocessed};
+use crate::http2::client::{Http2Lease, Http2Pool, greet_new, is_unprocessed};
 use crate::io::{Io, Stream};
 use crate::worker::Worker;
 
@@ -188,18 +188,26 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
     // A rule of a namespace names the server; the metadata service of a cloud is none.
     let permits = |address| AddressClass::of(address) != AddressClass::Special;
     let dial = &worker.config.interception;
-    let tcp = leno_outside::connect_permitted(server, dial, permits).await;
-    let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
-    let stream = match server.scheme {
-        Scheme::Http => Stream::Plain(tcp),
-        Scheme::Https => {
-            let session = worker.deciders.sessions.open((server, b"h2"), tcp).await;
-            let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
-            Stream::Client(Box::new(session))
-        }
+    let connect = async || -> Result<_, NoAnswer> {
+        let tcp = leno_outside::connect_permitted(server, dial, permits).await;
+        let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
+        let stream = match server.scheme {
+            Scheme::Http => Stream::Plain(tcp),
+            Scheme::Https => {
+                let session = worker.deciders.sessions.open((server, b"h2"), tcp).await;
+                let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
+                Stream::Client(Box::new(session))
+            }
+        };
+        Ok((Io::new(stream), ()))
     };
-    let greeted = greet(Io::new(stream), ()).await;
-    greeted.map_err(|_| NoAnswer::Unreachable("it does not speak HTTP/2".to_owned()))
+    greet_new(connect).await.map_err(|error| match error {
+        NoAnswer::Mesh(Reason::ConnectFailed) => {
+            NoAnswer::Unreachable("it ends connections before a request".to_owned())
+        }
+        NoAnswer::Mesh(_) => NoAnswer::Unreachable("it does not speak HTTP/2".to_owned()),
+        error => error,
+    })
 }
 
 fn status(fields: &HeaderMap) -> Option<String> {

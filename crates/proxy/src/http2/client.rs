@@ -4,6 +4,7 @@ mod room;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
+pub(crate) use self::room::greet_new;
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
@@ -53,6 +55,8 @@ struct Server {
     ended_after: Cell<u32>,
     /// The streams that it has processed.
     processed: Cell<u64>,
+    /// The connections that it ended by GOAWAY before it processed a stream of them, since it processed one.
+    unused: Cell<u32>,
     /// Wakes a request after its stream was refused: another one was processed, or none is left.
     progress: Notify,
 }
@@ -62,7 +66,9 @@ struct Connection {
     streams: Cell<usize>,
     /// The streams since its begin.
     opened: Cell<u32>,
-    /// The streams before the first one that the server refused when it ended the connection.
+    /// The first stream that the server refused when it ended the connection, as far as is known.
+    refused_from: Cell<u32>,
+    /// The streams before that, once all refused ones are known.
     accepted: Cell<u32>,
     /// The streams after which the connection before it ended; 0 where none did.
     expected: u32,
@@ -96,6 +102,7 @@ impl Default for Server {
             streams_per_connection: Cell::new(u32::MAX),
             ended_after: Cell::new(0),
             processed: Cell::new(0),
+            unused: Cell::new(0),
             progress: Notify::new(),
         }
     }
@@ -132,6 +139,7 @@ impl Http2Lease {
     pub(crate) fn processed(&self) {
         let server = &self.connection.server;
         server.processed.set(server.processed.get() + 1);
+        server.unused.set(0);
         server.progress.notify_one();
         let limit = server.streams_per_connection.get();
         if self.number.is_some_and(|number| number >= limit) {
@@ -146,13 +154,15 @@ impl Http2Lease {
         let connection = self.connection.clone();
         let before = connection.server.processed.get();
         if let Some(number) = self.number.filter(|_| !is_reset) {
-            connection.accept_only(number);
+            connection.refused_from.set(connection.refused_from.get().min(number));
         }
         drop(self);
         // A GOAWAY wakes all streams that it refuses at once: after a turn of each, the first of them is known.
         tokio::task::yield_now().await;
         if !is_reset {
-            return connection.accepted.get() != u32::MAX && connection.accepted.get() > 0;
+            let accepted = connection.refused_from.get();
+            connection.accept_only(accepted);
+            return accepted != u32::MAX && accepted > 0;
         }
         let is_processed = || connection.server.processed.get() > before;
         let progress = async {
@@ -162,6 +172,13 @@ impl Http2Lease {
         };
         drop(timeout(PROGRESS_TIME, progress).await);
         is_processed()
+    }
+
+    /// The same for a request that may also be sent again where the server ended the connection before it processed any stream, as
+    /// one does that has no room for connections: on another connection. False where it did so several times in a row.
+    pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {
+        let server = self.connection.server.clone();
+        self.progresses(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)
     }
 }
 
@@ -192,6 +209,7 @@ impl Http2Pool {
             send,
             streams: Cell::new(0),
             opened: Cell::new(0),
+            refused_from: Cell::new(u32::MAX),
             accepted: Cell::new(u32::MAX),
             expected: self.server.ended_after.get(),
             seen: Cell::new(None),
@@ -259,13 +277,20 @@ impl Connection {
             return;
         }
         self.accepted.set(streams);
-        let Server { streams_per_connection, ended_after, .. } = &*self.server;
+        let Server { streams_per_connection, ended_after, unused, .. } = &*self.server;
+        if streams == 0 {
+            unused.set(unused.get().saturating_add(1));
+            // Once, it may lack room for connections, and still take as many streams on the next one. A server that refuses all
+            // streams says nothing about their number.
+            if unused.get() > 1 {
+                streams_per_connection.set(u32::MAX);
+                ended_after.set(0);
+            }
+            return;
+        }
         ended_after.set(streams);
         let is_near = |less: u32, more: u32| more <= less.saturating_mul(SIMILAR);
-        if streams == 0 {
-            // A server that refuses all streams says nothing about their number.
-            streams_per_connection.set(u32::MAX);
-        } else if is_near(streams, self.expected) && is_near(self.expected, streams) {
+        if is_near(streams, self.expected) && is_near(self.expected, streams) {
             streams_per_connection.set(streams);
         }
     }
@@ -322,19 +347,31 @@ pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
 /// Begins to speak HTTP/2 over a connection. `kept` lives as long as that does.
 ///
 /// # Errors
-/// `protocol-mismatch` when the peer answers in another protocol, `connect-failed` when it ends the connection.
+/// `protocol-mismatch` when the peer answers in another protocol, `connect-failed` when it ends the connection or takes no stream.
 pub(crate) async fn greet(
     io: Io,
     kept: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
     let shaken = builder().handshake(Transport::new(io.clone(), BytesMut::new()));
-    let (send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
+    let (mut send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
     // Its settings come before its answer: how many streams it takes is known then, and that it
     // speaks HTTP/2 at all.
     if let Some(mut ping) = connection.ping_pong() {
+        let over = poll_fn(|cx| {
+            let polled = Pin::new(&mut connection).poll(cx);
+            // A server may keep the connection open after a GOAWAY.
+            match polled {
+                _ if has_gone_away(&mut send, cx) => Poll::Ready(None),
+                Poll::Ready(ended) => Poll::Ready(Some(ended)),
+                Poll::Pending => Poll::Pending,
+            }
+        });
         tokio::select! {
             biased;
-            ended = &mut connection => return Err(ended_by(ended, &io).await),
+            ended = over => return Err(match ended {
+                Some(ended) => ended_by(ended, &io).await,
+                None => Reason::ConnectFailed,
+            }),
             pong = ping.ping(Ping::opaque()) => {
                 pong.map_err(|_| Reason::ConnectFailed)?;
             }
@@ -347,6 +384,11 @@ pub(crate) async fn greet(
         }
     });
     Ok(send)
+}
+
+/// True where the server has sent GOAWAY: it takes no further stream.
+fn has_gone_away(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
+    matches!(send.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
 }
 
 /// The reason of a connection that ended before its server's settings and answer came.
@@ -391,6 +433,8 @@ const SHORT_CONNECTIONS_MAX: usize = 64;
 const LOOK: Duration = pool::AGE_MAX;
 /// Two numbers of streams are similar where one is at most so many times the other.
 const SIMILAR: u32 = 2;
+/// The connections in a row that a server may end before it processes a stream of them, before its refusals count.
+const UNUSED_MAX: u32 = 4;
 /// The time in which a server that has refused a stream has to process another one.
 const PROGRESS_TIME: Duration = Duration::from_secs(1);
 /// Small frames of a server that may wait for slow readers on one connection.

@@ -286,6 +286,40 @@ fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
     });
 }
 
+/// A member that prefers HTTP/2, takes one stream at a time, and ends the connections that `ends` says by their number.
+async fn ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
+    let (identity, connections) =
+        (Rc::new(credential(&mesh.authority, "ratings")), Cell::new(0_usize));
+    Application::start(move |client| {
+        let (identity, number) = (identity.clone(), connections.replace(connections.get() + 1));
+        async move {
+            let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
+            if ends(number) {
+                return;
+            }
+            let mut builder = h2::server::Builder::new();
+            builder.max_concurrent_streams(1);
+            let mut connection = builder.handshake::<_, Bytes>(tls).await.unwrap();
+            while let Some(Ok((_, mut respond))) = connection.accept().await {
+                drop(respond.send_response(Response::new(()), true));
+            }
+        }
+    })
+    .await
+}
+
+#[test]
+fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
+    run(async {
+        let mesh = mesh().await;
+        let server = ending(&mesh, |number| number < 3).await;
+        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
+        assert_eq!(Client::connect(mesh.door).await.ask(GET).await.status, 200);
+        assert_eq!(server.accepted.get(), 4);
+        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+    });
+}
+
 #[test]
 fn who_answers_h2_and_speaks_something_else_is_left_alone() {
     run(async {

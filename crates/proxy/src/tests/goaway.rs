@@ -1,6 +1,7 @@
 //! Issue 26, case f02: streams above the last one of a GOAWAY were not processed and are sent again (RFC 9113 §6.8).
 
 use std::cell::Cell;
+use std::future::pending;
 use std::rc::Rc;
 
 use leno_model::{Endpoint, Protocol};
@@ -94,6 +95,99 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\n\r\n");
             assert_eq!(answer(&mesh, &request).await.0, 502, "{method}");
             assert_eq!(app.accepted.get(), times, "{method}");
+        }
+    });
+}
+
+/// The end of a connection of which the server processes no stream.
+#[derive(Clone, Copy, Debug)]
+enum Unused {
+    Closed,
+    Goaway,
+    PongAndGoaway,
+    GoawayAtFirstStream,
+}
+
+/// An application of HTTP/2 that ends connections without processing a stream, as `unused` says by their number. It processes one stream
+/// of each other one.
+async fn ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> Application {
+    let (count, unused) = (Cell::new(0), Rc::new(unused));
+    Application::start(move |mut client| {
+        count.set(count.get() + 1);
+        let unused = unused(count.get());
+        async move {
+            client.bytes(24).await;
+            if matches!(unused, Some(Unused::Closed)) {
+                return;
+            }
+            client.send(&OPENING[24..]).await;
+            if matches!(unused, Some(Unused::Goaway)) {
+                // It does not close its side.
+                client.send(goaway(0)).await;
+                return pending().await;
+            }
+            let mut is_over = false;
+            while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+                if kind == frames::PING && flags == 0 {
+                    let goaway = match unused {
+                        Some(Unused::PongAndGoaway) => goaway(0),
+                        _ => Vec::new(),
+                    };
+                    let pong = frames::frame(frames::PING, 1, 0, &payload);
+                    client.send([pong, goaway].concat()).await;
+                }
+                if kind == HEADERS && unused.is_some() {
+                    client.send(goaway(0)).await;
+                } else if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 && !is_over {
+                    is_over = true;
+                    let flags = frames::END_HEADERS | END_STREAM;
+                    let head = frames::frame(HEADERS, flags, stream, &[0x88]);
+                    client.send([head, goaway(stream)].concat()).await;
+                }
+            }
+        }
+    })
+    .await
+}
+
+#[test]
+fn a_connection_that_ends_before_any_stream_costs_no_request() {
+    run(async {
+        let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
+        for unused in
+            [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
+        {
+            let app = ending(move |number| (number <= 4).then_some(unused)).await;
+            let mesh = mesh(app.address, Protocol::Http2).await;
+            assert_eq!(answer(&mesh, request).await.0, 200, "{unused:?}");
+            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+            assert_eq!(app.accepted.get(), 5, "{unused:?}");
+
+            // Every other connection.
+            let app = ending(move |number| (number % 2 == 0).then_some(unused)).await;
+            let mesh = super::http2::mesh(app.address, Protocol::Http2).await;
+            for _ in 0..24 {
+                assert_eq!(answer(&mesh, request).await.0, 200, "{unused:?}");
+            }
+            let given = answers(&mesh, 24, request).await;
+            assert!(given.iter().all(|(status, _)| *status == 200), "{unused:?}: {given:?}");
+            assert!(mesh.client.failures().is_empty(), "{unused:?}");
+        }
+    });
+}
+
+#[test]
+fn a_server_that_ends_all_connections_before_any_stream_gets_few() {
+    run(async {
+        for unused in
+            [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
+        {
+            let app = ending(move |_| Some(unused)).await;
+            let mesh = mesh(app.address, Protocol::Http2).await;
+            let given = answers(&mesh, 60, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(given.iter().all(|(status, _)| *status == 503), "{unused:?}: {given:?}");
+            let accepted = app.accepted.get();
+            assert!((5..=64).contains(&accepted), "{unused:?}: {accepted} connections");
         }
     });
 }

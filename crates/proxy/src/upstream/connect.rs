@@ -21,7 +21,7 @@ use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
 use crate::dial::{dial, dial_reason};
-use crate::http2::client::greet;
+use crate::http2::client::greet_new;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
 use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
@@ -308,11 +308,7 @@ async fn reach(
         return Ok(());
     }
     if spoken.as_deref() == Some(ALPN_HTTP2) {
-        let greeted = tokio::time::timeout(patience, greet(io, counted)).await;
-        let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
-        let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-        upstream.http2.keep(send, Some(expires));
-        return Ok(());
+        return Box::pin(reach_http2(upstream, worker, (io, counted), expires)).await;
     }
     let link = LinkHandle::new(Role::Opener);
     let (driven, shard, owner) = (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
@@ -353,6 +349,33 @@ async fn reach(
         Err(_) => link.abandon(),
     }
     greeted
+}
+
+/// Begins to speak HTTP/2 over a session, or over another one where the peer ends it before any stream.
+async fn reach_http2(
+    upstream: &Upstream,
+    worker: &Worker,
+    session: (Io, Counted),
+    expires: Instant,
+) -> Result<(), Reason> {
+    let (session, expires_at) = (Cell::new(Some(session)), Cell::new(expires));
+    let connect = async || -> Result<_, Reason> {
+        if let Some(session) = session.take() {
+            return Ok(session);
+        }
+        let (tls, expires) = handshake(upstream, worker, Offer::All).await?;
+        if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
+            return Err(Reason::UpstreamHandshakeFailed);
+        }
+        expires_at.set(expires);
+        let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+        Ok((Io::new(Stream::Client(Box::new(tls))), counted))
+    };
+    let greeted = tokio::time::timeout(upstream.patience(worker), greet_new(connect)).await;
+    let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
+    let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    upstream.http2.keep(send, Some(expires_at.get()));
+    Ok(())
 }
 
 /// Suspends the link at its endpoint while its peer is silent.

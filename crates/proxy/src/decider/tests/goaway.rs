@@ -123,6 +123,37 @@ fn a_server_that_processes_no_question_gets_few_connections() {
 }
 
 #[test]
+fn a_connection_that_ends_before_any_question_costs_none() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let connections = Rc::<Cell<usize>>::default();
+        let server = Application::start(move |mut client| {
+            let number = connections.replace(connections.get() + 1);
+            async move {
+                client.bytes(24).await;
+                if number < 4 {
+                    return;
+                }
+                client.send(&OPENING[24..]).await;
+                while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+                    if kind == PING && flags == 0 {
+                        client.send(frames::frame(PING, 1, 0, &payload)).await;
+                    }
+                    if kind == DATA && flags & END_STREAM != 0 {
+                        client.send(accepted(stream)).await;
+                    }
+                }
+            }
+        })
+        .await;
+        mesh.guard(vec![guard(authorization(at(server.address, Unanswered::Deny)))], Vec::new());
+        assert_eq!(verdicts(&mesh, 10).await, [200; 10]);
+        assert_eq!(server.accepted.get(), 5);
+    });
+}
+
+#[test]
 fn a_server_that_goes_away_after_each_answer_loses_no_question() {
     run(async {
         for ends in [false, true] {

@@ -31,7 +31,7 @@ pub(super) async fn send_again(
         refusals.count(is_reset);
         if refusals.are_too_many(exchange)
             || is_final(exchange)
-            || !lease.progresses(is_reset).await
+            || !lease.may_repeat(is_reset).await
         {
             return Err(Reason::UpstreamRefused);
         }

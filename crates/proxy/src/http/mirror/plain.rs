@@ -74,7 +74,7 @@ pub(crate) async fn over_http2(
             Err(Unanswered { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
             outcome => return outcome.map_err(|unanswered| unanswered.reason),
         };
-        if !lease.progresses(is_reset).await {
+        if !lease.may_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
         let again = upstream.lease(worker, None, Wait::Whole);

@@ -4,14 +4,17 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use h2::client::SendRequest;
 use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::sync::MutexGuard;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{
     CONNECTIONS_MAX, Connection, FEW_STREAMS, Http2Lease, Http2Pool, SHORT_CONNECTIONS_MAX, greet,
 };
+use crate::io::Io;
 use crate::upstream::connect;
 use crate::worker::Worker;
 
@@ -43,9 +46,11 @@ impl Http2Pool {
         };
         worker.shard.add(Count::LeaseOpened, 1);
         let opened = async {
-            let connected = connect::application(address, worker, patience).await?;
-            let send = greet(connected.reader.io.clone(), connected).await?;
-            Ok(self.add(send, None))
+            let connect = async || -> Result<_, Reason> {
+                let connected = connect::application(address, worker, patience).await?;
+                Ok((connected.reader.io.clone(), connected))
+            };
+            greet_new(connect).await.map(|send| self.add(send, None))
         };
         timeout(patience, opened).await.unwrap_or(Err(Reason::ConnectTimeout))
     }
@@ -96,3 +101,30 @@ impl Http2Pool {
         }
     }
 }
+
+/// Opens a connection by `connect`, and begins to speak HTTP/2 over it. One that the server ends before any stream has carried no
+/// request, so another one is opened (RFC 9113 §6.8 and §8.7), soon and at most so often.
+///
+/// # Errors
+/// Those of `connect` and [`greet`].
+pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
+    connect: impl AsyncFn() -> Result<(Io, Kept), Error>,
+) -> Result<SendRequest<Bytes>, Error> {
+    let mut ended = 0;
+    loop {
+        let (io, kept) = connect().await?;
+        match greet(io, kept).await {
+            Err(Reason::ConnectFailed) if ended + 1 < OPENINGS_MAX => {
+                sleep(OPENING_PAUSE * ended).await;
+                ended += 1;
+            }
+            greeted => return greeted.map_err(Error::from),
+        }
+    }
+}
+
+/// The connections that are opened in one attempt at a server that ends each of them before any stream. Several are usual where a server
+/// has little room or restarts.
+const OPENINGS_MAX: u32 = 8;
+/// The pause before each further one of them is so much longer.
+const OPENING_PAUSE: Duration = Duration::from_millis(1);

@@ -71,6 +71,58 @@ fn two_connections_in_a_row_teach_a_limit() {
 }
 
 #[test]
+fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
+    run(async {
+        let app = application(|_, mut respond| async move {
+            drop(respond.send_response(http::Response::new(()), true));
+        })
+        .await;
+        let pool = Http2Pool::default();
+        let limit = || pool.server.streams_per_connection.get();
+        for _ in 0..2 {
+            connected(&pool, &app, None).await.connection.accept_only(3);
+        }
+        for _ in 0..3 {
+            connected(&pool, &app, None).await.connection.accept_only(0);
+            assert_eq!((limit(), pool.server.unused.get()), (3, 1));
+            let mut used = connected(&pool, &app, None).await;
+            ask(&mut used).await.unwrap();
+            used.processed();
+        }
+        // A server that refuses all streams has no limit for each connection.
+        for _ in 0..2 {
+            connected(&pool, &app, None).await.connection.accept_only(0);
+        }
+        assert_eq!(limit(), u32::MAX);
+    });
+}
+
+/// The requests of a connection hear of a GOAWAY in any order.
+#[test]
+fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first() {
+    run(async {
+        let app = application(|_, _| async {}).await;
+        let pool = Http2Pool::default();
+        let first = connected(&pool, &app, None).await;
+        let connection = first.connection.clone();
+        let mut leases = vec![first];
+        leases.extend((1..4).map(|_| Http2Lease::new(connection.clone())));
+        for (lease, number) in leases.iter_mut().zip(0..) {
+            lease.number = Some(number);
+        }
+        let waits = leases
+            .into_iter()
+            .rev()
+            .map(|lease| tokio::task::spawn_local(async move { lease.may_repeat(false).await }));
+        for wait in waits.collect::<Vec<_>>() {
+            assert!(wait.await.unwrap());
+        }
+        let Server { ended_after, unused, .. } = &*pool.server;
+        assert_eq!((ended_after.get(), unused.get()), (0, 1));
+    });
+}
+
+#[test]
 fn the_surplus_of_a_busier_time_is_closed() {
     run(async {
         let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
