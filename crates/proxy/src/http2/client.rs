@@ -14,10 +14,11 @@ use h2::client::{Builder, ResponseFuture, SendRequest};
 use h2::{Ping, Reason as Code, SendStream};
 use leno_model::Reason;
 use tokio::io::{AsyncRead, ReadBuf};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use self::room::greet_new;
+use self::room::{Opening, Queue};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
@@ -27,10 +28,9 @@ use crate::io::Io;
 use crate::upstream::pool;
 
 /// The connections of one thread to one server.
+#[derive(Clone)]
 pub(crate) struct Http2Pool {
     open: Rc<Open>,
-    /// One connection is opened at a time; who waits for it may use it.
-    opening: Mutex<()>,
     server: Rc<Server>,
     /// The time between two looks for connections that are not used.
     look: Duration,
@@ -42,6 +42,10 @@ struct Open {
     connections: RefCell<Vec<Rc<Connection>>>,
     /// A task closes the surplus.
     is_observed: Cell<bool>,
+    /// The requests that wait for room.
+    queue: Queue,
+    /// The attempt to open another connection.
+    opening: Opening,
 }
 
 /// The knowledge of a server that its connections share.
@@ -90,8 +94,7 @@ pub(crate) struct Http2Lease {
 
 impl Default for Http2Pool {
     fn default() -> Self {
-        let (open, opening, server) = (Rc::default(), Mutex::default(), Rc::default());
-        Self { open, opening, server, look: LOOK }
+        Self { open: Rc::default(), server: Rc::default(), look: LOOK }
     }
 }
 
@@ -228,7 +231,7 @@ impl Http2Pool {
     }
 
     /// The first connection with room; those that are over are forgotten.
-    pub(crate) fn ready(&self) -> Option<Http2Lease> {
+    fn with_room(&self) -> Option<Http2Lease> {
         let mut open = self.open.connections.borrow_mut();
         let before = open.len();
         open.retain(|connection| !connection.is_over());

@@ -321,6 +321,25 @@ fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
 }
 
 #[test]
+fn requests_wait_for_room_where_the_member_takes_one_connection() {
+    run(async {
+        let mesh = mesh().await;
+        let server = ending(&mesh, |number| number > 0).await;
+        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
+        let door = mesh.door;
+        let asking = (0..20).map(|_| {
+            let ask = async move { Client::connect(door).await.ask(GET).await.status };
+            tokio::task::spawn_local(ask)
+        });
+        for status in asking.collect::<Vec<_>>() {
+            assert_eq!(status.await.unwrap(), 200);
+        }
+        assert!(server.accepted.get() > 1, "nothing was full");
+        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+    });
+}
+
+#[test]
 fn who_answers_h2_and_speaks_something_else_is_left_alone() {
     run(async {
         let mesh = mesh().await;

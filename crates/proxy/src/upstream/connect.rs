@@ -64,6 +64,18 @@ pub(crate) struct Attempt {
     done: Notify,
 }
 
+impl Attempt {
+    async fn ended(&self) -> Result<(), Reason> {
+        loop {
+            let done = self.done.notified();
+            if let Some(outcome) = self.outcome.get() {
+                return outcome;
+            }
+            done.await;
+        }
+    }
+}
+
 /// A lease of `upstream`, over a connection that several requests may be waiting for: within the
 /// time for connecting, and once more that for being greeted.
 pub(crate) async fn endpoint(
@@ -78,8 +90,8 @@ pub(crate) async fn endpoint(
         if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
             return leased;
         }
-        // Without an attempt it is busy, not silent.
-        if upstream.attempt.borrow().is_some() {
+        // Without an attempt, or with a connection that is full, it is busy, not silent.
+        if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
             upstream.lose(worker);
             return Err(Reason::ConnectTimeout);
         }
@@ -96,18 +108,20 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
             return Ok(Lease::Http2(lease));
         }
         let attempt = join_attempt(upstream, worker);
-        let outcome = loop {
-            let done = attempt.done.notified();
-            if let Some(outcome) = attempt.outcome.get() {
-                break outcome;
-            }
-            done.await;
+        let outcome = tokio::select! {
+            biased;
+            outcome = attempt.ended() => outcome,
+            Some(lease) = upstream.http2.room_on_open() => return Ok(Lease::Http2(lease)),
         };
         // Also when the attempt failed: a link that was silent may carry requests again.
         if let Some(link) = upstream.open_link() {
             return Ok(Lease::Link(link));
         }
-        outcome?;
+        if let Err(reason) = outcome {
+            // The peer may take only a few connections.
+            let lease = upstream.http2.room_on_open().await.ok_or(reason)?;
+            return Ok(Lease::Http2(lease));
+        }
         if let Some(lease) = upstream.http2.ready() {
             return Ok(Lease::Http2(lease));
         }

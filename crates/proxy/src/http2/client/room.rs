@@ -1,14 +1,15 @@
-//! Room for a stream: on an open connection, or on one that is opened for it.
+//! Room for a stream: on an open connection, or on another one that is opened.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
 use leno_model::Reason;
 use leno_telemetry::Count;
-use tokio::sync::MutexGuard;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::{
@@ -18,15 +19,64 @@ use crate::io::Io;
 use crate::upstream::connect;
 use crate::worker::Worker;
 
-/// The end of waiting for a stream.
-enum Turn<'a> {
-    /// A connection with room.
-    Ready(Http2Lease),
-    /// The right to open another connection.
-    Opens(MutexGuard<'a, ()>),
+/// The requests that wait for room, in the order in which they came. The first one of them gets it.
+#[derive(Default)]
+pub(super) struct Queue {
+    first: Mutex<()>,
+    length: Cell<usize>,
+}
+
+/// A request in the queue.
+struct Queued<'a>(&'a Queue);
+
+impl<'a> Queued<'a> {
+    fn enter(queue: &'a Queue) -> Self {
+        queue.length.set(queue.length.get() + 1);
+        Self(queue)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.length.set(self.0.length.get() - 1);
+    }
+}
+
+/// The attempt to open another connection. It goes on if the request that began it is gone.
+#[derive(Default)]
+pub(super) struct Opening {
+    is_under_way: Cell<bool>,
+    failure: Cell<Option<Failure>>,
+    /// Wakes the request that waits for its end.
+    ended: Notify,
+}
+
+/// An attempt that failed.
+#[derive(Clone, Copy)]
+struct Failure {
+    reason: Reason,
+    at: Instant,
+    /// The time that it had.
+    patience: Duration,
+}
+
+/// A request that looks for room at an application.
+struct Wanted<'a> {
+    address: SocketAddr,
+    worker: &'a Rc<Worker>,
+    patience: Duration,
+    since: Instant,
 }
 
 impl Http2Pool {
+    /// The first connection with room; none while other requests wait for that.
+    pub(crate) fn ready(&self) -> Option<Http2Lease> {
+        match self.open.queue.length.get() {
+            0 => self.with_room(),
+            _ => None,
+        }
+    }
+
     /// A connection to the application on which a stream may be opened now, within `patience`.
     pub(crate) async fn lease(
         &self,
@@ -38,36 +88,92 @@ impl Http2Pool {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
-        // A server that has no room for a stream is busy, not silent.
-        let turn = timeout(patience, self.turn()).await.map_err(|_| Reason::UpstreamRefused)?;
-        let _opening = match turn {
-            Turn::Ready(lease) => return Ok(lease),
-            Turn::Opens(opening) => opening,
+        let wanted = Wanted { address, worker, patience, since: Instant::now() };
+        let queue = &self.open.queue;
+        let _queued = Queued::enter(queue);
+        let first = async {
+            let first = queue.first.lock().await;
+            (first, self.room().await)
         };
-        worker.shard.add(Count::LeaseOpened, 1);
-        let opened = async {
-            let connect = async || -> Result<_, Reason> {
-                let connected = connect::application(address, worker, patience).await?;
-                Ok((connected.reader.io.clone(), connected))
-            };
-            greet_new(connect).await.map(|send| self.add(send, None))
-        };
-        timeout(patience, opened).await.unwrap_or(Err(Reason::ConnectTimeout))
+        let (_first, room) = timeout(patience, first).await.map_err(|_| self.late())?;
+        match room {
+            Some(ready) => Ok(ready),
+            None => timeout(patience, self.room_on_any(wanted)).await.map_err(|_| self.late())?,
+        }
     }
 
-    /// Waits for a stream to end when there are enough connections, or until another may be opened.
-    async fn turn(&self) -> Turn<'_> {
-        let opening = self.opening.lock().await;
-        match self.room().await {
-            Some(ready) => Turn::Ready(ready),
-            None => Turn::Opens(opening),
+    /// The reason of a request that found no room in its time. A server that has no room for a stream is busy, not silent.
+    fn late(&self) -> Reason {
+        match self.is_open() {
+            true => Reason::UpstreamRefused,
+            false => Reason::ConnectTimeout,
         }
+    }
+
+    /// Room on another connection or on an open one, whichever comes first. Where no other can be opened, the request waits for room on
+    /// the open ones: a server may take only a few.
+    async fn room_on_any(&self, mut wanted: Wanted<'_>) -> Result<Http2Lease, Reason> {
+        loop {
+            if let Some(room) = self.room().await {
+                return Ok(room);
+            }
+            let failure = self.open.opening.failure.get();
+            let shared = failure.filter(|failure| wanted.shares(failure));
+            let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < REST);
+            if self.is_open() && (has_failed || shared.is_some()) {
+                if let Ok(Some(room)) = timeout(REST, self.room_on_open()).await {
+                    return Ok(room);
+                }
+                wanted.since = Instant::now();
+                continue;
+            }
+            if let Some(failure) = shared {
+                return Err(failure.reason);
+            }
+            self.open_another(&wanted);
+            tokio::select! {
+                biased;
+                () = self.open.opening.ended.notified() => {}
+                Some(room) = self.room_on_open() => return Ok(room),
+            }
+        }
+    }
+
+    /// Opens another connection in a task of its own, one at a time.
+    fn open_another(&self, wanted: &Wanted<'_>) {
+        if self.open.opening.is_under_way.replace(true) {
+            return;
+        }
+        let Wanted { address, worker, .. } = *wanted;
+        worker.shard.add(Count::LeaseOpened, 1);
+        // Other requests, which may have more time, wait for it too.
+        let patience = wanted.patience.max(worker.config.limits.connect_timeout);
+        let (pool, worker) = (self.clone(), worker.clone());
+        // It ends by itself, soon: with a connection or without.
+        tokio::task::spawn_local(async move {
+            let connect = async || -> Result<_, Reason> {
+                let connected = connect::application(address, &worker, patience).await?;
+                Ok((connected.reader.io.clone(), connected))
+            };
+            let opened = timeout(patience, greet_new(connect)).await;
+            let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
+            let opening = &pool.open.opening;
+            opening.failure.set(match opened {
+                Ok(send) => {
+                    pool.keep(send, None);
+                    None
+                }
+                Err(reason) => Some(Failure { reason, at: Instant::now(), patience }),
+            });
+            opening.is_under_way.set(false);
+            opening.ended.notify_waiters();
+        });
     }
 
     /// A connection with room, as soon as there is one; `None` when another may be opened.
     pub(crate) async fn room(&self) -> Option<Http2Lease> {
         loop {
-            if let Some(ready) = self.ready() {
+            if let Some(ready) = self.with_room() {
                 return Some(ready);
             }
             if self.open.connections.borrow().len() < self.connections_max() {
@@ -83,7 +189,7 @@ impl Http2Pool {
     /// A connection with room, as soon as one of those that are open has some; `None` when none is open.
     pub(crate) async fn room_on_open(&self) -> Option<Http2Lease> {
         loop {
-            if let Some(ready) = self.ready() {
+            if let Some(ready) = self.with_room() {
                 return Some(ready);
             }
             if !self.is_open() {
@@ -99,6 +205,15 @@ impl Http2Pool {
             true => SHORT_CONNECTIONS_MAX,
             false => CONNECTIONS_MAX,
         }
+    }
+}
+
+impl Wanted<'_> {
+    /// True where the request waited while the attempt failed, for no longer than that took: another attempt would tell no more.
+    fn shares(&self, failure: &Failure) -> bool {
+        let had_time =
+            failure.reason != Reason::ConnectTimeout || self.patience <= failure.patience;
+        failure.at >= self.since && had_time
     }
 }
 
@@ -128,3 +243,5 @@ pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
 const OPENINGS_MAX: u32 = 8;
 /// The pause before each further one of them is so much longer.
 const OPENING_PAUSE: Duration = Duration::from_millis(1);
+/// The time after an attempt that failed in which requests wait for room on the connections that are open.
+const REST: Duration = Duration::from_millis(100);
