@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use self::room::greet_new;
-use self::room::{Opening, Queue};
+use self::room::{Openings, Queue};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
@@ -44,8 +44,8 @@ struct Open {
     is_observed: Cell<bool>,
     /// The requests that wait for room.
     queue: Queue,
-    /// The attempt to open another connection.
-    opening: Opening,
+    /// The attempts to open another connection.
+    openings: Openings,
 }
 
 /// The knowledge of a server that its connections share.

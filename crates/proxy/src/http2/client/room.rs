@@ -42,12 +42,13 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// The attempt to open another connection. It goes on if the request that began it is gone.
+/// The attempts to open another connection. They go on if the request that began them is gone.
 #[derive(Default)]
-pub(super) struct Opening {
-    is_under_way: Cell<bool>,
+pub(super) struct Openings {
+    under_way: Cell<usize>,
+    /// The last one, if it failed.
     failure: Cell<Option<Failure>>,
-    /// Wakes the request that waits for its end.
+    /// Wakes the request that waits for the end of one.
     ended: Notify,
 }
 
@@ -117,7 +118,8 @@ impl Http2Pool {
             if let Some(room) = self.room().await {
                 return Ok(room);
             }
-            let failure = self.open.opening.failure.get();
+            let openings = &self.open.openings;
+            let failure = openings.failure.get();
             let shared = failure.filter(|failure| wanted.shares(failure));
             let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < REST);
             if self.is_open() && (has_failed || shared.is_some()) {
@@ -127,47 +129,57 @@ impl Http2Pool {
                 wanted.since = Instant::now();
                 continue;
             }
-            if let Some(failure) = shared {
-                return Err(failure.reason);
+            match shared {
+                Some(failure) if openings.under_way.get() == 0 => return Err(failure.reason),
+                Some(_) => {}
+                None => self.open_others(&wanted),
             }
-            self.open_another(&wanted);
             tokio::select! {
                 biased;
-                () = self.open.opening.ended.notified() => {}
+                () = openings.ended.notified() => {}
                 Some(room) = self.room_on_open() => return Ok(room),
             }
         }
     }
 
-    /// Opens another connection in a task of its own, one at a time.
-    fn open_another(&self, wanted: &Wanted<'_>) {
-        if self.open.opening.is_under_way.replace(true) {
-            return;
+    /// Opens other connections, each in a task of its own.
+    fn open_others(&self, wanted: &Wanted<'_>) {
+        let under_way = &self.open.openings.under_way;
+        while under_way.get() < self.openings_max() {
+            under_way.set(under_way.get() + 1);
+            wanted.worker.shard.add(Count::LeaseOpened, 1);
+            // It ends by itself, soon: with a connection or without.
+            let (pool, worker) = (self.clone(), wanted.worker.clone());
+            tokio::task::spawn_local(pool.open(wanted.address, worker, wanted.patience));
         }
-        let Wanted { address, worker, .. } = *wanted;
-        worker.shard.add(Count::LeaseOpened, 1);
+    }
+
+    async fn open(self, address: SocketAddr, worker: Rc<Worker>, patience: Duration) {
         // Other requests, which may have more time, wait for it too.
-        let patience = wanted.patience.max(worker.config.limits.connect_timeout);
-        let (pool, worker) = (self.clone(), worker.clone());
-        // It ends by itself, soon: with a connection or without.
-        tokio::task::spawn_local(async move {
-            let connect = async || -> Result<_, Reason> {
-                let connected = connect::application(address, &worker, patience).await?;
-                Ok((connected.reader.io.clone(), connected))
-            };
-            let opened = timeout(patience, greet_new(connect)).await;
-            let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
-            let opening = &pool.open.opening;
-            opening.failure.set(match opened {
-                Ok(send) => {
-                    pool.keep(send, None);
-                    None
-                }
-                Err(reason) => Some(Failure { reason, at: Instant::now(), patience }),
-            });
-            opening.is_under_way.set(false);
-            opening.ended.notify_waiters();
-        });
+        let patience = patience.max(worker.config.limits.connect_timeout);
+        let connect = async || -> Result<_, Reason> {
+            let connected = connect::application(address, &worker, patience).await?;
+            Ok((connected.reader.io.clone(), connected))
+        };
+        let opened = timeout(patience, greet_new(connect)).await;
+        let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
+        let failure = opened.map(|send| self.keep(send, None)).err();
+        let failure = failure.map(|reason| Failure { reason, at: Instant::now(), patience });
+        let Openings { under_way, failure: last, ended } = &self.open.openings;
+        last.set(failure);
+        under_way.set(under_way.get() - 1);
+        ended.notify_waiters();
+    }
+
+    /// The attempts at once. Where a connection takes few streams, one after another would be slower than the server.
+    fn openings_max(&self) -> usize {
+        let each = self.server.streams_per_connection.get();
+        if each >= FEW_STREAMS {
+            return 1;
+        }
+        let needed = self.open.queue.length.get() / usize::try_from(each).unwrap_or(1).max(1);
+        let further = SHORT_CONNECTIONS_MAX.saturating_sub(self.open.connections.borrow().len());
+        needed.min(further).clamp(1, OPENINGS_AT_ONCE)
     }
 
     /// A connection with room, as soon as there is one; `None` when another may be opened.
@@ -238,6 +250,8 @@ pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
     }
 }
 
+/// Attempts at once to a server that takes few streams on a connection.
+const OPENINGS_AT_ONCE: usize = 4;
 /// The connections that are opened in one attempt at a server that ends each of them before any stream. Several are usual where a server
 /// has little room or restarts.
 const OPENINGS_MAX: u32 = 8;
