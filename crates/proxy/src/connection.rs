@@ -53,7 +53,7 @@ pub(crate) async fn carry(
         Entrance::HttpProxy => {
             let session = Session::new(worker, Entrance::HttpProxy, None, peer);
             let _listed = list(&session, "http", "HTTP proxy".to_owned());
-            Box::pin(from_proxy_client(&session, Io::new(Stream::Plain(tcp)))).await;
+            Box::pin(from_proxy_client(session, Io::new(Stream::Plain(tcp)))).await;
         }
         Entrance::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
         Entrance::Door { .. } | Entrance::Service { .. } | Entrance::Pinned { .. } => {
@@ -371,14 +371,18 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
 }
 
 /// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.
-async fn from_proxy_client(session: &Session, io: Io) {
-    let Served::Tunnel { authority, early } = serve(session, &io, BytesMut::new()).await else {
-        return;
+async fn from_proxy_client(session: Session, io: Io) {
+    let (authority, early) = match serve(&session, &io, BytesMut::new()).await {
+        Served::Tunnel { authority, early } => (authority, early),
+        Served::PriorKnowledge { early } => {
+            return Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+        }
+        Served::Done | Served::Http2 { .. } => return,
     };
-    let named = match route::tunnel(session, &authority).await {
+    let named = match route::tunnel(&session, &authority).await {
         Ok(named) => named,
         Err(reason) => {
-            refuse(session, &io, reason).await;
+            refuse(&session, &io, reason).await;
             return;
         }
     };

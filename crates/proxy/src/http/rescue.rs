@@ -9,7 +9,7 @@ use leno_wire::link::ResetCode;
 use super::answer::Answer;
 use super::respond::Responder;
 use crate::error::Failure;
-use crate::session::Session;
+use crate::session::{Entrance, Session};
 
 /// Answers for the upstream that did not. Strangers are told the reason, and no names. `bodiless`: the client reads no body. `is_call`: it looks
 /// for a status of gRPC. `edits`: what pages of other origins are told. False: nothing can be
@@ -54,7 +54,7 @@ pub(crate) async fn answer(
         responder if is_for_call(responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
             // Applications log what they are told: with the word, `leno explain` goes on from there.
-            let message = format!("{label}: {}", failure.reason.caption());
+            let message = format!("{label}: {}", caption(failure, session, responder));
             let fields = [
                 (REASON_FIELD, &*why),
                 ("content-type", "application/grpc"),
@@ -68,7 +68,7 @@ pub(crate) async fn answer(
             answer.send(responder, true).await
         }
         responder => {
-            let text = body(failure, is_stranger);
+            let text = body(failure, is_stranger, caption(failure, session, responder));
             let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
@@ -114,11 +114,19 @@ fn with_own<'a>(
     fields.into_iter().chain(own).collect()
 }
 
-fn body(failure: &Failure, is_stranger: bool) -> String {
+/// The sentence about the failure.
+fn caption(failure: &Failure, session: &Session, responder: &Responder<'_>) -> &'static str {
+    match responder {
+        // The only response in HTTP/2 at that port.
+        Responder::Http2 { .. } if session.entrance == Entrance::HttpProxy => HTTP_PROXY,
+        _ => failure.reason.caption(),
+    }
+}
+
+fn body(failure: &Failure, is_stranger: bool, caption: &str) -> String {
     if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
         return body;
     }
-    let caption = failure.reason.caption();
     match &failure.policy {
         Some(policy) if !is_stranger => format!("leno: {caption} ({} {policy})\n", policy.kind()),
         _ => format!("leno: {caption}\n"),
@@ -133,5 +141,8 @@ fn side(side: Side) -> &'static str {
     }
 }
 
+/// The sentence for clients that speak HTTP/2 to the port of the HTTP proxy.
+const HTTP_PROXY: &str =
+    "The port of the HTTP proxy speaks HTTP/1.1, and the client sent HTTP/2 with prior knowledge.";
 /// The field that tells a call how it ended.
 const GRPC_STATUS: &str = "grpc-status";

@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
+use leno_wire::sniff::{Sniffed, sniff};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -35,6 +36,8 @@ pub(crate) enum Served {
     Tunnel { authority: String, early: BytesMut },
     /// The client goes on in HTTP/2; `first` is the frame with the request by which it offered that.
     Http2 { first: Bytes, early: BytesMut },
+    /// The client of the HTTP proxy speaks HTTP/2 with prior knowledge; its first bytes wait in `early`.
+    PriorKnowledge { early: BytesMut },
 }
 
 /// Serves the requests of one connection until either side ends it, and closes it then. One that
@@ -87,6 +90,9 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let patience = worker.config.limits.head_timeout;
         let bytes = match finished_within(patience, reader.request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
+            Some(Err(_)) if speaks_http2_to_proxy(session, &reader) => {
+                return Some(Served::PriorKnowledge { early: reader.buffer });
+            }
             Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
             None => return Some(refuse(session, io, Reason::HeadTimeout).await),
         };
@@ -190,6 +196,12 @@ async fn next_request(
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::LastCall,
         () = session.shed(), if !rests => Next::End,
     }
+}
+
+/// True where a client of the HTTP proxy begins in HTTP/2. Other listeners look at the first bytes before they read a head.
+#[cold]
+fn speaks_http2_to_proxy(session: &Session, reader: &Reader) -> bool {
+    session.entrance == Entrance::HttpProxy && sniff(&reader.buffer) == Sniffed::Http2
 }
 
 /// Answers what goes no further, and ends the connection: its next byte has no meaning.

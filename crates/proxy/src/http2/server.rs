@@ -1,5 +1,7 @@
 //! Serving HTTP/2: each stream of a connection walks the corridor by itself.
 
+mod proxy_port;
+
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -36,7 +38,7 @@ use crate::http::rescue;
 use crate::http::respond::Responder;
 use crate::io::Io;
 use crate::record::Record;
-use crate::session::Session;
+use crate::session::{Entrance, Session};
 
 /// Serves one connection until either side ends it. `early`: what was read of it already.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
@@ -57,7 +59,12 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
         session.worker.shard.refuse(Reason::BadRequest.label());
         return io.linger().await;
     };
-    if let End::InOrder = carry(&session, connection, half_close).await {
+    let end = match session.entrance == Entrance::HttpProxy {
+        // Boxed, so that the others need no room for it.
+        true => Box::pin(proxy_port::reject(&session, connection)).await,
+        false => carry(&session, connection, half_close).await,
+    };
+    if let End::InOrder = end {
         // The client may still read responses, and frames that it sends meanwhile would reset a closed connection.
         io.linger().await;
     }

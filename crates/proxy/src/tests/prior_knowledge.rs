@@ -7,12 +7,14 @@ use http::{Request, Response};
 use leno_model::{Access, Endpoint, Protocol, Reach, ServiceView};
 use leno_wire::link::{Event, Limits, Role, StreamKind};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
+use super::fixture::frames::{self, OPENING};
 use super::fixture::{
-    Application, Mesh, OK, Peer, Setup, credential, endpoint, run, tls_accept, until, view,
+    Application, Client, Mesh, OK, Peer, Setup, credential, endpoint, run, tls_accept, until, view,
 };
 use super::http2::{application, call, connect};
+use crate::session::Entrance;
 use crate::tls::ALPN_LINK;
 
 fn get() -> Request<()> {
@@ -47,6 +49,69 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
             response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
         );
         assert_eq!(mesh.client.failures(), [("denied-outbound", 2)].into());
+    });
+}
+
+/// A client that takes the port of the HTTP proxy for a server.
+#[test]
+fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
+    run(async {
+        let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        for (request, status, grpc) in
+            [(get(), 501, None), (call("/shop.Cart/Add"), 200, Some("12"))]
+        {
+            let (client, connection) =
+                h2::client::handshake(TcpStream::connect(proxy).await.unwrap()).await.unwrap();
+            let driven = tokio::task::spawn_local(connection);
+            let mut client = client.ready().await.unwrap();
+            let response = client.send_request(request, true).unwrap().0.await.unwrap();
+            assert_eq!(response.status(), status);
+            let field = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
+            assert!(field("leno-reason").unwrap().starts_with("unsupported;"));
+            assert_eq!(field("grpc-status"), grpc);
+            let message = field("grpc-message").map(str::to_owned);
+            let (body, _) = super::http2::whole(response.into_body()).await;
+            let text = message.unwrap_or_else(|| String::from_utf8(body).unwrap());
+            assert!(text.contains("The port of the HTTP proxy speaks HTTP/1.1"), "{text}");
+            drop(driven.await.unwrap());
+            assert!(client.ready().await.is_err(), "the connection has ended");
+        }
+
+        // The response comes on stream 1, and GOAWAY after it.
+        let mut client = Client::connect(proxy).await;
+        client.send([OPENING, &frames::get(1)].concat()).await;
+        let (mut kinds, mut last) = (Vec::new(), None);
+        while let Some(frame) = client.frame().await {
+            match frame.kind {
+                frames::HEADERS | frames::DATA => {
+                    assert_eq!(frame.stream, 1);
+                    kinds.push(frame.kind);
+                }
+                frames::GOAWAY => {
+                    assert_eq!(frame.code(), 0, "NO_ERROR");
+                    kinds.push(frame.kind);
+                    last = Some(frame.payload[..4].to_vec());
+                }
+                frames::PING if frame.flags == 0 => {
+                    client.send(frames::frame(frames::PING, 1, 0, &frame.payload)).await;
+                }
+                _ => {}
+            }
+        }
+        kinds.dedup();
+        assert_eq!(kinds, [frames::HEADERS, frames::DATA, frames::GOAWAY]);
+        assert_eq!(last.unwrap(), [0, 0, 0, 1]);
+        assert_eq!(mesh.client.failures(), [("unsupported", 3)].into());
+
+        // A preface without a request is no request, and another beginning is one that cannot be read.
+        let mut client = Client::connect(proxy).await;
+        client.send(&OPENING[..18]).await;
+        client.stream.shutdown().await.unwrap();
+        while client.frame().await.is_some() {}
+        let answer = Client::connect(proxy).await.ask("PRI * HTTP/1.1\r\n\r\n").await;
+        assert_eq!(answer.reason(), Some("bad-request"));
+        until(|| mesh.client.failures() == [("bad-request", 1), ("unsupported", 3)].into()).await;
     });
 }
 
@@ -194,7 +259,7 @@ fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
         let app = Application::canned(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        let mut client = super::fixture::Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.door).await;
         let offer = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         assert_eq!(client.ask(offer).await.status, 200);
     });
@@ -221,7 +286,7 @@ fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
         }
         let http1 = Application::canned(OK).await;
         mesh.route_to(&[plain(http1.address)]);
-        let mut client = super::fixture::Client::connect(mesh.door).await;
+        let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         assert!(http1.requests()[0].head.starts_with("GET / HTTP/1.1"));
         assert_eq!((meshed.requests().len(), mesh.client.failures().len()), (0, 0));

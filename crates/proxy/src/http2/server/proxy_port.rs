@@ -1,0 +1,71 @@
+//! Clients that speak HTTP/2 with prior knowledge to the port of the HTTP proxy, which speaks HTTP/1.1.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Connection, SendResponse};
+use leno_model::Reason;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::{End, FAREWELL, is_grpc, read_out};
+use crate::error::Failure;
+use crate::http::body::Source;
+use crate::http::rescue;
+use crate::http::respond::Responder;
+use crate::http2::stream::{Received, Reply};
+use crate::http2::transport::Transport;
+use crate::record::Record;
+use crate::session::Session;
+
+/// Responds to each request with a rejection that explains the mismatch, and ends the connection after the first one.
+pub(super) async fn reject(
+    session: &Rc<Session>,
+    mut connection: Connection<Transport, Bytes>,
+) -> End {
+    let responded = Rc::new(Notify::new());
+    let mut is_ending = false;
+    let mut deadline = Instant::now() + session.worker.config.limits.head_timeout;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = timeout_at(deadline, connection.accept()) => accepted,
+            () = responded.notified(), if !is_ending => {
+                is_ending = true;
+                deadline = Instant::now() + FAREWELL;
+                connection.graceful_shutdown();
+                continue;
+            }
+        };
+        match accepted {
+            Ok(Some(Ok((request, respond)))) => {
+                let (session, responded) = (session.clone(), responded.clone());
+                tokio::task::spawn_local(async move {
+                    let body = reject_one(&session, request, respond).await;
+                    responded.notify_one();
+                    read_out(&mut Source::Http2(Received::new(body))).await;
+                });
+            }
+            Ok(None) => return End::InOrder,
+            Ok(Some(Err(_))) | Err(_) => return End::Early,
+        }
+    }
+}
+
+/// The body of the request is the client's to end.
+async fn reject_one(
+    session: &Session,
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) -> RecvStream {
+    let (parts, body) = request.into_parts();
+    let patience = session.worker.config.limits.body_stall_timeout;
+    let grpc = is_grpc(&parts.headers);
+    let mut responder = Responder::Http2 { reply: Reply::new(respond), patience, grpc };
+    let _record = Record::unread(session, Reason::Unsupported);
+    let failure = Failure::from(Reason::Unsupported);
+    let is_bodiless = parts.method == http::Method::HEAD;
+    rescue::answer(&failure, session, &mut responder, (is_bodiless, false), None).await;
+    body
+}
