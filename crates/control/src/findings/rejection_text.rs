@@ -35,7 +35,10 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
         several => format!("; decided by one of {}", several.join(", ")),
     };
     if let ("", [client, ..]) = (service.as_str(), clients.as_slice()) {
-        let which = "requests to destinations that are no service";
+        let which = match is_of_head(reason) {
+            true => "requests without a known service",
+            false => "requests to destinations that are no service",
+        };
         return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
     }
     let whose = match rejection.by.as_str() {
@@ -131,6 +134,11 @@ fn is_by_servers(reason: &str) -> bool {
             | "authorization-unavailable"
             | "body-too-large"
     )
+}
+
+/// True for reasons of requests with a head that a sidecar cannot read: the service is unknown where each request names its own.
+fn is_of_head(reason: &str) -> bool {
+    matches!(reason, "bad-request" | "head-too-large" | "head-timeout" | "unsupported")
 }
 
 /// True for reasons that stand for the lack of a policy that allows the request.

@@ -23,7 +23,7 @@ pub(super) struct Rejections {
     inbound: RecentTable<Key, Rejected, KEPT_MAX>,
     /// All requests of clients without a sidecar, by service.
     unmeshed: RecentTable<ServiceName, Recent, KEPT_MAX>,
-    /// All requests of a workload to destinations that are no service of the mesh.
+    /// All requests of a workload to destinations that are no service of the mesh, and those without a known service.
     outside: RecentTable<WorkloadName, Recent, KEPT_MAX>,
 }
 
@@ -34,7 +34,7 @@ type Policy = (RuleKind, Name, Name);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Destination {
     Service(ServiceName),
-    /// All that is no service of the mesh, for the requests of one workload.
+    /// All that is no known service of the mesh, for the requests of one workload.
     Outside(WorkloadName),
 }
 
@@ -73,13 +73,16 @@ impl Rejections {
                 Destination::Service(_) => false,
             });
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
+            let is_unread = is_unread(mesh, name, series);
             for (reason, count) in &series.reasons {
-                let Some(reason) = reason.filter(|reason| reason.is_rejection()) else { continue };
-                if destination.service().is_none()
-                    && (told.folded > 0 || !is_of_destination(reason))
-                {
-                    continue;
-                }
+                let counts = |reason: &Reason| match destination.service() {
+                    Some(_) => reason.is_rejection(),
+                    None => {
+                        told.folded == 0
+                            && (is_of_destination(*reason) || (is_unread && is_of_head(*reason)))
+                    }
+                };
+                let Some(reason) = reason.filter(counts) else { continue };
                 let key = (destination.clone(), reason.label());
                 let (rejected, old) = kept.entry(key, Rejected::default);
                 evicted += u64::from(old.is_some());
@@ -213,8 +216,26 @@ fn destination(
     }
 }
 
-/// True for reasons that say that a destination is no service, or may not be reached. Others, such as malformed requests, and
-/// requests without a route at a gateway, say nothing about the client.
+/// True where a sidecar may have rejected requests of its own workload before it knew a service: at the port of the HTTP proxy, where each
+/// request names one, or at an address outside. At a gateway, clients of others send such requests.
+fn is_unread(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
+    let is_gateway = || mesh.workload(workload).is_none_or(|it| mesh.gateway_of(it).is_some());
+    series.direction == Direction::Outbound
+        && series.service.is_none()
+        && series.port == 0
+        && !is_gateway()
+}
+
+/// True for reasons of a request with a head that a sidecar cannot read, or does not get.
+fn is_of_head(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::BadRequest | Reason::HeadTooLarge | Reason::HeadTimeout | Reason::Unsupported
+    )
+}
+
+/// True for reasons that say that a destination is no service, or may not be reached. Others, such as requests without a route at a
+/// gateway, say nothing about the client.
 fn is_of_destination(reason: Reason) -> bool {
     matches!(reason, Reason::UnknownService | Reason::EgressDenied | Reason::DeniedOutbound)
 }

@@ -33,7 +33,8 @@ pub struct TrafficStatus {
 /// Requests to a service that sidecars rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RejectionStatus {
-    /// `namespace/name`; empty for the requests of one client to destinations that are no service of the mesh.
+    /// `namespace/name`; empty for the requests of one client to destinations that are no service of the mesh, and for those that its sidecar
+    /// rejected before it knew a service.
     pub service: String,
     /// From the closed list.
     pub reason: String,

@@ -80,6 +80,28 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
     });
 }
 
+/// Each request of the HTTP proxy names its service, so that none is known before its head is read.
+#[test]
+fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
+    run(async {
+        let app = Application::canned(OK).await;
+        let mesh = Mesh::permissive(app.address).await;
+        let proxy = mesh.client.listen(Entrance::HttpProxy).await;
+        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        for (request, reason) in [
+            (&*huge, "head-too-large"),
+            ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
+        ] {
+            let answer = Client::connect(proxy).await.ask(request).await;
+            assert_eq!(answer.reason(), Some(reason));
+        }
+        until(|| mesh.client.ended() == 2).await;
+        let all = mesh.client.series();
+        let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
+        assert_eq!(labels.collect::<Vec<_>>(), [("", 0)]);
+    });
+}
+
 #[test]
 fn a_request_that_was_tried_twice_is_one_request() {
     run(async {

@@ -125,6 +125,10 @@ fn requests_to_no_service_are_those_of_their_client() {
     let unknown = outside("unknown-service");
     assert_eq!(sentence(&unknown, none), format!("{start} unknown-service"));
     assert!(remedy(&unknown).ends_with("; leno diagnose shop/web-1"), "{}", remedy(&unknown));
+    let unread = sentence(&outside("head-too-large"), none);
+    let start_unread =
+        "shop/web-1: the mesh rejects 75.00 % of its requests without a known service with";
+    assert_eq!(unread, format!("{start_unread} head-too-large"));
     let denied = sentence(&outside("egress-denied"), none);
     assert_eq!(denied, format!("{start} egress-denied; no policy allows it"));
 }

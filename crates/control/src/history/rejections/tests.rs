@@ -1,7 +1,7 @@
 //! Reports of sidecars, and the rejections that come of them.
 
 use leno_discovery::traffic::CLASSES;
-use leno_model::ServiceAccount;
+use leno_model::{Change, Gateway, Object, ServiceAccount};
 
 use super::super::History;
 use super::*;
@@ -175,6 +175,43 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     assert_eq!(found, expected);
     history.sweep(&mesh, at(4000));
     assert!(history.rejections.outbound.is_empty() && history.rejections.outside.is_empty());
+}
+
+#[test]
+fn requests_whose_head_cannot_be_read_count_for_the_client_that_sent_them() {
+    let edge = "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: bookinfo, \
+                labels: {gateway.networking.k8s.io/gateway-name: edge}}\nspec: {serviceAccount: leno-gateway-edge}\n";
+    let mut mesh = mesh(&format!("{BOOKINFO}{edge}"));
+    let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: Vec::new() };
+    mesh.apply(Change::Upsert(Object::Gateway(gateway)));
+    let unread = [
+        (Reason::HeadTooLarge, 30),
+        (Reason::BadRequest, 6),
+        (Reason::HeadTimeout, 3),
+        (Reason::Unsupported, 1),
+        (Reason::ConnectFailed, 5),
+    ];
+    let unread =
+        TrafficSeries { service: None, port: 0, ..series(Direction::Outbound, 60, &unread) };
+    let mut history = History::default();
+    // At a gateway these are requests of others, and at a server those of its clients.
+    history.take(&mesh, &workload("edge-1"), &report(vec![unread.clone()], Vec::new()), at(5));
+    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
+    let sent = report(vec![unread], Vec::new());
+    history.take(&mesh, &workload("productpage-1"), &sent, at(5));
+    let found = history.status(&mesh, at(5), None).rejections;
+    let found: Vec<_> = found
+        .iter()
+        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.clients[0]))
+        .collect();
+    let client = "bookinfo/productpage-1";
+    let expected = [
+        ("", "bad-request", 6, 0.1, client),
+        ("", "head-timeout", 3, 0.05, client),
+        ("", "head-too-large", 30, 0.5, client),
+        ("", "unsupported", 1, 1.0 / 60.0, client),
+    ];
+    assert_eq!(found, expected);
 }
 
 const DECIDING: &str = "
