@@ -4,6 +4,7 @@ mod backend;
 mod change;
 mod decide;
 mod inbound;
+mod outside;
 mod reason;
 mod request;
 mod rivals;

@@ -1,6 +1,6 @@
 //! Hosts: which service a host name means.
 
-use leno_model::{Name, ServiceName};
+use leno_model::{Name, Reason, ServiceName};
 
 /// The service that a host name, without a port, means to a client of this namespace.
 ///
@@ -21,6 +21,32 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
     };
     let mut suffix = SUFFIX.iter();
     parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
+}
+
+/// The reason for which a request to a host that is no service of the mesh is rejected; `None` where the host is outside and the request
+/// may leave. `service`: the service that the name means by its form. `knows_namespace`: the mesh has services in a namespace.
+#[must_use]
+pub fn outside_rejection(
+    host: &str,
+    service: Option<&ServiceName>,
+    may_leave: bool,
+    knows_namespace: impl FnOnce(&Name) -> bool,
+) -> Option<Reason> {
+    match (service, may_leave) {
+        // A service of this name would be in the mesh, or it is a mistake that no resolver can mend.
+        (Some(service), false) if is_of_cluster(host) || knows_namespace(&service.namespace) => {
+            Some(Reason::UnknownService)
+        }
+        (Some(_), true) if is_of_cluster(host) => Some(Reason::UnknownService),
+        (_, false) => Some(Reason::EgressDenied),
+        (_, true) => None,
+    }
+}
+
+/// True for names of services in full, which no resolver knows otherwise.
+fn is_of_cluster(host: &str) -> bool {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.split('.').nth(2).is_some_and(|word| word.eq_ignore_ascii_case("svc"))
 }
 
 /// What may follow the namespace, as far as a client cares to write it.

@@ -49,7 +49,7 @@ pub use forwarded::{Forwarded, ForwardedPort};
 pub use gateway::{GatewayChoice, GatewayPlan, GatewayPortPlan, HttpListeners};
 pub use guard::Guards;
 pub use hits::HitSlot;
-pub use host::service_of;
+pub use host::{outside_rejection, service_of};
 pub use limit::{Exceeded, Full, Limits, Place};
 pub use matcher::{Mismatch, RequestMatcher};
 pub use outlet::{Outlets, Way};

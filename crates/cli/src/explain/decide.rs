@@ -17,6 +17,7 @@ use leno_traffic::{
 
 use super::backend::{decided_backend, with_port};
 use super::inbound::{access, limits, marks, openings};
+use super::outside::Outside;
 use super::rivals::{Rival, place, rivals};
 use super::tags::DecidedTags;
 use super::target::Target;
@@ -62,6 +63,8 @@ pub(super) struct Decision {
     pub(super) service: Option<ServiceName>,
     /// The part of the address that the mesh does not have, if it is that.
     pub(super) missing: Option<Missing>,
+    /// The permission for a host outside the mesh, where the request is for one.
+    pub(super) outside: Option<Outside>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide.
@@ -171,6 +174,7 @@ impl Decision {
             client: found.cloned().with_context(|| format!("there is no Workload {client}"))?,
             service,
             missing: None,
+            outside: None,
             protocol: None,
             route: None,
             rivals: Vec::new(),
@@ -184,7 +188,14 @@ impl Decision {
             refused: None,
         };
         let plans = Plans::build(snapshot, None)?;
-        if let Err(reason) = decision.send(objects, &plans, question)? {
+        let called = decision.service.as_ref();
+        let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
+            true => decision.send(objects, &plans, question)?,
+            false => Outside::of(objects, &plans, called, question).map(|outside| {
+                (decision.service, decision.outside) = (None, Some(outside));
+            }),
+        };
+        if let Err(reason) = sent {
             decision.refused = Some(reason);
             if reason == Reason::UnknownService {
                 decision.missing = Missing::of(objects, decision.service.as_ref());
@@ -417,8 +428,11 @@ impl Decision {
         if self.refused.is_some() {
             add(self.refused);
         }
-        if self.is_elsewhere() {
+        if self.is_elsewhere() || self.outside.is_some() {
             add(None);
+        }
+        if self.outside == Some(Outside::SomeAddresses) {
+            add(Some(Reason::EgressDenied));
         }
         for backend in &self.backends {
             if backend.refused.is_some() {

@@ -31,16 +31,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     );
     let client = &decision.client;
     line("from", &format!("{} (account {})", client.name, client.account));
-    match (&decision.service, decision.protocol) {
-        (Some(service), Some(protocol)) => {
-            line("service", &format!("{service} port {} ({protocol})", target.port));
-            if is_opaque(protocol) {
-                line("", "its bytes are carried without a look at requests: TCP rules decide");
-            }
-        }
-        (Some(service), None) => line("service", &format!("{service} port {}", target.port)),
-        (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
-    }
+    tell_called(decision, question, &mut line);
     match &decision.route {
         Some(route) => {
             line("route", &told_route(route));
@@ -91,6 +82,24 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     text
 }
 
+/// The called service, or the host outside the mesh.
+fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&str, &str)) {
+    let target = &question.target;
+    if let Some(outside) = &decision.outside {
+        return line("outside", &outside.text(question));
+    }
+    match (&decision.service, decision.protocol) {
+        (Some(service), Some(protocol)) => {
+            line("service", &format!("{service} port {} ({protocol})", target.port));
+            if is_opaque(protocol) {
+                line("", "its bytes are carried without a look at requests: TCP rules decide");
+            }
+        }
+        (Some(service), None) => line("service", &format!("{service} port {}", target.port)),
+        (None, _) => line("service", &format!("`{}` is no name of a service", target.host)),
+    }
+}
+
 /// A backend, with what policies and endpoints say.
 fn tell_backend(backend: &DecidedBackend, line: &mut impl FnMut(&str, &str)) {
     line("backend", &told_backend(backend));
@@ -135,6 +144,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         },
         "service": decision.service.as_ref().map(ToString::to_string),
         "port": question.target.port,
+        "outside": decision.outside.as_ref().map(|outside| outside.json(question)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
         "passed_by": decision.rivals.iter().map(json_rival).collect::<Vec<_>>(),
@@ -185,6 +195,9 @@ fn verdict(decision: &Decision, question: &Question) -> String {
     }
     if decision.is_preflight {
         return "200: a browser's question, answered by the client's own sidecar".to_owned();
+    }
+    if let Some(outside) = &decision.outside {
+        return outside.verdict(question);
     }
     let outcomes = decision.outcomes();
     match outcomes.as_slice() {

@@ -106,9 +106,9 @@ fn a_refusal_comes_with_reason_and_remedy() {
             expect!["404 unknown-service: The Service shop/ratings has no port 1. Use port 9080."],
         ),
         (
-            &["--from", "shop/page-1", "--url", "http://example.com/"],
+            &["--from", "shop/page-1", "--url", "http://rating.shop:9080/"],
             expect![
-                "404 unknown-service: There is no Service com/example. Correct the host name or the port, or add the Service."
+                "404 unknown-service: There is no Service shop/rating. Correct the host name or the port, or add the Service."
             ],
         ),
     ] {
@@ -116,6 +116,45 @@ fn a_refusal_comes_with_reason_and_remedy() {
         assert_eq!(done.code, Some(3), "{done:?}");
         let last = done.out.lines().last().unwrap_or_default();
         verdict.assert_eq(last.strip_prefix("verdict   ").unwrap_or(last));
+    }
+}
+
+/// The HTTP proxy of a sidecar treats a host of two labels as outside, unless the mesh has the namespace.
+#[test]
+fn a_host_outside_is_decided_as_the_http_proxy_does() {
+    let deny = MESH.replace("trafficMode: strict}", "trafficMode: strict, egress: deny}");
+    let egress = format!(
+        "{deny}\n---\napiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
+         metadata: {{name: out, namespace: shop}}\n\
+         spec:\n  sources: [{{kind: ServiceAccount, name: page, namespace: shop}}]\n  \
+         hosts: [example.com]\n  ports: [{{number: 80, protocol: http}}]\n"
+    );
+    let allowed = "200-range: allowed; example.com responds, outside the mesh. If the name has no address: 404 unknown-service";
+    let denied = "403 egress-denied";
+    let unknown = "404 unknown-service";
+    for (mesh, url, code, verdict) in [
+        (MESH, "http://example.com/", 0, allowed),
+        (MESH, "http://127.0.0.1:8080/", 0, "200-range: allowed; 127.0.0.1 responds"),
+        // Names of services with a mistake.
+        (MESH, "http://rating.shop:9080/", 3, unknown),
+        (MESH, "http://ratings.shopp:9080/", 3, unknown),
+        (MESH, "http://example.com.svc.cluster.local/", 3, unknown),
+        (&deny, "http://example.com/", 3, denied),
+        (&deny, "http://www.example.com/", 3, denied),
+        (&deny, "http://rating.shop:9080/", 3, unknown),
+        (&egress, "http://example.com/", 0, allowed),
+        (&egress, "http://example.org/", 3, denied),
+        (&egress, "http://example.com:8080/", 3, denied),
+    ] {
+        let place = Place::with(&[("mesh.yaml", mesh)]);
+        let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1"];
+        let done = place.leno(&[&request[..], &["--url", url]].concat());
+        assert_eq!(done.code, Some(code), "{url}: {done:?}");
+        let last = done.out.lines().last().unwrap_or_default();
+        let found = last.strip_prefix("verdict   ").unwrap_or(last);
+        assert!(found.starts_with(verdict), "{url}: {found}");
+        let names_policy = done.out.contains("allowed by the Egress shop/out");
+        assert_eq!(names_policy, code == 0 && mesh == egress, "{url}: {}", done.out);
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{Egress, Name, Occupant, Reason, ServiceName};
-use leno_traffic::Way;
+use leno_traffic::{Way, outside_rejection};
 
 use super::request::{Aim, Request};
 use super::route::{self, Bound, Destination};
@@ -73,21 +73,15 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
         let plans = &scene.plans;
         plans.snapshot.plan.egress == Egress::Allow || plans.outlets.may_lead_to(port)
     };
-    match (service, may_leave) {
-        // A service of this name would be in the mesh, or it is a mistake that no resolver can mend.
-        (Ok((service, _)), false) if is_of_mesh(session, &service, host) => {
-            Err(Reason::UnknownService)
-        }
-        (Ok(_), true) if is_of_cluster(host) => Err(Reason::UnknownService),
-        (Ok(_) | Err(_), false) => Err(Reason::EgressDenied),
-        (service, true) => {
-            let found = Box::pin(address_of(session, host, port)).await;
-            // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
-            let found =
-                found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
-            member_or_outside(session, found).await
-        }
+    let named = service.as_ref().ok().map(|(service, _)| service);
+    let knows = |namespace: &Name| knows_namespace(session, namespace);
+    if let Some(reason) = outside_rejection(host, named, may_leave, knows) {
+        return Err(reason);
     }
+    let found = Box::pin(address_of(session, host, port)).await;
+    // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
+    let found = found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
+    member_or_outside(session, found).await
 }
 
 /// The destination behind a resolved name: a member's address is reached as by its name, or not at all, and never
@@ -105,22 +99,13 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
     }
 }
 
-/// True where the name of a service that there is not can only be a mistake: it is that of a service in full, or the sidecar
-/// knows a service of the namespace.
+/// True where the sidecar knows a service of the namespace: the name of another one there can only be a mistake.
 #[cold]
-fn is_of_mesh(session: &Session, service: &ServiceName, host: &str) -> bool {
+fn knows_namespace(session: &Session, namespace: &Name) -> bool {
     let Some(scene) = session.worker.world.scene() else { return true };
     let plans = &scene.plans;
-    let is_known = |namespace: &Name| *namespace == service.namespace;
-    is_of_cluster(host)
-        || is_known(&plans.snapshot.plan.workload.namespace)
-        || plans.services.keys().any(|known| is_known(&known.namespace))
-}
-
-/// True for names of services in full, which no resolver knows otherwise.
-fn is_of_cluster(host: &str) -> bool {
-    let host = host.strip_suffix('.').unwrap_or(host);
-    host.split('.').nth(2).is_some_and(|word| word.eq_ignore_ascii_case("svc"))
+    *namespace == plans.snapshot.plan.workload.namespace
+        || plans.services.keys().any(|known| known.namespace == *namespace)
 }
 
 fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {

@@ -1,0 +1,120 @@
+//! Requests to hosts that are no services of the mesh.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use leno_model::{Egress, Name, Object, PolicyName, Reason, ServiceName, ToldBy};
+use leno_traffic::{Plans, Way, outside_rejection};
+use serde_json::{Value, json};
+
+use super::decide::Question;
+
+/// The permission for a request to a host outside the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outside {
+    /// Everything may leave: `spec.egress` of the MeshConfig.
+    Everything,
+    /// This Egress permits the request.
+    Policy(PolicyName),
+    /// An Egress permits everything that goes to the port.
+    Port,
+    /// An Egress permits some addresses. Only the client's sidecar resolves the name of the host.
+    SomeAddresses,
+}
+
+impl Outside {
+    /// Decides as the HTTP proxy of a sidecar does, except that no name is resolved: a name in the form of a service has no address where
+    /// the mesh has its namespace, or a service of that name in another one.
+    ///
+    /// # Errors
+    /// The reason of the sidecar's response.
+    pub(super) fn of(
+        objects: &[Object],
+        plans: &Plans,
+        service: Option<&ServiceName>,
+        question: &Question,
+    ) -> Result<Self, Reason> {
+        let (host, port) = (&*question.target.host, question.target.port);
+        // RFC 6761 §6.3: a name of the client's machine.
+        let service = service.filter(|_| !host.eq_ignore_ascii_case("localhost"));
+        let plan = &plans.snapshot.plan;
+        let services = || objects.iter().filter_map(as_service);
+        let knows_namespace = |namespace: &Name| {
+            *namespace == plan.workload.namespace
+                || services().any(|known| known.namespace == *namespace)
+        };
+        let is_open = plan.egress == Egress::Allow;
+        let may_leave = is_open || plans.outlets.may_lead_to(port);
+        if let Some(reason) = outside_rejection(host, service, may_leave, knows_namespace) {
+            return Err(reason);
+        }
+        let is_mistake = |service: &ServiceName| {
+            knows_namespace(&service.namespace) || services().any(|it| it.name == service.name)
+        };
+        if service.is_some_and(is_mistake) {
+            return Err(Reason::UnknownService);
+        }
+        match is_open {
+            true => Ok(Self::Everything),
+            false => Self::permitted(plans, question).ok_or(Reason::EgressDenied),
+        }
+    }
+
+    /// The permission by an Egress, while nothing else may leave.
+    fn permitted(plans: &Plans, question: &Question) -> Option<Self> {
+        let (host, port) = (&question.target.host, question.target.port);
+        let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+        let at = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
+        if plans.outlets.way(at) == Way::Open {
+            return Some(Self::Port);
+        }
+        let fields = question.fields();
+        if let Some(policy) = plans.outlets.by_request(at, &question.view(&fields)) {
+            return Some(Self::Policy(policy.clone()));
+        }
+        let outlets = plans.snapshot.plan.outlets.iter().filter(|outlet| outlet.port == port);
+        let mut ranged =
+            outlets.filter(|it| !it.ranges.is_empty() && it.told_by != ToldBy::ServerName);
+        (literal.is_none() && ranged.next().is_some()).then_some(Self::SomeAddresses)
+    }
+
+    /// The line for people.
+    pub(super) fn text(&self, question: &Question) -> String {
+        let target = &question.target;
+        let place = format!("{} port {}, no service of the mesh", target.host, target.port);
+        match self {
+            Self::Everything => format!("{place}: spec.egress is allow"),
+            Self::Policy(policy) => format!("{place}: allowed by the Egress {policy}"),
+            Self::Port => format!("{place}: an Egress allows all requests to the port"),
+            Self::SomeAddresses => format!("{place}: an Egress allows requests to some addresses"),
+        }
+    }
+
+    /// The verdict.
+    pub(super) fn verdict(&self, question: &Question) -> String {
+        let host = &question.target.host;
+        match self {
+            Self::Everything | Self::Policy(_) | Self::Port => format!(
+                "200-range: allowed; {host} responds, outside the mesh. If the name has no address: 404 unknown-service"
+            ),
+            Self::SomeAddresses => {
+                format!("it depends on the address of {host} (allowed, egress-denied)")
+            }
+        }
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self, question: &Question) -> Value {
+        let policy = match self {
+            Self::Policy(policy) => Some(policy.to_string()),
+            Self::Everything | Self::Port | Self::SomeAddresses => None,
+        };
+        json!({"host": question.target.host, "policy": policy})
+    }
+}
+
+fn as_service(object: &Object) -> Option<&ServiceName> {
+    match object {
+        Object::Service(service) => Some(&service.name),
+        _ => None,
+    }
+}
