@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use crate::data_directory::DataArgs;
 use crate::figures::counted;
+use crate::log;
 use crate::output::{self, Format, Listing};
 use crate::tap::encoded;
 
@@ -289,7 +290,7 @@ impl Mesh {
     /// Prints the scope of an answer about sidecars for people: programs find it in `leno get status`.
     pub(crate) async fn print_scope(&self) {
         if let Some(scope) = self.scope().await {
-            eprintln!("{scope}");
+            log::say(&scope);
         }
     }
 

@@ -31,6 +31,7 @@ mod output;
 mod ports;
 mod proxy;
 mod range;
+mod reader;
 mod revoke;
 mod root;
 mod status;

@@ -14,8 +14,8 @@ use crate::data_directory::DataArgs;
 use crate::duration::{parse_positive, short};
 use crate::get::{Mesh, parsed};
 use crate::output::{self, shown, unsteering};
-use crate::stop;
 use crate::yaml;
+use crate::{log, reader, stop};
 
 /// Arguments of `leno tap`.
 #[derive(Debug, Args)]
@@ -53,7 +53,7 @@ pub(crate) struct TapArgs {
     /// End after so many requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after this time: a command in a pod goes on when the connection of `kubectl exec` is lost
+    /// End after this time: a command in a pod goes on when the connection of `kubectl exec` without `-i` is lost
     #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = parse_positive)]
     lifetime: Duration,
     /// How to print requests
@@ -115,15 +115,17 @@ impl TapArgs {
                 is_over = true;
             }
             () = stop => {}
+            () = reader::gone() => return Ok(()),
             () = tokio::time::sleep(self.lifetime) => {
-                eprintln!("the tap ends after {}: --for sets another time", short(self.lifetime));
+                let lifetime = short(self.lifetime);
+                log::say(&format!("the tap ends after {lifetime}: --for sets another time"));
             }
         }
         if shown.dropped > 0 {
-            eprintln!(
+            log::say(&format!(
                 "{} more requests were not shown: use filters, or a higher --rate",
                 shown.dropped
-            );
+            ));
         }
         match is_over && shown.left != Some(0) {
             true => bail!("the control plane has ended"),

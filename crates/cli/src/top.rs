@@ -15,7 +15,7 @@ use crate::data_directory::DataArgs;
 use crate::duration::parse_positive;
 use crate::get::{Mesh, scope};
 use crate::output::{self, Format};
-use crate::stop;
+use crate::{log, reader, stop};
 
 use self::screen::{Look, Size, View};
 use self::terminal::{Key, Terminal};
@@ -74,7 +74,7 @@ impl TopArgs {
         if (self.once || !std::io::stdout().is_terminal())
             && let Some(scope) = scope(&view.status)
         {
-            eprintln!("{scope}");
+            log::say(&scope);
         }
         if self.once || !std::io::stdout().is_terminal() {
             return output::print(&screen::plain(&view, self.output));
@@ -86,6 +86,8 @@ impl TopArgs {
     async fn watch(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
         let stop = stop::signals()?;
         tokio::pin!(stop);
+        let gone = reader::gone();
+        tokio::pin!(gone);
         let terminal = Terminal::enter().context("the terminal cannot be used; try --once")?;
         stop::end_when_blocked(Terminal::restore, None)?;
         let mut keys = terminal.keys()?;
@@ -101,6 +103,7 @@ impl TopArgs {
             terminal.draw(&screen::render(&view, Size { columns, rows }, look_of(order)))?;
             tokio::select! {
                 () = &mut stop => return Ok(()),
+                () = &mut gone => return Ok(()),
                 key = keys.recv() => match key {
                     Some(Key::Quit) | None => return Ok(()),
                     Some(Key::Sort(chosen)) => {

@@ -1,7 +1,8 @@
 //! `leno tap` in a real mesh: live requests at the terminal, filtered, and only while it is there.
 
-use std::io::{PipeReader, PipeWriter, Write as _};
+use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leno_tests::manifests::{client, mesh_config, server};
@@ -162,6 +163,46 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
     assert!(done.status.success() && said.contains("the tap ends after 1s"), "{said}");
 }
 
+/// Requirement 8 of issue 27. No request comes, so that nothing is written to the closed output.
+#[test]
+fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
+    let shop = Shop::open();
+    let mut command = leno();
+    command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data());
+    let mut piped = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut reader = BufReader::new(piped.stdout.take().unwrap());
+    let mut header = String::new();
+    reader.read_line(&mut header).unwrap();
+    assert!(header.contains("WORKLOAD"), "{header}");
+    drop(reader);
+    let ended = || piped.try_wait().unwrap();
+    let (status, time) = eventually("the tap without a reader has ended", PATIENCE, ended);
+    assert!(status.success() && time < SOON, "{status:?} after {time:?}");
+    // A terminal that is closed sends SIGHUP to processes of its session only, and `nohup` ignores it.
+    let mut python = Command::new("python3");
+    python.args(["-c", ON_TERMINAL]).arg(leno().get_program()).arg(shop.mesh.data());
+    let output = python.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a tap on a terminal, out of its session, and closes the terminal after the first output.
+const ON_TERMINAL: &str = r#"
+import os, pty, signal, subprocess, sys
+leader, terminal = pty.openpty()
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+command = [sys.argv[1], "tap", "shop/stock", "--data", sys.argv[2]]
+tap = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+os.close(terminal)
+os.read(leader, 1)
+os.close(leader)
+try:
+    print("ended", tap.wait(timeout=10))
+except subprocess.TimeoutExpired:
+    tap.kill()
+    print("goes on")
+"#;
+
 /// A pipe without room for a byte.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -187,3 +228,5 @@ fn what_cannot_be_tapped_is_refused_at_once() {
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Far shorter than the hour after which a tap ends by itself.
+const SOON: Duration = Duration::from_secs(10);
