@@ -26,6 +26,7 @@ use leno_model::{
     WorkloadName,
 };
 
+pub(crate) use addresses::is_own_address;
 pub(crate) use attached::{Attached, Route};
 pub(crate) use index::Index;
 pub(crate) use tags::{Affected, Scope, Tags};

@@ -141,6 +141,7 @@ impl Report<'_> {
             name: name.to_string(),
             account: workload.account.to_string(),
             address: workload.address.to_string(),
+            other_addresses: workload.other_addresses.iter().map(ToString::to_string).collect(),
             ports: ports.collect(),
             labels: workload.labels.clone(),
             services: services.map(|service| service.name.to_string()).collect(),

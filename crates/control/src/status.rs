@@ -114,6 +114,9 @@ pub struct WorkloadStatus {
     pub account: String,
     /// Where its application listens.
     pub address: String,
+    /// Its addresses of the other version of IP.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_addresses: Vec<String>,
     /// Its application's ports.
     pub ports: Vec<PortStatus>,
     /// Its labels.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
-use leno_model::{RejectedClient, SidecarFacts, WorkloadName};
+use leno_model::{PlaintextClient, RejectedClient, SidecarFacts, WorkloadName};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
@@ -163,7 +163,12 @@ async fn pod_at(
 }
 
 fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
-    let RejectedClient { client, port, .. } = rejected;
+    let RejectedClient { client, port, kind, .. } = rejected;
+    let cause = match kind {
+        PlaintextClient::Member => "it has a sidecar and connects past the mesh: ",
+        PlaintextClient::Other => "",
+    };
+    let remedy = kind.remedy();
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
         // Its name is for readers with the right to list the pods of all namespaces.
@@ -172,8 +177,7 @@ fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
         ),
     };
     format!(
-        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; start this client with a sidecar, open \
-         the port to it with an IngressBackend, or accept plaintext while clients move: annotation leno.dev/plaintext: accept"
+        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; {cause}{remedy}"
     )
 }
 
@@ -206,6 +210,31 @@ mod tests {
             uid: leno_model::Uid::new(&format!("uid-{pod}")).ok(),
             client: client.parse().unwrap(),
             port: 8080,
+            kind: PlaintextClient::Other,
+        }
+    }
+
+    /// Issue 27: the event advised a client that has a sidecar to start with one.
+    #[test]
+    fn the_remedy_is_that_of_the_kind_of_the_client() {
+        for (kind, said, not_said) in [
+            (
+                PlaintextClient::Other,
+                "to port 8080; start these clients with a sidecar, open the port",
+                "past the mesh",
+            ),
+            (
+                PlaintextClient::Member,
+                "to port 8080; it has a sidecar and connects past the mesh: call a Service",
+                "start these clients",
+            ),
+        ] {
+            let client = RejectedClient { kind, ..rejected("web-1", "10.0.0.1") };
+            for owner in [None, Some("front")] {
+                let note = note(&client, owner);
+                assert!(note.contains(said) && !note.contains(not_said), "{note}");
+                assert!(note.ends_with(kind.remedy()) && note.len() < 1024, "{note}");
+            }
         }
     }
 

@@ -135,7 +135,8 @@ pub use service_policy::{
     ServicePolicyKind, ServicePolicyName, ServiceRule, Treatment,
 };
 pub use sidecar_facts::{
-    DISCONNECTED_MAX, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections, SidecarFacts,
+    DISCONNECTED_MAX, PlaintextClient, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections,
+    SidecarFacts,
 };
 pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, Tracing};
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};

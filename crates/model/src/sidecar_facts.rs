@@ -38,6 +38,34 @@ pub struct RejectedClient {
     pub client: IpAddr,
     /// The port of the workload.
     pub port: u16,
+    /// The kind of the client, by its address.
+    pub kind: PlaintextClient,
+}
+
+/// The kind of a client that came without mutual TLS, by its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PlaintextClient {
+    /// A member of the mesh alone has this address: the client has a sidecar and connected past it.
+    Member,
+    /// No member has this address, or several workloads share it.
+    Other,
+}
+
+impl PlaintextClient {
+    /// The remedy for clients of this kind.
+    #[must_use]
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::Member => {
+                "call a Service for these pods, at a port and address that interception does not exclude, and not as the user of \
+                 the sidecar"
+            }
+            Self::Other => {
+                "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext while they \
+                 move (in a cluster: annotation leno.dev/plaintext: accept)"
+            }
+        }
+    }
 }
 
 /// An operator follows up a few clients; the rest of them are the same problem.

@@ -60,6 +60,25 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     assert!(described.contains("PlaintextRejected"), "{described}");
 }
 
+/// The sidecar of the client leaves out the port of the Service.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
+    let namespace = Namespace::new("past", Injection::Enabled);
+    namespace.http_server("server", 1);
+    namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
+    namespace.wait_ready();
+    namespace.expect_curl("by-port", &["http://server/"], 56, 0);
+    let servers = namespace.pods("server");
+    let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
+    let (notes, _) = eventually("the client has an event", PATIENCE, || {
+        Some(rejections(&namespace, pod)).filter(|notes| !notes.is_empty())
+    });
+    let expected = "(pod by-port) to port 8080; it has a sidecar and connects past the mesh";
+    assert!(notes.iter().all(|note| note.contains(expected)), "{notes:?}");
+    assert!(notes.iter().all(|note| !note.contains("start these clients")), "{notes:?}");
+}
+
 /// The process of a pod's sidecar.
 fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
     let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {

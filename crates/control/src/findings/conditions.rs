@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use leno_registry::NODE_NETWORK_LABEL;
+use leno_model::PlaintextClient;
 
+use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
 use super::{Facts, Finding, Weight, join_again, rejected_sidecar, shortened};
@@ -150,11 +151,15 @@ fn delays(facts: &Facts) -> Vec<Finding> {
 
 /// Clients without mutual TLS that are rejected. Those with a sidecar connect past the mesh.
 fn rejected_clients(facts: &Facts) -> Vec<Finding> {
-    // An address of loopback or of a node is that of several clients.
-    let own = facts.workloads.iter().filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
-    let members = own.filter_map(|it| it.address.parse::<IpAddr>().ok());
-    let members: BTreeSet<IpAddr> = members.filter(|it| !it.is_loopback()).collect();
-    let is_member = |name: &str| name.parse().is_ok_and(|address| members.contains(&address));
+    let members = facts.workloads.iter().flat_map(|workload| {
+        let all = std::iter::once(&workload.address).chain(&workload.other_addresses);
+        let all = all.filter_map(|text| text.parse::<IpAddr>().ok());
+        all.filter(move |address| is_own_address(*address, &workload.labels))
+    });
+    let members: BTreeSet<IpAddr> = members.collect();
+    let is_member = |name: &str| {
+        name.parse::<IpAddr>().is_ok_and(|address| members.contains(&address.to_canonical()))
+    };
     let all = facts.workloads.iter().flat_map(|workload| {
         let rejected = workload.conditions.iter().filter(|it| it.kind == "plaintext-rejected");
         rejected.map(|it| {
@@ -163,10 +168,11 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
                 reason.split(", ").partition(|name| is_member(name));
             let mut remedies = Vec::new();
             if !meshed.is_empty() {
-                remedies.push(format!("{} {PAST_THE_MESH}", meshed.join(", ")));
+                let remedy = PlaintextClient::Member.remedy();
+                remedies.push(format!("{} {PAST_THE_MESH}: {remedy}", meshed.join(", ")));
             }
             if !others.is_empty() {
-                remedies.push(WITHOUT_SIDECAR.to_owned());
+                remedies.push(PlaintextClient::Other.remedy().to_owned());
             }
             Finding::notice(
                 format!(
@@ -180,12 +186,8 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
     shortened(all.collect(), "leno get workloads -o json")
 }
 
-/// The remedy for rejected clients that have a sidecar.
-const PAST_THE_MESH: &str = "connect past the mesh although they have a sidecar: call a Service with a selector for these pods, at \
-                             a port and address that interception does not exclude";
-/// The remedy for those without one.
-const WITHOUT_SIDECAR: &str = "start these clients with a sidecar, open the port to them with an IngressBackend, or accept \
-                               plaintext while they move (in a cluster: annotation leno.dev/plaintext: accept)";
+/// The cause for rejected clients that have a sidecar.
+const PAST_THE_MESH: &str = "connect past the mesh although they have a sidecar";
 
 /// State that cannot be written.
 fn state(facts: &Facts) -> Vec<Finding> {
@@ -246,6 +248,7 @@ fn unknown(facts: &Facts) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use crate::status::DirectoryStatus;
+    use leno_registry::NODE_NETWORK_LABEL;
     use serde_json::json;
 
     use super::super::tests::{healthy, workload};
@@ -344,6 +347,22 @@ mod tests {
             let found = remedy(address, labels, "127.0.0.1, 10.0.0.1");
             assert!(found.starts_with("start these clients"), "{address}: {found}");
         }
+    }
+
+    /// A pod of a dual-stack cluster calls by either of its addresses.
+    #[test]
+    fn a_rejected_client_is_known_by_each_of_its_addresses() {
+        let mut client = workload("connected");
+        client.address = "10.0.0.1".to_owned();
+        client.other_addresses = vec!["fd00::1".to_owned()];
+        let mut server = serde_json::to_value(workload("connected")).unwrap();
+        server["conditions"] =
+            json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": "fd00::1" }]);
+        let mut facts = healthy();
+        facts.workloads = vec![client, serde_json::from_value(server).unwrap()];
+        let found = findings(&facts).pop().unwrap().remedy;
+        assert!(found.starts_with("fd00::1 connect past the mesh"), "{found}");
+        assert!(found.ends_with(PlaintextClient::Member.remedy()), "{found}");
     }
 
     #[test]

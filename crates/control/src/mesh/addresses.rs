@@ -1,8 +1,10 @@
 //! Who is at which address: services where a cluster gave them some, workloads at their own.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use leno_model::{Service, ServiceName, Workload, WorkloadName};
+use leno_model::{PlaintextClient, Service, ServiceName, Workload, WorkloadName};
+use leno_registry::NODE_NETWORK_LABEL;
 
 use super::{Index, Mesh, Touched};
 
@@ -60,7 +62,24 @@ fn addresses_of<'a>(service: &&'a Service) -> impl Iterator<Item = (&'a Service,
     service.addresses.iter().map(move |address| (service, address))
 }
 
+/// True for an address of a workload with these labels that no other workload has: those of loopback and of nodes belong to
+/// several.
+pub(crate) fn is_own_address(address: IpAddr, labels: &BTreeMap<String, String>) -> bool {
+    !address.is_loopback() && !labels.contains_key(NODE_NETWORK_LABEL)
+}
+
 impl Mesh {
+    /// The kind of a client that came without mutual TLS.
+    pub(crate) fn plaintext_client(&self, address: IpAddr) -> PlaintextClient {
+        let address = address.to_canonical();
+        let names = self.addresses.workloads.of(&address);
+        let mut workloads = names.filter_map(|name| self.workload(name));
+        match workloads.any(|it| it.sidecar && is_own_address(address, &it.labels)) {
+            true => PlaintextClient::Member,
+            false => PlaintextClient::Other,
+        }
+    }
+
     /// The service at an address. While a change of two services is half in there may be two: the
     /// first by name.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
@@ -79,5 +98,39 @@ impl Mesh {
     pub(super) fn touch_address_of(&self, workload: &WorkloadName, touched: &mut Touched) {
         let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
         touched.addresses.extend(addresses.map(|(_, address)| address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leno_model::{Change, Object};
+
+    use super::*;
+    use crate::fixture::{BOOKINFO, mesh, workload};
+
+    /// Issue 27: events on pods advised clients to join the mesh that are members of it.
+    #[test]
+    fn a_plaintext_client_is_a_member_at_an_address_of_its_own() {
+        let other = BTreeMap::new();
+        let on_node = BTreeMap::from([(NODE_NETWORK_LABEL.to_owned(), String::new())]);
+        for (labels, sidecar, asked, expected) in [
+            (&other, true, "10.1.0.1", PlaintextClient::Member),
+            (&other, true, "::ffff:10.1.0.1", PlaintextClient::Member),
+            (&other, true, "fd00::1", PlaintextClient::Member),
+            (&other, true, "10.1.0.2", PlaintextClient::Other),
+            (&other, true, "127.0.0.1", PlaintextClient::Other),
+            (&other, false, "10.1.0.1", PlaintextClient::Other),
+            (&on_node, true, "10.1.0.1", PlaintextClient::Other),
+        ] {
+            let mut mesh = mesh(BOOKINFO);
+            let mut member = mesh.workload(&workload("productpage-1")).unwrap().clone();
+            member.address = "10.1.0.1".parse().unwrap();
+            member.other_addresses.insert("fd00::1".parse().unwrap());
+            member.labels.extend(labels.clone());
+            member.sidecar = sidecar;
+            mesh.apply(Change::Upsert(Object::Workload(member)));
+            let found = mesh.plaintext_client(asked.parse().unwrap());
+            assert_eq!(found, expected, "{asked} {sidecar} {labels:?}");
+        }
     }
 }

@@ -41,6 +41,7 @@ impl Owner {
                     uid: workload.uid.clone(),
                     client,
                     port,
+                    kind: self.mesh.plaintext_client(client),
                 }));
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leno_discovery::{Condition, ProxyReport};
-use leno_model::{RejectedClient, SidecarConnections, SidecarFacts};
+use leno_model::{PlaintextClient, RejectedClient, SidecarConnections, SidecarFacts};
 use tokio::sync::watch;
 
 use super::*;
@@ -190,6 +190,7 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
             uid: None,
             client,
             port: 8080,
+            kind: PlaintextClient::Other,
         });
         facts.wait_for(|facts| facts.rejected_clients == rejected).await.unwrap();
         assert_eq!(of_other.borrow().rejected_clients, []);
