@@ -30,6 +30,7 @@ pub(crate) use ours::is_service_parent;
 pub use pod::{Member, addresses, member, with_target_ports};
 pub use service::{ServiceReading, service};
 pub use slice::endpoints;
+pub(crate) use slice::listed_for;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 

@@ -67,8 +67,7 @@ pub struct Options {
     pub quiet_max: Duration,
     /// How often a kind is looked for that the server does not have.
     pub look_again: Duration,
-    /// True to watch also the kinds that only gateways need: their own, Secrets, Deployments, and EndpointSlices
-    /// that are not made from pods.
+    /// True to watch also the kinds that only gateways need: their own, Secrets and Deployments.
     pub gateways: bool,
 }
 
@@ -369,10 +368,11 @@ impl Joined {
 fn watched(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
     let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
-    let others = [Watched::Nodes, Watched::ApiServerService, Watched::ApiServerEndpoints];
+    let others =
+        [Watched::Nodes, Watched::ApiServerService, Watched::ApiServerEndpoints, Watched::Slices];
     let mut all: Vec<Watched> = first.into_iter().chain(customs).chain(others).collect();
     if gateways {
-        all.extend([Watched::Slices, Watched::Secrets, Watched::Deployments, Watched::Entrances]);
+        all.extend([Watched::Secrets, Watched::Deployments, Watched::Entrances]);
         all.extend(EDGE_KINDS.map(Watched::Custom));
     }
     all

@@ -25,7 +25,7 @@ pub use field::UNKNOWN_FIELD;
 pub use file::{FieldLines, FileSource, Located, Update, locate, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};
-pub use kinds::ingress::NODE_NETWORK_LABEL;
+pub use kinds::ingress::{JOINING_LABEL, NODE_NETWORK_LABEL};
 pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint;

@@ -1,10 +1,12 @@
 //! A namespace joins the mesh and leaves it while clients in the mesh send requests: none fails. Each request has a connection of
 //! its own: a connection to a Service outside the mesh leads to one pod and ends with it, as without a mesh.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
 use leno_tests::eventually;
+use serde_json::{Value, json};
 
 use crate::under_load::Load;
 
@@ -197,6 +199,84 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
     end(load);
 }
 
+/// The addresses of the ready pods of the servers.
+fn ready_addresses(servers: &Namespace) -> Vec<String> {
+    let pods = printed(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
+    let pods: Value = serde_json::from_str(&pods).unwrap();
+    let is_ready = |pod: &&Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        pod["metadata"]["deletionTimestamp"].is_null()
+            && conditions.any(|it| it["type"] == "Ready" && it["status"] == "True")
+    };
+    let ready = pods["items"].as_array().unwrap().iter().filter(is_ready);
+    let mut addresses: Vec<String> =
+        ready.filter_map(|pod| Some(pod["status"]["podIP"].as_str()?.to_owned())).collect();
+    addresses.sort();
+    addresses
+}
+
+/// Writes the EndpointSlice of the Service without a selector.
+fn list(servers: &Namespace, addresses: &[String]) {
+    let endpoint =
+        |address: &String| json!({"addresses": [address], "conditions": {"ready": true}});
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "hand-1", "labels": {"kubernetes.io/service-name": "hand"}},
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<Value>>(),
+    });
+    servers.apply(&slice.to_string());
+}
+
+/// Ends the thread that lists endpoints, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A controller outside Kubernetes lists the ready pods for a Service without a selector. The network of the cluster would lead
+/// plaintext to those with a sidecar.
+#[test]
+#[ignore = "needs a cluster: ./test kubernetes"]
+fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
+    let (servers, clients) = outside("by-hand");
+    servers.apply(
+        "{apiVersion: v1, kind: Service, metadata: {name: hand}, spec: {ports: [{name: http, port: 80, targetPort: 8080}]}}",
+    );
+    let first = ready_addresses(&servers);
+    assert_eq!(first.len(), REPLICAS as usize);
+    list(&servers, &first);
+    let load = Load::of_connections(&clients, &format!("http://hand.{}/", servers.name()));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        scope.spawn(|| {
+            let (began, mut listed) = (Instant::now(), first);
+            while !is_over.load(Ordering::Relaxed) && began.elapsed() < KEPT {
+                let ready = ready_addresses(&servers);
+                if ready != listed {
+                    list(&servers, &ready);
+                    listed = ready;
+                }
+            }
+        });
+        restart(&servers, "leno.dev/injection=enabled", "deployment/server");
+        eventually("all pods have a sidecar", Duration::from_secs(120), || {
+            (meshed(&servers, "server") == REPLICAS as usize).then_some(())
+        });
+        restart(&servers, "leno.dev/injection-", "deployment/server");
+        eventually("no pod has a sidecar", Duration::from_secs(120), || {
+            (meshed(&servers, "server") == 0).then_some(())
+        });
+    });
+    end(load);
+}
+
+/// Longer than two rollouts take, and only there for a thread to end.
+const KEPT: Duration = Duration::from_secs(900);
 /// Three servers with names of their own, a Service of all, and a headless one.
 const STATEFUL: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}

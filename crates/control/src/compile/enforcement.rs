@@ -7,6 +7,7 @@ use leno_model::{
     Egress, ObjectKey, PolicyAction, Service, ServiceName, ServicePort, TrafficMode, Workload,
     WorkloadName,
 };
+use leno_registry::JOINING_LABEL;
 
 use super::service::target_port;
 use crate::mesh::Mesh;
@@ -50,7 +51,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let Some(service) = mesh.service(name) else { return false };
     let mut members = mesh.members_behind(name).peekable();
     if members.peek().is_none() {
-        return false;
+        return is_joining(mesh, service);
     }
     let stage = Stage::of(mesh, service);
     if members.any(|it| stage.includes(service, it)) {
@@ -62,6 +63,20 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     let others = mesh.bystanders_behind(name).filter(|it| stage.includes(service, it));
     let mut others = others.peekable();
     others.peek().is_none() || !others.all(is_outside)
+}
+
+/// True for a service without a selector that may get its first pod with a sidecar at any time, while sidecars may send plaintext
+/// to each of its endpoints. That pod is known as its endpoint only when the network of the cluster leads plaintext to it
+/// as well.
+fn is_joining(mesh: &Mesh, service: &Service) -> bool {
+    let others = mesh.bystanders_behind(&service.name);
+    let mut others = others.filter(|it| Stage::Ready.includes(service, it)).peekable();
+    let is_open = |it: &Workload| {
+        it.labels.contains_key(JOINING_LABEL)
+            && barrier(mesh, it).is_none()
+            && !needs_sidecar(mesh, service, it)
+    };
+    others.peek().is_some() && others.all(is_open)
 }
 
 /// The setting that keeps sidecars from plaintext to a workload without one.

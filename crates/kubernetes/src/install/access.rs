@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Options, cluster_metadata, kinds, metadata};
 use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
-use crate::words::{API_SERVER, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
 /// The account, what it may everywhere, and what it may in its own namespace.
 pub(super) fn objects(options: &Options) -> Vec<Value> {
@@ -77,7 +77,8 @@ fn everywhere() -> Value {
     let routes_status = statuses_of(&ROUTES);
     json!([
         read(&[""], &["pods", "services", "namespaces", "nodes"]),
-        named(read(&["discovery.k8s.io"], &["endpointslices"]), &[API_SERVER]),
+        // Of the API server, and of Services without a selector.
+        read(&["discovery.k8s.io"], &["endpointslices"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
         rule(&["leno.dev"], &own_status, &["patch"]),
@@ -160,7 +161,6 @@ fn gateways() -> Value {
             &["gatewayclasses/status", "gateways/status"],
             &["patch"],
         ),
-        read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["list", "watch"]),
         rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
         rule(&[""], &["services", "serviceaccounts"], &write),

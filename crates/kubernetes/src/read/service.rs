@@ -18,8 +18,9 @@ use crate::words::GATEWAY_PART;
 pub enum ServiceReading {
     /// One that clients in the mesh may call.
     Ours(Service, Vec<Warning>),
-    /// One whose endpoints somebody lists: only gateways lead there. Its selector and its targets are
-    /// those that [`endpoints`](super::endpoints) have.
+    /// One without a selector, of which EndpointSlices list the endpoints: gateways lead there, and sidecars while one of
+    /// the addresses is that of a pod with a sidecar. Its selector and its targets are those that
+    /// [`endpoints`](super::endpoints) have.
     Listed(Service, Vec<Warning>),
     /// None, and why.
     Foreign(&'static str),

@@ -1,4 +1,4 @@
-//! Endpoints that somebody lists become workloads that gateways reach.
+//! Addresses that an EndpointSlice lists become workloads without a sidecar.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -74,9 +74,14 @@ fn port(port: &EndpointPort) -> Option<WorkloadPort> {
     Some(WorkloadPort { name, port: number, protocol: Protocol::Detect })
 }
 
-/// What selects the endpoints that are listed for a service: no pod can have such a label.
+/// The selector of the endpoints that are listed for a service: no object of the cluster can have such a label.
 pub(super) fn listed_selector(service: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([(LISTED_FOR.to_owned(), service.to_owned())])
+    BTreeMap::from([(format!("{LISTED_FOR}{service}"), String::new())])
+}
+
+/// The name of the service in a key of [`listed_selector`]; `None` for every other key.
+pub(crate) fn listed_for(key: &str) -> Option<&str> {
+    key.strip_prefix(LISTED_FOR)
 }
 
 /// The name of a port in slices, for services and endpoints alike. A port without a name is the only
@@ -87,8 +92,8 @@ pub(super) fn listed_port(name: Option<&Name>) -> Name {
 
 /// By which slices say of which service they are.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Keys of labels have no spaces.
-const LISTED_FOR: &str = "listed for";
+/// Keys of labels in a cluster have no spaces. The name of the service follows: a workload may be listed for several.
+const LISTED_FOR: &str = "listed for ";
 /// Nobody proves to be it: a workload without a sidecar has no identity.
 const ACCOUNT: &str = "default";
 

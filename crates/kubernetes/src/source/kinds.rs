@@ -35,7 +35,7 @@ pub(crate) enum Watched {
     ApiServerService,
     /// and its endpoints.
     ApiServerEndpoints,
-    /// Endpoints that somebody lists.
+    /// Endpoints of Services without a selector.
     Slices,
     /// Certificates that gateways refer to.
     Secrets,
@@ -348,8 +348,7 @@ pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Api
     Ok(Found::Absent)
 }
 
-/// The object of the API server itself: its Service and its slice have the same name, and the role of the control plane
-/// permits that one alone.
+/// The object of the API server itself: its Service and its slice have the same name.
 fn api_server() -> Config {
     Config::default().fields(&format!("metadata.name={API_SERVER}")).page_size(PAGE_SIZE)
 }

@@ -242,7 +242,7 @@ impl Ledger {
 
     fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
         let origin = Origin { kind, id: seen.id };
-        let item = seen.item.filter(|item| self.edge.is_some() || !item.is_for_gateways());
+        let item = seen.item;
         if item.is_none() {
             self.forget_item(&origin);
             self.see_silent_namespace(&origin, listing);
@@ -289,8 +289,12 @@ impl Ledger {
         self.see_choices_of_pod(&workload.name, choices);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
+        self.listed.see_pod(self.workloads.get(&workload.name), Some(&workload));
+        workload.labels.extend(self.listed.labels_of(&workload));
         let before = self.workloads.insert(workload.name.clone(), workload.clone());
         self.see_joining(&workload);
+        self.see_joining_namespace(&workload);
+        self.touch_listed(before.as_ref(), Some(&workload));
         self.touch_openings(before.as_ref(), Some(&workload));
         self.touch_enforcement(before.as_ref(), Some(&workload));
     }
@@ -391,6 +395,8 @@ impl Ledger {
             Watched::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
                     let before = self.workloads.remove(&name);
+                    self.listed.see_pod(before.as_ref(), None);
+                    self.touch_listed(before.as_ref(), None);
                     self.forget_pod_choices(&name);
                     self.see_place(&name, None);
                     self.touch_openings(before.as_ref(), None);
@@ -434,7 +440,7 @@ impl Ledger {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
         self.edge.iter_mut().for_each(Edge::touch);
-        let now = self.service(name).cloned();
+        let now = self.known_service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
             before.selector == now.selector
@@ -469,7 +475,8 @@ impl Ledger {
     fn current(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
-                let listed = || self.listed.workload(name).filter(|it| !self.is_borrowed(it));
+                let is_own = |it: &&Workload| !self.is_borrowed(it) && !self.is_of_member(it);
+                let listed = || self.listed.workload(name).filter(is_own);
                 let workload = self.workloads.get(name).or_else(listed)?;
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
@@ -483,12 +490,14 @@ impl Ledger {
                 {
                     return None;
                 }
-                let services = self.services.near(workload);
-                Some(Object::Workload(self.placed(with_target_ports(workload, services))))
+                let listed = self.offered_near(workload);
+                let services = self.services.near(workload).chain(&listed);
+                let workload = self.marked(with_target_ports(workload, services));
+                Some(Object::Workload(self.placed(workload)))
             }
             ObjectKey::Service(name) => {
-                let listed = || self.listed.service(name).filter(|_| self.gateways_lead_to(name));
-                self.services.get(name).or_else(listed).cloned().map(Object::Service)
+                let own = self.services.get(name).cloned();
+                own.or_else(|| self.offered(name)).map(Object::Service)
             }
             ObjectKey::Gateway(name) => {
                 let gateway = self.edge.as_ref().and_then(|edge| edge.gateway(name));

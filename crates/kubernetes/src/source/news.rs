@@ -63,9 +63,9 @@ pub(crate) struct Seen {
 pub(crate) enum Item {
     Pod(Result<Member, Box<Rejected>>),
     Service(Result<Offered, Rejected>),
-    /// A service whose endpoints somebody lists,
+    /// A service without a selector,
     Listed(Service),
-    /// and some of those.
+    /// and endpoints that a slice lists.
     Endpoints(Vec<Workload>),
     Namespace(NamespaceReading),
     Custom(Custom),
@@ -75,13 +75,6 @@ pub(crate) enum Item {
     ApiServer(BTreeSet<SocketAddr>),
     /// A node, and in which zone it is.
     Node(Option<String>),
-}
-
-impl Item {
-    /// True for an object that concerns gateways alone.
-    pub(crate) fn is_for_gateways(&self) -> bool {
-        matches!(self, Self::Listed(_) | Self::Endpoints(_))
-    }
 }
 
 /// A service that clients in the mesh may call.

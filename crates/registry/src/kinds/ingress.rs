@@ -221,5 +221,8 @@ const WORDS: &[(&str, Entry)] = &[
 ];
 /// The label of workloads that have the network of their machine: its addresses are not theirs alone.
 pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";
+/// The label of endpoints without a sidecar of a service over which sidecars balance before its first endpoint with a sidecar
+/// is known: such a service has no selector, so that its endpoints are known only when they take requests.
+pub const JOINING_LABEL: &str = "leno.dev/joining";
 /// The most ports, sources, names or groups of one object.
 pub(super) const LIST_MAX: usize = 256;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use leno_model::{
     Change, Object, ObjectKey, Protocol, ServicePort, TargetPort, Workload, WorkloadPort,
 };
+use leno_registry::JOINING_LABEL;
 
 use super::gateways::{endpoints, known, unmeshed_workload};
 use super::*;
@@ -107,6 +108,39 @@ fn a_service_leaves_the_mesh_as_it_came() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
     assert_eq!(seen(&mesh), both()[1..]);
+}
+
+/// Issue 27: the endpoints of a Service without a selector are known only when they take requests.
+#[test]
+fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
+    let joining = |mesh: &mut Mesh, marked: &[&str]| {
+        for name in ["reviews-v1-7", "reviews-v1-8"] {
+            let key = service("reviews-v1");
+            let found = mesh.bystanders_behind(&key).find(|it| it.name == workload(name));
+            let mut plain = found.unwrap().clone();
+            plain.labels.remove(JOINING_LABEL);
+            if marked.contains(&name) {
+                plain.labels.insert(JOINING_LABEL.to_owned(), String::new());
+            }
+            mesh.apply(Change::Upsert(Object::Workload(plain)));
+        }
+    };
+    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    assert!(!is_balanced(&mesh));
+    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    assert!(is_balanced(&mesh));
+    assert_eq!(seen(&mesh), both()[1..]);
+    joining(&mut mesh, &["reviews-v1-7"]);
+    assert!(!is_balanced(&mesh), "gateways alone lead to the other one");
+    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    // Sidecars may not send plaintext here: clients reach it as without a mesh.
+    mesh.apply(Change::Upsert(policy("concurrency: {requests: 10}")));
+    assert!(!is_balanced(&mesh));
+    let mut mesh = cluster(&strict(""), &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    assert!(!is_balanced(&mesh));
 }
 
 #[test]

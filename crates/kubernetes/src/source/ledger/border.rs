@@ -110,12 +110,15 @@ impl Ledger {
     /// Why a port of a service is not open, or not as it is said here.
     fn shut_backend(&self, policy: &IngressPolicy, backend: &IngressBackend) -> Option<String> {
         let (name, port) = (service_of(policy, backend), backend.port);
-        let Some(service) = self.services.get(&name) else {
+        let own = || self.services.get(&name);
+        let joined = || self.listed.service(&name).filter(|it| self.joined.contains(&it.name));
+        let Some(service) = own().or_else(joined) else {
             return Some(format!("there is no Service {name} that selects pods"));
         };
         let members = || self.pods_behind(service).filter(|it| it.sidecar);
         let has_port = |it: &Workload| {
-            let told = with_target_ports(it, self.services.near(it));
+            let listed = self.offered_near(it);
+            let told = with_target_ports(it, self.services.near(it).chain(&listed));
             told.ports.iter().any(|known| known.port == port)
         };
         if members().next().is_some() && !members().any(has_port) {

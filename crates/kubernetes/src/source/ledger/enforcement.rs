@@ -2,10 +2,10 @@
 
 use leno_model::{
     AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
-    TrafficMode, Workload, WorkloadName,
+    TrafficMode, Workload,
 };
 
-use super::{Ledger, smallest};
+use super::Ledger;
 use crate::read::selects;
 use crate::status::Condition;
 
@@ -54,9 +54,9 @@ impl Ledger {
 
     /// True for a pod behind a service that has a pod without a sidecar as well.
     fn has_unmeshed(&self, workload: &Workload) -> bool {
-        let services = self.services.near(workload);
+        let services = self.services.near(workload).chain(self.listed.near(workload));
         let mut services = services.filter(|it| selects(&it.selector, &workload.labels));
-        services.any(|service| self.pods_behind(service).any(|it| !it.sidecar))
+        services.any(|service| self.endpoints_of(service).any(|it| !it.sidecar))
     }
 
     /// The endpoints without a sidecar behind the services of a policy that clients leave out, by name.
@@ -114,12 +114,7 @@ impl Ledger {
         &'a self,
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
-        let namespace = service.name.namespace.clone();
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
-        let listed = self.listed.workloads_from(first);
-        let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
-        let listed = listed.map(|(_, it)| it);
-        let listed = listed.filter(|it| selects(&service.selector, &it.labels));
+        let listed = self.listed_behind(service).filter(|it| !self.is_of_member(it));
         self.pods_behind(service).chain(listed)
     }
 }

@@ -1,8 +1,8 @@
 //! Services that have had pods with a sidecar: sidecars balance over all ready pods behind them, also those without one.
 
-use leno_model::{Service, ServiceName, Workload};
+use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
-use super::{Ledger, Origin};
+use super::{Ledger, Origin, smallest};
 use crate::read::selects;
 use crate::source::kinds::Watched;
 use crate::source::news::Id;
@@ -14,18 +14,55 @@ impl Ledger {
         if !workload.sidecar {
             return;
         }
-        let in_front = self.services.near(workload).filter(|it| is_in_front(it, workload));
+        let near = self.services.near(workload).chain(self.listed.near(workload));
+        let in_front = near.filter(|it| is_in_front(it, workload));
         let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
         for service in joining.collect::<Vec<_>>() {
             self.joined.insert(service.name.clone());
             self.unjudged |= self.is_remarked(&service.name);
             self.touch_selected(&service.name, &[Some(&service)]);
+            // One without a selector becomes known to sidecars.
+            self.dirty.insert(ObjectKey::Service(service.name));
         }
+    }
+
+    /// Notes the services without a selector in the namespace of a pod with a sidecar.
+    pub(super) fn see_joining_namespace(&mut self, workload: &Workload) {
+        if !is_member(workload) {
+            return;
+        }
+        let services = self.listed.services_of(&workload.name.namespace).map(|it| it.name.clone());
+        for name in services.filter(|it| !self.joined.contains(it)).collect::<Vec<_>>() {
+            self.join_listed(&name);
+        }
+    }
+
+    /// Notes a service without a selector that lists a pod, in a namespace with a sidecar. Pods that are not listed yet may get
+    /// a sidecar: a slice lists them when they take requests, which is too late to learn of it.
+    pub(super) fn join_listed(&mut self, name: &ServiceName) {
+        let service = self.listed.service(name).filter(|_| !self.joined.contains(name));
+        let Some(service) = service.cloned() else { return };
+        if !self.listed_behind(&service).any(|it| self.is_of_pod(it)) || !self.has_sidecars(name) {
+            return;
+        }
+        self.joined.insert(name.clone());
+        self.unjudged = true;
+        self.touch_selected(name, &[Some(&service)]);
+        self.dirty.insert(ObjectKey::Service(name.clone()));
+    }
+
+    /// True if the namespace of a service has a pod with a sidecar.
+    fn has_sidecars(&self, service: &ServiceName) -> bool {
+        let namespace = &service.namespace;
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let pods = self.workloads.range(first..);
+        let mut pods = pods.take_while(|(name, _)| name.namespace == *namespace);
+        pods.any(|(_, pod)| is_member(pod))
     }
 
     /// Notes a service that is new, has another selector, or is gone.
     pub(super) fn see_joining_service(&mut self, name: &ServiceName) {
-        let Some(service) = self.services.get(name) else {
+        let Some(service) = self.known_service(name) else {
             self.joined.remove(name);
             return;
         };
@@ -54,9 +91,14 @@ impl Ledger {
 
     /// True for a pod behind a service that has had a pod with a sidecar.
     pub(super) fn has_joined(&self, workload: &Workload) -> bool {
-        let mut services = self.services.near(workload);
+        let mut services = self.services.near(workload).chain(self.listed.near(workload));
         services.any(|it| self.joined.contains(&it.name) && is_in_front(it, workload))
     }
+}
+
+/// True for a pod with a sidecar; the proxy of a gateway has no application.
+fn is_member(pod: &Workload) -> bool {
+    pod.sidecar && !pod.labels.contains_key(GATEWAY_LABEL)
 }
 
 fn is_in_front(service: &Service, workload: &Workload) -> bool {

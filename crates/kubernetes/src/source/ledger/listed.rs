@@ -1,22 +1,30 @@
-//! Services whose endpoints somebody lists, and those endpoints: gateways alone lead there.
+//! Services without a selector, and the endpoints that EndpointSlices list for them. An address of a pod with a sidecar stands
+//! for that pod; the others are endpoints without a sidecar.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use leno_model::{Name, ObjectKey, Service, ServiceName, Workload, WorkloadName};
+use leno_model::{
+    GATEWAY_LABEL, Name, ObjectKey, Service, ServiceName, TargetPort, Workload, WorkloadName,
+};
 
-use leno_registry::{Place, Warning};
+use leno_registry::{JOINING_LABEL, NODE_NETWORK_LABEL, Place, Warning};
 
 use super::services::Services;
-use super::{Ledger, Origin};
-use crate::read::selects;
+use super::{Ledger, Origin, smallest};
+use crate::read::{listed_for, selects};
 
-/// Services without selectors, and what slices say of them.
+/// Services without selectors, and the content of slices.
 #[derive(Default)]
 pub(super) struct Listed {
     services: Services,
     workloads: BTreeMap<WorkloadName, Workload>,
     by_slice: BTreeMap<Origin, Vec<WorkloadName>>,
+    by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
+    /// The numbers of each port of a service, by the name of the port, each with the number of endpoints that have it.
+    numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
+    /// The pods at listed addresses.
+    pods: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
 }
 
 impl Listed {
@@ -30,6 +38,11 @@ impl Listed {
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
         self.services.of_namespace(namespace)
+    }
+
+    /// The services that may select a workload: all that do are among them.
+    pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
+        self.services.near(workload)
     }
 
     pub(super) fn remove_service(&mut self, name: &ServiceName) -> Option<Service> {
@@ -47,56 +60,274 @@ impl Listed {
     ) -> impl Iterator<Item = (&WorkloadName, &Workload)> {
         self.workloads.range(first..)
     }
+
+    /// Notes the addresses of a pod that is new, another one than before, or gone.
+    pub(super) fn see_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        for (pod, address) in before.into_iter().flat_map(own_addresses) {
+            if let Some(pods) = self.pods.get_mut(&address) {
+                pods.remove(&pod.name);
+                if pods.is_empty() {
+                    self.pods.remove(&address);
+                }
+            }
+        }
+        for (pod, address) in now.into_iter().flat_map(own_addresses) {
+            if self.by_address.contains_key(&address) {
+                self.pods.entry(address).or_default().insert(pod.name.clone());
+            }
+        }
+    }
+
+    /// The labels by which services without a selector select a pod with a sidecar: of those in its namespace for which
+    /// one of its addresses is listed as ready. Services of other namespaces have no say in its configuration.
+    pub(super) fn labels_of(&self, pod: &Workload) -> BTreeMap<String, String> {
+        let addresses = own_addresses(pod).filter(|_| pod.sidecar);
+        let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
+        let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
+        let own = listed
+            .filter(|it| it.name.namespace == pod.name.namespace && (it.ready || it.terminating));
+        own.flat_map(|it| it.labels.clone()).collect()
+    }
+
+    /// The service with the numbers of its ports, which are the same at each endpoint; `None` where they differ. Names of
+    /// ports in slices mean nothing at a pod: its containers name their own ports.
+    fn numbered(&self, service: &Service) -> Option<Service> {
+        let numbers = self.numbers.get(&service.name)?;
+        let mut service = service.clone();
+        let mut is_uniform = true;
+        service.ports.retain_mut(|port| {
+            let TargetPort::Name(name) = &port.target else { return true };
+            let Some(numbers) = numbers.get(name) else { return false };
+            is_uniform &= numbers.len() == 1;
+            let first = numbers.keys().next().copied();
+            port.target = first.map_or_else(|| port.target.clone(), TargetPort::Number);
+            true
+        });
+        (is_uniform && !service.ports.is_empty()).then_some(service)
+    }
+
+    fn insert(&mut self, workload: Workload) {
+        self.remove(&workload.name);
+        self.by_address.entry(workload.address).or_default().insert(workload.name.clone());
+        for (service, port, number) in targets(&workload) {
+            let numbers = self.numbers.entry(service).or_default().entry(port).or_default();
+            *numbers.entry(number).or_default() += 1;
+        }
+        self.workloads.insert(workload.name.clone(), workload);
+    }
+
+    fn remove(&mut self, name: &WorkloadName) -> Option<Workload> {
+        let gone = self.workloads.remove(name)?;
+        if let Some(names) = self.by_address.get_mut(&gone.address) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_address.remove(&gone.address);
+            }
+        }
+        for (service, port, number) in targets(&gone) {
+            let Some(ports) = self.numbers.get_mut(&service) else { continue };
+            if let Some(numbers) = ports.get_mut(&port) {
+                match numbers.get_mut(&number) {
+                    Some(count) if *count > 1 => *count -= 1,
+                    _ => {
+                        numbers.remove(&number);
+                    }
+                }
+                if numbers.is_empty() {
+                    ports.remove(&port);
+                }
+            }
+            if ports.is_empty() {
+                self.numbers.remove(&service);
+            }
+        }
+        Some(gone)
+    }
+}
+
+/// A pod at each of its addresses. Pods of a node share its address, and the proxy of a gateway has no application.
+fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
+    let has = |label: &str| pod.labels.contains_key(label);
+    let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);
+    let addresses = pod.addresses().filter(move |_| is_own);
+    addresses.map(move |address| (pod, address))
+}
+
+/// The service for which an endpoint is listed.
+fn service_of(listed: &Workload) -> Option<ServiceName> {
+    let name = listed.labels.keys().find_map(|key| listed_for(key))?;
+    ServiceName::new(listed.name.namespace.as_str(), name).ok()
+}
+
+/// The ports of a listed endpoint: the service, the name, and the number.
+fn targets(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
+    let service = service_of(listed);
+    listed
+        .ports
+        .iter()
+        .filter_map(move |port| Some((service.clone()?, port.name.clone()?, port.port)))
 }
 
 impl Ledger {
-    /// The service of this name, whoever says where its endpoints are.
+    /// The service of this name, with a selector or without one. Without gateways, a service without a selector is of the
+    /// mesh while it has or had an endpoint with a sidecar.
     pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.known_service(name).filter(|_| {
+            self.edge.is_some() || self.services.get(name).is_some() || self.joined.contains(name)
+        })
+    }
+
+    /// The service of this name, of the mesh or not.
+    pub(super) fn known_service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name).or_else(|| self.listed.service(name))
+    }
+
+    /// A service without a selector, as sidecars and gateways know it; `None` while neither lead there.
+    pub(super) fn offered(&self, name: &ServiceName) -> Option<Service> {
+        let service = self.listed.service(name)?;
+        let joined = self.joined.contains(name).then(|| self.listed.numbered(service)).flatten();
+        joined.or_else(|| self.gateways_lead_to(name).then(|| service.clone()))
+    }
+
+    /// The services without a selector in front of a pod with a sidecar.
+    pub(super) fn offered_near(&self, pod: &Workload) -> Vec<Service> {
+        let near = self.listed.near(pod).filter(|_| pod.sidecar);
+        near.filter_map(|it| self.listed.numbered(it)).collect()
     }
 
     pub(super) fn see_listed(&mut self, service: Service) {
         let name = service.name.clone();
-        // Clients in the mesh do not call it: there is nothing to prefer.
+        // The annotation about nearness is read for services with a selector only.
         self.see_nearness(&name, None);
         let before = self.services.remove(&name);
         let before = self.listed.services.insert(service).or(before);
         self.touch_service(&name, before.as_ref());
+        self.join_listed(&name);
     }
 
-    /// What a slice says now, in place of what it said.
-    pub(super) fn see_endpoints(&mut self, origin: &Origin, workloads: Vec<Workload>) {
+    /// Takes in the content of a slice, in place of the one before.
+    pub(super) fn see_endpoints(&mut self, origin: &Origin, mut workloads: Vec<Workload>) {
+        let mut changed: Vec<Workload> = Vec::new();
         for name in self.listed.by_slice.remove(origin).unwrap_or_default() {
-            self.listed.workloads.remove(&name);
-            self.dirty.insert(ObjectKey::Workload(name));
+            changed.extend(self.listed.remove(&name));
         }
-        if workloads.is_empty() {
+        let room = LISTED_MAX.saturating_sub(self.listed.workloads.len());
+        if workloads.len() > room {
+            self.remark(origin, Vec::new(), vec![no_room(origin, workloads.len() - room)]);
+            workloads.truncate(room);
+        }
+        if !workloads.is_empty() {
+            let names = workloads.iter().map(|it| it.name.clone()).collect();
+            self.listed.by_slice.insert(origin.clone(), names);
+        }
+        for workload in workloads {
+            changed.push(workload.clone());
+            self.listed.insert(workload);
+        }
+        self.relabel(&changed.iter().map(|it| it.address).collect());
+        let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
+        self.dirty.extend(changed.into_iter().map(|it| ObjectKey::Workload(it.name)));
+        for name in services {
+            // The numbers of its ports may be others.
+            if let Some(service) = self.listed.service(&name).cloned()
+                && self.joined.contains(&name)
+            {
+                self.touch_selected(&name, &[Some(&service)]);
+            }
+            self.join_listed(&name);
+            self.dirty.insert(ObjectKey::Service(name));
+        }
+    }
+
+    /// Gives the pods at these addresses the labels by which services without a selector select them now.
+    fn relabel(&mut self, addresses: &BTreeSet<IpAddr>) {
+        if addresses.is_empty() {
             return;
         }
-        let names: Vec<WorkloadName> = workloads.iter().map(|it| it.name.clone()).collect();
-        for workload in workloads {
-            self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
-            self.listed.workloads.insert(workload.name.clone(), workload);
+        let is_there = |pod: &&Workload| own_addresses(pod).any(|(_, at)| addresses.contains(&at));
+        let pods: Vec<Workload> = self.workloads.values().filter(is_there).cloned().collect();
+        for mut pod in pods {
+            self.listed.see_pod(Some(&pod), Some(&pod));
+            let before = pod.labels.clone();
+            pod.labels.retain(|key, _| listed_for(key).is_none());
+            pod.labels.extend(self.listed.labels_of(&pod));
+            if pod.labels != before {
+                self.unjudged = true;
+                self.dirty.insert(ObjectKey::Workload(pod.name.clone()));
+                self.workloads.insert(pod.name.clone(), pod.clone());
+                self.see_joining(&pod);
+            }
         }
-        self.listed.by_slice.insert(origin.clone(), names);
     }
 
-    /// Whether an address that somebody listed is that of a pod of another namespace.
-    pub(super) fn is_borrowed(&self, workload: &Workload) -> bool {
+    /// The pods at a listed address.
+    fn pods_at(&self, listed: &Workload) -> impl Iterator<Item = &Workload> {
+        let names = self.listed.pods.get(&listed.address).into_iter().flatten();
+        names.filter_map(|name| self.workloads.get(name))
+    }
+
+    /// True for a listed address of a pod in another namespace: sidecars and gateways do not lead there.
+    pub(super) fn is_borrowed(&self, listed: &Workload) -> bool {
+        let namespace = &listed.name.namespace;
+        let mut pods = self.pods_at(listed);
         let edge = self.edge.as_ref();
-        edge.is_some_and(|it| it.is_of_others(workload.address, &workload.name.namespace))
+        pods.any(|pod| pod.sidecar && pod.name.namespace != *namespace)
+            || edge.is_some_and(|it| it.is_of_others(listed.address, namespace))
+    }
+
+    /// True for a listed address of a pod with a sidecar in the same namespace: that pod is the endpoint.
+    pub(super) fn is_of_member(&self, listed: &Workload) -> bool {
+        let mut pods = self.pods_at(listed);
+        pods.any(|pod| pod.sidecar && pod.name.namespace == listed.name.namespace)
+    }
+
+    /// True for a listed address of a pod in the same namespace.
+    pub(super) fn is_of_pod(&self, listed: &Workload) -> bool {
+        self.pods_at(listed).any(|pod| pod.name.namespace == listed.name.namespace)
+    }
+
+    /// The endpoints that slices list for a service.
+    pub(super) fn listed_behind<'a>(
+        &'a self,
+        service: &'a Service,
+    ) -> impl Iterator<Item = &'a Workload> {
+        let namespace = service.name.namespace.clone();
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let listed = self.listed.workloads_from(first);
+        let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
+        listed.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
+    }
+
+    /// The workload, with a mark if it is a listed endpoint of a service over which sidecars balance.
+    pub(super) fn marked(&self, mut workload: Workload) -> Workload {
+        let service = service_of(&workload).filter(|_| !workload.sidecar);
+        if service.is_some_and(|it| self.joined.contains(&it)) {
+            workload.labels.insert(JOINING_LABEL.to_owned(), String::new());
+        }
+        workload
+    }
+
+    /// A pod is new, another one than before, or gone: endpoints that are listed at its addresses may be others.
+    pub(super) fn touch_listed(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        let pods = before.into_iter().chain(now);
+        let addresses: BTreeSet<IpAddr> = pods.flat_map(Workload::addresses).collect();
+        addresses.into_iter().for_each(|address| self.touch_address(address));
     }
 
     /// A pod has come to this address, or has gone.
     pub(super) fn touch_address(&mut self, address: IpAddr) {
-        let there = self.listed.workloads.iter().filter(|(_, it)| it.address == address);
-        self.dirty.extend(there.map(|(name, _)| ObjectKey::Workload(name.clone())));
+        let there = self.listed.by_address.get(&address).into_iter().flatten();
+        self.dirty.extend(there.map(|name| ObjectKey::Workload(name.clone())));
     }
 
-    /// What is said of listed addresses that are not led to.
+    /// The warnings about listed addresses that are left out.
     pub(super) fn borrowed(&self) -> impl Iterator<Item = Warning> {
+        let remedy = match self.edge.is_some() {
+            true => "lead to a Service there, with a ReferenceGrant",
+            false => "call a Service of that namespace",
+        };
         let all = self.listed.workloads.iter().filter(|(_, it)| self.is_borrowed(it));
-        all.map(|(name, workload)| Warning {
+        all.map(move |(name, workload)| Warning {
             at: Place {
                 kind: Some("EndpointSlice".to_owned()),
                 name: Some(name.to_string()),
@@ -104,7 +335,7 @@ impl Ledger {
                 ..Place::default()
             },
             problem: format!("{} is a pod of another namespace", workload.address),
-            remedy: "lead to a Service there, with a ReferenceGrant".to_owned(),
+            remedy: remedy.to_owned(),
         })
     }
 
@@ -123,3 +354,23 @@ impl Ledger {
         })
     }
 }
+
+/// The warning about a slice with more endpoints than there is room for.
+fn no_room(slice: &Origin, count: usize) -> Warning {
+    Warning {
+        at: Place {
+            kind: Some("EndpointSlice".to_owned()),
+            namespace: Some(slice.id.namespace.clone()),
+            name: Some(slice.id.name.clone()),
+            field: Some("endpoints".to_owned()),
+            ..Place::default()
+        },
+        problem: format!(
+            "{count} of its endpoints are left out: Services without a selector have more than {LISTED_MAX} in all"
+        ),
+        remedy: "give the Services of pods a selector".to_owned(),
+    }
+}
+
+/// The most endpoints of services without a selector: some 12 MiB.
+pub(super) const LISTED_MAX: usize = 16_384;

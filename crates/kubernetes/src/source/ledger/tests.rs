@@ -15,6 +15,7 @@ mod empty;
 mod floor;
 mod gateways;
 mod guests;
+mod listed;
 mod places;
 mod requests;
 mod rivals;

@@ -1,0 +1,198 @@
+//! Services without a selector, whose EndpointSlices list pods with a sidecar among other addresses.
+
+use leno_model::TargetPort;
+use leno_registry::JOINING_LABEL;
+
+use super::*;
+use crate::source::ledger::listed::LISTED_MAX;
+
+fn slices() -> usize {
+    kinds().iter().position(|it| *it == Watched::Slices).unwrap()
+}
+
+/// A Service without a selector.
+fn by_hand() -> News {
+    let service: Served = serde_json::from_value(json!({
+        "metadata": {"name": "hand", "namespace": "shop"},
+        "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
+    }))
+    .unwrap();
+    News::Seen(Box::new(Seen::service(service)))
+}
+
+/// A slice of that Service, with an address for each endpoint and whether it is ready.
+fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> News {
+    let endpoint = |(address, ready): &(&str, bool)| json!({"addresses": [address], "conditions": {"ready": ready}});
+    let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
+    let labels = json!({"kubernetes.io/service-name": "hand"});
+    let slice = json!({
+        "metadata": {"name": name, "namespace": "shop", "labels": labels},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": endpoints,
+    });
+    News::Seen(Box::new(Seen::slice(serde_json::from_value(slice).unwrap())))
+}
+
+/// A pod of a namespace at an address.
+fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> News {
+    let labels = if sidecar { json!({"leno.dev/meshed": "sidecar"}) } else { json!({}) };
+    let pod = json!({
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        // A name of a container's port means nothing to a slice.
+        "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
+        "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    News::Seen(Box::new(Seen::pod(serde_json::from_value(pod).unwrap())))
+}
+
+fn workload(update: &Update, name: &str) -> Workload {
+    let found = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Workload(found)) if found.name.to_string() == name => Some(found),
+        _ => None,
+    });
+    found.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
+}
+
+fn told_service(update: &Update) -> Service {
+    let found = update.changes.iter().find_map(|change| match change {
+        Change::Upsert(Object::Service(found)) => Some(found.clone()),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
+    for gateways in [true, false] {
+        // In whichever order they come.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut ledger = settled_with(gateways);
+            for part in order {
+                match part {
+                    0 => ledger.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true)),
+                    1 => {
+                        let endpoints = [("10.1.0.1", true), ("192.0.2.7", true)];
+                        ledger.take(slices(), slice("hand-1", 8080, &endpoints));
+                    }
+                    _ => ledger.take(SERVICES, by_hand()),
+                }
+            }
+            ledger.resolve();
+            let update = ledger.flush().unwrap();
+            let service = told_service(&update);
+            assert_eq!(service.ports[0].target, TargetPort::Number(8080));
+            let member = workload(&update, "shop/web-1");
+            assert!(member.sidecar && selects(&service.selector, &member.labels), "{member:?}");
+            assert!(member.ports.iter().any(|it| it.port == 8080), "{member:?}");
+            let other = workload(&update, "shop/hand-1.192-0-2-7");
+            assert!(!other.sidecar && selects(&service.selector, &other.labels), "{other:?}");
+            assert!(other.labels.contains_key(JOINING_LABEL), "{other:?}");
+            let told = [
+                "+ Workload shop/hand-1.192-0-2-7",
+                "+ Workload shop/web-1",
+                "+ Service shop/hand",
+            ];
+            assert_eq!(shown(Some(update)), told, "{order:?}");
+            // It is no endpoint any more.
+            ledger.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
+            let update = ledger.flush().unwrap();
+            assert!(!selects(&service.selector, &workload(&update, "shop/web-1").labels));
+            assert_eq!(shown(Some(update)), ["+ Workload shop/web-1"]);
+            // A pod that is listed before it is known is an endpoint without a sidecar until then.
+            let endpoints = [("10.1.0.2", true), ("192.0.2.7", true)];
+            ledger.take(slices(), slice("hand-1", 8080, &endpoints));
+            assert_eq!(shown(ledger.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
+            ledger.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+            let update = ledger.flush().unwrap();
+            assert!(selects(&service.selector, &workload(&update, "shop/web-2").labels));
+            let told = ["- Workload shop/hand-1.10-1-0-2", "+ Workload shop/web-2"];
+            assert_eq!(shown(Some(update)), told);
+            ledger.take(PODS, gone("shop", "web-2"));
+            let told = ["- Workload shop/web-2", "+ Workload shop/hand-1.10-1-0-2"];
+            assert_eq!(shown(ledger.flush()), told);
+            ledger.take(SERVICES, gone("shop", "hand"));
+            let told = [
+                "- Workload shop/hand-1.10-1-0-2",
+                "- Workload shop/hand-1.192-0-2-7",
+                "- Service shop/hand",
+            ];
+            assert_eq!(shown(ledger.flush()), told);
+        }
+    }
+}
+
+/// A slice lists a pod once it takes requests, which is too late to learn of its sidecar.
+#[test]
+fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
+    let mut ledger = settled_with(false);
+    ledger.take(PODS, pod_at("shop", "web-1", "10.1.0.1", false));
+    ledger.take(SERVICES, by_hand());
+    ledger.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
+    assert!(ledger.flush().is_none(), "its clients reach it as without a mesh");
+    ledger.take(PODS, pod_at("bank", "web-2", "10.1.0.2", true));
+    assert_eq!(shown(ledger.flush()), ["+ Workload bank/web-2"]);
+    ledger.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    let update = ledger.flush().unwrap();
+    assert!(workload(&update, "shop/hand-1.10-1-0-1").labels.contains_key(JOINING_LABEL));
+    let told = ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
+    assert_eq!(shown(Some(update)), told);
+    // Addresses that are not those of pods stay outside the mesh.
+    let mut ledger = settled_with(false);
+    ledger.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    ledger.take(SERVICES, by_hand());
+    ledger.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
+    assert_eq!(shown(ledger.flush()), ["+ Workload shop/web-2"]);
+}
+
+#[test]
+fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
+    let mut ledger = settled_with(false);
+    ledger.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    ledger.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+    ledger.take(PODS, pod_at("bank", "web-1", "10.1.0.3", true));
+    ledger.take(SERVICES, by_hand());
+    let endpoints = [("10.1.0.1", true), ("10.1.0.2", false), ("10.1.0.3", true)];
+    ledger.take(slices(), slice("hand-1", 8080, &endpoints));
+    let update = ledger.flush().unwrap();
+    let service = told_service(&update);
+    let is_selected = |name| selects(&service.selector, &workload(&update, name).labels);
+    let selected = ["shop/web-1", "shop/web-2", "bank/web-1"].map(is_selected);
+    assert_eq!(selected, [true, false, false]);
+    let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
+    let warning = warning.to_string();
+    assert!(warning.contains("10.1.0.3 is a pod of another namespace"), "{warning}");
+    assert_eq!(shown(Some(update)).len(), 4, "three pods and the Service");
+}
+
+/// Sidecars know one number for a port of a Service.
+#[test]
+fn a_service_whose_slices_differ_in_a_port_stays_outside() {
+    let mut ledger = settled_with(false);
+    ledger.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    ledger.take(SERVICES, by_hand());
+    ledger.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
+    assert_eq!(shown(ledger.flush()), ["+ Workload shop/web-1", "+ Service shop/hand"]);
+    ledger.take(slices(), slice("hand-2", 9090, &[("192.0.2.7", true)]));
+    let update = shown(ledger.flush());
+    assert!(update.contains(&"- Service shop/hand".to_owned()), "{update:?}");
+    ledger.take(slices(), gone("shop", "hand-2"));
+    let update = shown(ledger.flush());
+    assert!(update.contains(&"+ Service shop/hand".to_owned()), "{update:?}");
+}
+
+#[test]
+fn listed_endpoints_are_bounded() {
+    let mut ledger = settled_with(false);
+    let address = |index: usize| format!("10.{}.{}.7", 100 + index / 256, index % 256);
+    let addresses: Vec<String> = (0..LISTED_MAX + 1).map(address).collect();
+    for (index, part) in addresses.chunks(1000).enumerate() {
+        let endpoints: Vec<(&str, bool)> = part.iter().map(|it| (it.as_str(), true)).collect();
+        ledger.take(slices(), slice(&format!("hand-{index}"), 8080, &endpoints));
+    }
+    let update = ledger.flush().unwrap();
+    let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
+    let warning = warning.to_string();
+    assert!(warning.contains("1 of its endpoints are left out"), "{warning}");
+    ledger.take(slices(), gone("shop", "hand-0"));
+    ledger.take(slices(), slice("hand-16", 8080, &[("10.1.0.1", true)]));
+    assert_eq!(ledger.flush().unwrap().warnings, []);
+}
