@@ -126,10 +126,18 @@ impl DataDirectory {
     /// # Errors
     /// When it cannot be used.
     pub(crate) fn claim_unless_used(path: PathBuf) -> anyhow::Result<Option<Self>> {
+        Self::claim_within(path, LOCK_PATIENCE)
+    }
+
+    fn claim_within(path: PathBuf, patience: Duration) -> anyhow::Result<Option<Self>> {
         create_private(&path)?;
-        let lock = lock_file(&path)?;
-        let locked = lock_within(&lock, LOCK_PATIENCE)
-            .with_context(|| format!("cannot lock {}", path.join(LOCK_FILE).display()))?;
+        let mut lock = lock_file(&path)?;
+        let context = || format!("cannot lock {}", path.join(LOCK_FILE).display());
+        let mut locked = lock_within(&lock, patience).with_context(context)?;
+        // A mesh writes its number: another process cleans the directory, and ends soon.
+        if !locked && !holder_lives(&mut lock) {
+            locked = lock_within(&lock, CLEAN_PATIENCE).with_context(context)?;
+        }
         let is_used = !locked || holder_of_removed(&path, &lock).is_some();
         Ok((!is_used).then_some(Self { path, _lock: lock }))
     }
@@ -221,6 +229,9 @@ fn is_everybodys(mode: u32, owner: u32) -> bool {
 /// Longer than the end of a killed process takes.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Longer than the applications of a killed mesh take to end.
+pub(crate) const CLEAN_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The process that holds the lock, as far as it has written its number.
 fn holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
@@ -228,6 +239,15 @@ fn holder(lock: &mut File) -> Option<String> {
         Ok(1..) => format!(" (process {})", text.trim()),
         _ => String::new(),
     })
+}
+
+/// True when the process with the number in a lock lives: the last mesh has written its number there.
+fn holder_lives(lock: &mut File) -> bool {
+    let mut text = String::new();
+    let read = lock.take(PID_BYTES_MAX).read_to_string(&mut text);
+    let pid = text.trim().parse::<u32>().ok().filter(|_| read.is_ok());
+    // A zombie has no program.
+    pid.is_some_and(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).is_ok())
 }
 
 /// The process of a mesh that runs on after its data directory was removed, with the lock. Its parts make the directory again, so
@@ -290,6 +310,28 @@ mod tests {
         }
         drop(running);
         claim().unwrap();
+    }
+
+    /// Two `leno up --clean` at once: the second one waits for the first, which is no mesh.
+    #[test]
+    fn a_directory_that_another_process_cleans_is_waited_for() {
+        let scratch = tempfile::tempdir().unwrap();
+        let data = scratch.path().join("data");
+        let killed = DataDirectory::claim(data.clone()).unwrap();
+        let claim = || DataDirectory::claim_within(data.clone(), Duration::ZERO).unwrap();
+        assert!(claim().is_none(), "a mesh runs");
+        drop(killed);
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        std::fs::write(data.join(LOCK_FILE), ended.id().to_string()).unwrap();
+        let first = claim().unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(claim);
+            // The second one may begin before or after this.
+            std::thread::yield_now();
+            drop(first);
+            assert!(second.join().unwrap().is_some());
+        });
     }
 
     #[test]

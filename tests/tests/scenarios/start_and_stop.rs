@@ -387,6 +387,35 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     assert!(text.contains("ended python3") && is_free(), "{text}");
 }
 
+/// Each of them sees the leftovers until they are gone, and no process of its own in them.
+#[test]
+fn two_cleanings_at_once_both_succeed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (port, door) = (free_port(), free_port());
+    let command = format!(r#"["python3", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]"#);
+    std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
+        .unwrap();
+    let mut killed = up(folder.path());
+    eventually("the application answers", Duration::from_secs(60), || {
+        get(at(door), "/").ok().filter(|it| it.status == 200).map(drop)
+    });
+    killed.signal(Signal::KILL);
+    killed.wait(Duration::from_secs(60));
+    let clean = || {
+        let mut command = leno();
+        command.args(["up", "--clean", "--data"]).arg(folder.path().join("data"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ended = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        String::from_utf8_lossy(&output.stdout).matches("ended python3").count()
+    };
+    assert_eq!([clean(), clean()].map(ended).iter().sum::<usize>(), 1);
+    assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
+}
+
 /// Directories that are removed under a running mesh.
 #[test]
 fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {

@@ -71,7 +71,7 @@ impl Namespaces {
         }
         let bridge = format!("leno{}", std::process::id());
         let claim = leftovers::Claim::new(&bridge)?;
-        for removed in leftovers::remove(Some(&bridge)) {
+        for removed in leftovers::remove(Some(&bridge))? {
             tracing::info!(%removed, "a leftover of a mesh that has ended is removed");
         }
         options.netns_subnet.refuse_if_in_use()?;

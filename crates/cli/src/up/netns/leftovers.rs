@@ -5,10 +5,10 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use leno_identity::create_private_directory;
+use leno_identity::{create_private_directory, open_lock};
 
 use super::{best_effort, ip, remove_namespace};
-use crate::data_directory::{LOCK_PATIENCE, lock_within};
+use crate::data_directory::{CLEAN_PATIENCE, LOCK_PATIENCE, lock_within};
 
 /// A lock that lasts as long as the process that has made a bridge. A process number would not do:
 /// it stays in use as a zombie, and other processes get it later.
@@ -46,13 +46,33 @@ impl Drop for Claim {
     }
 }
 
+/// A lock of the process that removes leftovers: another one looks for leftovers when these are gone.
+#[derive(Debug)]
+struct Removal {
+    _file: File,
+}
+
+impl Removal {
+    fn begin() -> anyhow::Result<Self> {
+        create_private_directory(Path::new(LOCKS))?;
+        let path = Path::new(LOCKS).join(REMOVAL_LOCK);
+        let context = || format!("{} cannot be locked", path.display());
+        let file = open_lock(&path).with_context(context)?;
+        // One that hangs is not waited for: removing a leftover twice does no harm.
+        if !lock_within(&file, CLEAN_PATIENCE).with_context(context)? {
+            tracing::warn!("another process has been removing leftovers for a long time");
+        }
+        Ok(Self { _file: file })
+    }
+}
+
 /// Removes the leftovers of all meshes that have ended; their names.
 ///
 /// # Errors
 /// When there are some, and this process has no right to remove them.
 pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
     if rustix::process::geteuid().is_root() {
-        return Ok(remove(None));
+        return remove(None);
     }
     let all = [names("/run/netns"), names("/etc/netns"), links()].concat();
     let mut bridges = all.iter().filter_map(|name| bridge_of(name));
@@ -64,7 +84,11 @@ pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
 
 /// As [`clean`]; `ours` is the bridge that this process has claimed. Before it has made anything,
 /// all under that name is of a process that had the same number before.
-pub(super) fn remove(ours: Option<&str>) -> Vec<String> {
+///
+/// # Errors
+/// When there can be no lock.
+pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
+    let _removal = Removal::begin()?;
     let mut removed = Vec::new();
     let mut bridges = BTreeSet::new();
     let is_leftover = |bridge: &str| ours == Some(bridge) || !is_in_use(bridge);
@@ -84,7 +108,7 @@ pub(super) fn remove(ours: Option<&str>) -> Vec<String> {
     for bridge in bridges.iter().filter(|bridge| ours != Some(bridge.as_str())) {
         drop(fs::remove_file(lock_of(bridge)));
     }
-    removed
+    Ok(removed)
 }
 
 /// The process that made a device or a namespace of this name, if it is one of ours: `leno7`, `leno7-2` or
@@ -165,6 +189,8 @@ fn lock_of(bridge: &str) -> PathBuf {
 
 /// The directory of the locks. Like namespaces, they do not outlive the system.
 const LOCKS: &str = "/run/leno/netns";
+/// The file of the lock of [`Removal`] there; no bridge has this name.
+const REMOVAL_LOCK: &str = "removal";
 
 #[cfg(test)]
 mod tests {
