@@ -56,7 +56,53 @@ impl DataArgs {
             None => String::new(),
         }
     }
+
+    /// A text in which the commands of Leno that it names have the option of [`DataArgs::hint`].
+    pub(crate) fn in_commands(&self, text: &str) -> String {
+        let hint = self.hint();
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(PROGRAM) {
+            let (before, command) = rest.split_at(at);
+            let is_word = !before.ends_with(|c: char| c.is_alphanumeric() || "-_./".contains(c));
+            let length = command_length(command).filter(|_| is_word);
+            let (named, after) = command.split_at(length.unwrap_or(PROGRAM.len()));
+            out.push_str(before);
+            out.push_str(named);
+            if length.is_some() && !after.starts_with(" --data") {
+                out.push_str(&hint);
+            }
+            rest = after;
+        }
+        out.push_str(rest);
+        out
+    }
 }
+
+/// The length of a command of Leno that has the option `--data`, up to the place of the option; `None` for other words.
+fn command_length(text: &str) -> Option<usize> {
+    let word = |text: &str| text.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+    let end_of = |start: usize| {
+        let rest = text.get(start..)?;
+        Some(start + word(rest).unwrap_or(rest.len()))
+    };
+    let first = end_of(PROGRAM.len())?;
+    let second = || {
+        let has_more = text.get(first..)?.starts_with(' ');
+        end_of(first + 1).filter(|end| has_more && *end > first + 1)
+    };
+    match text.get(PROGRAM.len()..first)? {
+        "get" | "root" => second(),
+        "explain" => second().filter(|end| {
+            text.get(first + 1..*end).is_some_and(|topic| ["request", "change"].contains(&topic))
+        }),
+        "bug-report" | "diagnose" | "revoke" | "status" | "tap" | "token" | "top" => Some(first),
+        _ => None,
+    }
+}
+
+/// The beginning of each command.
+const PROGRAM: &str = "leno ";
 
 impl HomeArgs {
     /// Where leno keeps its state for this user.
@@ -310,6 +356,34 @@ mod tests {
         }
         drop(running);
         claim().unwrap();
+    }
+
+    #[test]
+    fn commands_in_hints_name_the_data_directory() {
+        let home = HomeArgs { state_home: None, cache_home: None, user_home: None };
+        let default = DataArgs { data: None, home: home.clone() };
+        let other = DataArgs { data: Some("/x".into()), home };
+        for (text, expected) in [
+            ("leno get workloads -o json", "leno get workloads --data /x -o json"),
+            (
+                "see `leno get rejected`, leno top",
+                "see `leno get rejected --data /x`, leno top --data /x",
+            ),
+            (
+                "leno get routes, leno get policies",
+                "leno get routes --data /x, leno get policies --data /x",
+            ),
+            ("leno token shop/web-1", "leno token --data /x shop/web-1"),
+            ("leno explain request --from a", "leno explain request --data /x --from a"),
+            ("leno explain no-endpoint says", "leno explain no-endpoint says"),
+            ("leno top --data /x", "leno top --data /x"),
+            ("the log of `leno up`, `leno get`", "the log of `leno up`, `leno get`"),
+            ("/usr/bin/leno top, a leno", "/usr/bin/leno top, a leno"),
+            ("", ""),
+        ] {
+            assert_eq!(other.in_commands(text), expected);
+            assert_eq!(default.in_commands(text), text);
+        }
     }
 
     /// Two `leno up --clean` at once: the second one waits for the first, which is no mesh.

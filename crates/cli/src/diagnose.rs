@@ -56,7 +56,10 @@ impl DiagnoseArgs {
         let workload = self.workload.to_string();
         let to = self.to.map(|service| service.to_string());
         let facts = runtime.block_on(facts(&mesh, &workload, to.as_deref()))?;
-        let steps = examine(&facts, &workload, to.as_deref());
+        let mut steps = examine(&facts, &workload, to.as_deref());
+        for remedy in steps.iter_mut().filter_map(|step| step.remedy.as_mut()) {
+            *remedy = self.data.in_commands(remedy);
+        }
         let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
         match self.output.structured() {
             Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,

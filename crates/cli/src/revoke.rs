@@ -113,7 +113,7 @@ impl RevokeArgs {
         let (Some(workload), Ok(workloads)) = (&self.workload, self.workloads()) else { return };
         let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
         if let Some(warning) = unknown(&workload.to_string(), &known) {
-            eprintln!("warning: {warning}");
+            eprintln!("warning: {}", self.data.in_commands(&warning));
         }
     }
 
@@ -147,7 +147,7 @@ impl RevokeArgs {
             }
             return output::print(&listing.render(self.output));
         };
-        output::print_text(&sentence(meant, change, *changed))
+        output::print_text(&self.data.in_commands(&sentence(meant, change, *changed)))
     }
 }
 

@@ -77,13 +77,14 @@ impl RootArgs {
         let rotation = Rotation::of(&authority, trust_domain);
         let behind = status.outdated;
         if matches!(self.step, Step::Switch | Step::Retire) && behind > 0 && !self.force {
-            bail!(
+            let problem = format!(
                 "{behind} of {} did not catch up with the step before: wait, or see `leno root status`",
                 counted(status.proxies, "sidecar")
             );
+            bail!(self.data.in_commands(&problem));
         }
         if matches!(self.step, Step::Switch | Step::Retire) && !self.force {
-            expect_everybody(&status)?;
+            expect_everybody(&status, &self.data)?;
         }
         match self.step {
             Step::Status => {}
@@ -92,29 +93,30 @@ impl RootArgs {
             Step::Retire => rotation.retire(now)?,
             Step::Back => rotation.back(now)?,
         }
-        tell(self.step, rotation.stage(), &status)?;
+        tell(self.step, rotation.stage(), &status, &self.data)?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
 /// Who is away does not hear of a step, and is cut off by the next one.
-fn expect_everybody(status: &Status) -> anyhow::Result<()> {
+fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
     if status.settling {
         bail!("the control plane has just started, and not every sidecar is back: wait");
     }
     let away = status.workloads.saturating_sub(status.registered);
     if away > 0 {
-        bail!(
+        let problem = format!(
             "{} of {} without a ready sidecar, which would be cut off: see `leno get workloads`, or take the step with \
              --force",
             away,
             counted(status.workloads, "workload")
         );
+        bail!(data.in_commands(&problem));
     }
     Ok(())
 }
 
-fn tell(step: Step, stage: RotationStage, status: &Status) -> anyhow::Result<()> {
+fn tell(step: Step, stage: RotationStage, status: &Status, data: &DataArgs) -> anyhow::Result<()> {
     let (word, next) = match stage {
         RotationStage::Settled => ("settled", "one root signs and is trusted; `leno root add`"),
         RotationStage::Added => (
@@ -128,6 +130,7 @@ fn tell(step: Step, stage: RotationStage, status: &Status) -> anyhow::Result<()>
              `leno root back`",
         ),
     };
+    let next = data.in_commands(next);
     if step != Step::Status {
         return output::print(&format!("{word}: {next}"));
     }

@@ -46,7 +46,10 @@ impl StatusArgs {
             let mesh = Mesh::at(&path);
             match facts(&mesh).await {
                 Ok(facts) => {
-                    let findings = judge(&facts);
+                    let mut findings = judge(&facts);
+                    for finding in &mut findings {
+                        finding.remedy = self.data.in_commands(&finding.remedy);
+                    }
                     let text = text(&facts, &findings, &self.data.hint());
                     (Verdict::of(findings, Some(facts.status)), text)
                 }
