@@ -23,6 +23,10 @@ pub(crate) async fn gone() {
 }
 
 /// Resolves when the other end of an output is closed. A file has none.
+#[allow(
+    deprecated,
+    reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
+)]
 async fn hung_up(output: impl AsRawFd) {
     // The system refuses to watch a file.
     let Ok(output) = AsyncFd::with_interest(output, Interest::WRITABLE) else {
@@ -48,6 +52,10 @@ async fn session_closed() {
 
 /// Resolves when an input ends that was open for the time `at_start`. One that ends before was never meant to be open:
 /// `ssh -n`, or a program that closes it at once.
+#[allow(
+    deprecated,
+    reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
+)]
 async fn input_closed(input: impl AsRawFd, at_start: Duration) {
     let until = Instant::now() + at_start;
     let Ok(input) = AsyncFd::with_interest(input, Interest::READABLE) else {

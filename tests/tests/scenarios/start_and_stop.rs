@@ -4,6 +4,7 @@ use std::fs::Permissions;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
