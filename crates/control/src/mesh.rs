@@ -11,6 +11,7 @@ mod objects;
 mod policies;
 mod retries;
 mod revocations;
+mod sidecars;
 mod tags;
 mod touched;
 
@@ -61,6 +62,8 @@ pub(crate) struct Mesh {
     bystanders: gateways::Bystanders,
     /// The sidecars that are there. Only of workloads that exist.
     listening: BTreeMap<WorkloadName, Listeners>,
+    /// Workloads with a sidecar of which the port or account changed a moment ago.
+    changed: sidecars::Changed,
     /// Which workloads a service's selector chooses, and the other way round.
     selected: Index<ServiceName, WorkloadName>,
     selecting: Index<WorkloadName, ServiceName>,
@@ -211,20 +214,6 @@ impl Mesh {
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags
     }
-
-    /// Where a workload's sidecar accepts mutual TLS; `None` when there is no sidecar.
-    pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
-        self.listening.get(workload)
-    }
-
-    /// Whether the sidecar of a workload is there and has opened every port of its application.
-    pub(crate) fn is_registered(&self, workload: &Workload) -> bool {
-        let Some(listeners) = self.listening.get(&workload.name) else {
-            return false;
-        };
-        let mut ports = workload.ports.iter();
-        ports.all(|port| listeners.contains_key(&port.port))
-    }
 }
 
 /// Changes.
@@ -246,23 +235,6 @@ impl Mesh {
         let everybody = self.edition != edition;
         self.edition = edition;
         Touched { everybody, ..Touched::default() }
-    }
-
-    /// The sidecar of a workload is there and listens so, or (`None`) is gone.
-    pub(crate) fn listen(&mut self, name: &WorkloadName, listeners: Option<Listeners>) -> Touched {
-        let mut touched = Touched::default();
-        if !self.workloads.contains_key(name) {
-            return touched;
-        }
-        let before = self.listening.remove(name);
-        if before != listeners {
-            touched.services.extend(self.selecting.of(name).cloned());
-            self.touch_address_of(name, &mut touched);
-        }
-        if let Some(listeners) = listeners {
-            self.listening.insert(name.clone(), listeners);
-        }
-        touched
     }
 
     fn upsert(&mut self, object: Object, touched: &mut Touched) {
@@ -413,24 +385,16 @@ impl Mesh {
             touched.workloads.insert(name.clone());
             self.addresses.move_workload(old.as_ref(), new.as_ref(), touched);
         }
-        match new {
-            None => {
-                self.listening.remove(name);
+        self.keep_sidecar(name, old.as_ref(), new.as_ref());
+        if let Some(new) = new {
+            let chosen = self.services.values().filter(|service| selects(service, &new));
+            for service in chosen {
+                self.selected.insert(&service.name, name);
+                self.selecting.insert(name, &service.name);
+                services.insert(service.name.clone());
             }
-            Some(new) => {
-                // Who listens there has the old identity, and clients would expect the new one.
-                if old.as_ref().is_some_and(|old| old.account != new.account) {
-                    self.listening.remove(name);
-                }
-                let chosen = self.services.values().filter(|service| selects(service, &new));
-                for service in chosen {
-                    self.selected.insert(&service.name, name);
-                    self.selecting.insert(name, &service.name);
-                    services.insert(service.name.clone());
-                }
-                self.by_account.insert(&new.account, name);
-                self.workloads.insert(name.clone(), new);
-            }
+            self.by_account.insert(&new.account, name);
+            self.workloads.insert(name.clone(), new);
         }
         // Clients see services through the same eyes, or each through its own.
         touched.everybody |= had_strict != self.has_strict();

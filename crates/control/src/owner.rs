@@ -319,6 +319,14 @@ impl Owner {
             tracing::info!(%workload, "its sidecar did not come back: its endpoints are withdrawn");
             self.listen(&workload, None, now);
         }
+        for workload in self.presence.take_given_up(now.clock) {
+            let touched = self.mesh.give_up(&workload);
+            if !touched.is_empty() {
+                tracing::warn!(%workload, "its port or account changed, and its sidecar is not back: requests wait no longer for it");
+                let cause = (Cause::Gone(workload), now.clock);
+                self.audience.notice(&touched, &self.mesh, cause, now.clock);
+            }
+        }
         if self.start.ends(&self.mesh, now.clock) {
             tracing::info!("the sidecars that were expected are back, or were given up");
             self.tell_soon(now);
@@ -379,6 +387,9 @@ impl Owner {
             id = self.audience.newest().0,
             "the configuration has changed"
         );
+        for name in workloads.iter().filter(|name| self.mesh.has_changed(name)) {
+            self.presence.expect(name, now.clock + CHANGED_MAX);
+        }
         let any_workload = !workloads.is_empty();
         if touched.everybody {
             // Some of them may be revoked.
@@ -487,6 +498,10 @@ fn in_order(listeners: &[InboundListener]) -> Listeners {
 
 /// How often streams are checked that should have ended by themselves.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
+
+/// The time after a change of a workload's port or account in which requests wait for its sidecar: the old sidecar drains, the
+/// application ends, and the new sidecar starts.
+const CHANGED_MAX: Duration = Duration::from_secs(30);
 
 /// How long tellings are put off, so that a storm of events is told of once.
 const TELL_AFTER: Duration = Duration::from_millis(10);

@@ -14,6 +14,8 @@ use crate::publish::Settling;
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     standing: BTreeMap<WorkloadName, Standing>,
+    /// Workloads of which the port or account changed, each until its sidecar is not waited for any more.
+    changed: BTreeMap<WorkloadName, Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +52,17 @@ impl Presence {
         self.standing.insert(workload.clone(), standing);
     }
 
+    /// A workload changed: requests wait until then for its sidecar.
+    pub(crate) fn expect(&mut self, workload: &WorkloadName, until: Instant) {
+        self.changed.insert(workload.clone(), until);
+    }
+
+    /// The changed workloads of which the time is over; they are forgotten.
+    pub(crate) fn take_given_up(&mut self, now: Instant) -> Vec<WorkloadName> {
+        let given_up = self.changed.extract_if(.., |_, until| *until <= now);
+        given_up.map(|(workload, _)| workload).collect()
+    }
+
     /// The workload itself is gone.
     pub(crate) fn forget(&mut self, workload: &WorkloadName) {
         self.standing.remove(workload);
@@ -68,13 +81,14 @@ impl Presence {
         lost
     }
 
-    /// When the next sidecar is given up.
+    /// The next time at which the wait for a sidecar ends.
     pub(crate) fn next_loss(&self) -> Option<Instant> {
         let until = |standing: &Standing| match standing {
             Standing::Missing(until) => Some(*until),
             Standing::Connected(_) => None,
         };
-        self.standing.values().filter_map(until).min()
+        let missing = self.standing.values().filter_map(until);
+        missing.chain(self.changed.values().copied()).min()
     }
 
     pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
@@ -143,6 +157,19 @@ mod tests {
         assert_eq!(presence.take_lost(now + grace / 2), []);
         assert_eq!(presence.next_loss(), Some(now + grace));
         assert_eq!(presence.take_lost(now + grace), [name()]);
+        assert_eq!(presence.next_loss(), None);
+    }
+
+    #[test]
+    fn a_workload_that_changed_is_waited_for_until_a_bound() {
+        let (now, wait) = (Instant::now(), Duration::from_secs(30));
+        let mut presence = Presence::default();
+        presence.expect(&name(), now + wait);
+        // Its old sidecar is forgotten meanwhile.
+        presence.forget(&name());
+        assert_eq!(presence.take_given_up(now), []);
+        assert_eq!(presence.next_loss(), Some(now + wait));
+        assert_eq!(presence.take_given_up(now + wait), [name()]);
         assert_eq!(presence.next_loss(), None);
     }
 

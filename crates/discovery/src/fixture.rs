@@ -54,7 +54,8 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
         tags: None,
         tcp_rule: None,
     };
-    ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::from([(9080, port)]) }
+    let ports = BTreeMap::from([(9080, port)]);
+    ServiceView { name, reach: Reach::Allowed, ports, awaited: false }
 }
 
 /// Sends `/v2` of a service to these backends.

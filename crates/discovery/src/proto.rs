@@ -1159,6 +1159,8 @@ pub struct Service {
     pub denied: bool,
     #[prost(message, repeated, tag = "2")]
     pub ports: ::prost::alloc::vec::Vec<ServicePort>,
+    #[prost(bool, tag = "3")]
+    pub awaited: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServicePort {

@@ -140,6 +140,9 @@ pub struct ServiceView {
     pub reach: Reach,
     /// Its ports, by number; empty when it may not be called.
     pub ports: BTreeMap<u16, PortView>,
+    /// True while requests without an endpoint wait, for a bounded time: a workload behind the service changed a moment ago, and
+    /// its sidecar is expected with the new port or account.
+    pub awaited: bool,
 }
 
 /// Whether a client may call a service at all.

@@ -97,13 +97,28 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
         };
         (port.port, view)
     });
-    let mut view =
-        ServiceView { name: service.name.clone(), reach: Reach::Allowed, ports: ports.collect() };
+    let mut view = ServiceView {
+        name: service.name.clone(),
+        reach: Reach::Allowed,
+        ports: ports.collect(),
+        awaited: is_awaited(mesh, service, &permitted),
+    };
     if !may_reach(mesh, &view, (viewer, &permitted)) {
         view.reach = Reach::Denied;
         view.ports.clear();
+        view.awaited = false;
     }
     view
+}
+
+/// True while the sidecar of a workload behind a service is expected with another port or account.
+fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool {
+    let mut workloads = mesh.behind(&service.name).filter(|workload| mesh.is_awaited(workload));
+    workloads.any(|workload| {
+        Stage::Ready.includes(service, workload)
+            && !mesh.is_revoked(workload)
+            && permitted.allows(workload)
+    })
 }
 
 /// The endpoints that a view would have if every sidecar had said where it listens.

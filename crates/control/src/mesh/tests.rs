@@ -245,3 +245,78 @@ fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() 
     assert_eq!(mesh.listeners(&details.name), None);
     assert!(touched.services.contains(&service("details")), "{touched:?}");
 }
+
+/// The port or account changes, and the sidecar is there again a moment later.
+#[test]
+fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
+    let awaited = |mesh: &Mesh| {
+        let found = mesh.service(&service("reviews-v1")).unwrap();
+        let view = crate::compile::view(mesh, &crate::compile::Viewer::Anybody, found);
+        let port = view.ports.values().next().unwrap();
+        (port.endpoints.len(), view.awaited)
+    };
+    let name = workload("reviews-v1-1");
+    let mut unchanged = mesh(BOOKINFO);
+    assert_eq!(awaited(&unchanged), (1, false));
+    let before = unchanged.workload(&name).unwrap().clone();
+    let change = |change: &dyn Fn(&mut Workload)| {
+        let mut mesh = mesh(BOOKINFO);
+        let mut reviews = before.clone();
+        change(&mut reviews);
+        let touched = mesh.apply(Change::Upsert(Object::Workload(reviews)));
+        (mesh, touched)
+    };
+    let listeners = |port: u16| Some(Listeners::from([(port, ([127, 0, 0, 1], 20_000).into())]));
+    let cases: [(u16, &dyn Fn(&mut Workload)); 3] = [
+        (9999, &|it| it.ports[0].port = 9999),
+        (9082, &|it| it.account = ServiceAccount::new("bookinfo", "other").unwrap()),
+        (9999, &|it| {
+            it.ports[0].port = 9999;
+            it.account = ServiceAccount::new("bookinfo", "other").unwrap();
+        }),
+    ];
+    for (port, changes) in cases {
+        let (mut mesh, touched) = change(changes);
+        assert!(touched.services.contains(&service("reviews-v1")));
+        assert_eq!(awaited(&mesh), (0, true));
+        // A sidecar that has not taken the change up yet.
+        mesh.listen(&name, listeners(1));
+        assert_eq!(awaited(&mesh), (0, true));
+        let touched = mesh.listen(&name, listeners(port));
+        assert!(touched.services.contains(&service("reviews-v1")));
+        assert_eq!(awaited(&mesh), (1, false));
+        // It was the former one on its way out, which had come back.
+        mesh.listen(&name, Some(Listeners::new()));
+        assert_eq!(awaited(&mesh), (0, true));
+        mesh.listen(&name, listeners(port));
+        assert!(mesh.give_up(&name).is_empty(), "its sidecar is back");
+        mesh.listen(&name, None);
+        assert_eq!(awaited(&mesh), (0, false));
+
+        // It never comes.
+        let (mut mesh, _) = change(changes);
+        assert!(mesh.give_up(&name).services.contains(&service("reviews-v1")));
+        assert_eq!(awaited(&mesh), (0, false));
+
+        // The change is withdrawn at once.
+        let (mut mesh, _) = change(changes);
+        mesh.apply(Change::Upsert(Object::Workload(before.clone())));
+        let endpoints = awaited(&mesh).0;
+        assert_eq!(awaited(&mesh), (endpoints, endpoints == 0));
+        mesh.listen(&name, None);
+        assert_eq!(awaited(&mesh), (0, true));
+
+        // The workload is removed.
+        let (mut mesh, _) = change(changes);
+        mesh.apply(Change::Remove(ObjectKey::Workload(name.clone())));
+        assert!(!mesh.has_changed(&name));
+    }
+    let (mesh, _) = change(&|reviews| drop(reviews.labels.insert("a".into(), "b".into())));
+    assert_eq!(awaited(&mesh), (1, false));
+    // Without a sidecar there is none to wait for.
+    unchanged.listen(&name, None);
+    let mut reviews = before.clone();
+    reviews.ports[0].port = 9999;
+    unchanged.apply(Change::Upsert(Object::Workload(reviews)));
+    assert_eq!(awaited(&unchanged), (0, false));
+}

@@ -19,6 +19,7 @@ pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
     proto::Service {
         denied: view.reach == Reach::Denied,
         ports: view.ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
+        awaited: view.awaited,
     }
 }
 
@@ -31,7 +32,7 @@ pub(super) fn from_wire(name: &ServiceName, wire: proto::Service) -> Result<Serv
         }
         false => Reach::Allowed,
     };
-    Ok(ServiceView { name: name.clone(), reach, ports })
+    Ok(ServiceView { name: name.clone(), reach, ports, awaited: wire.awaited })
 }
 
 fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {

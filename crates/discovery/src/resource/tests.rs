@@ -559,10 +559,10 @@ fn service() -> impl Strategy<Value = ServiceView> {
             tcp_rule,
         },
     );
-    (service_name(), any::<bool>(), btree_map(1u16.., port, 0..3)).prop_map(
-        |(name, denied, ports)| match denied {
-            true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new() },
-            false => ServiceView { name, reach: Reach::Allowed, ports },
+    (service_name(), any::<(bool, bool)>(), btree_map(1u16.., port, 0..3)).prop_map(
+        |(name, (denied, awaited), ports)| match denied {
+            true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new(), awaited },
+            false => ServiceView { name, reach: Reach::Allowed, ports, awaited },
         },
     )
 }

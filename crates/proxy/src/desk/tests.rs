@@ -78,7 +78,8 @@ impl Fixture {
             services.iter().cloned().partition(|name| existing.contains(name));
         let view = |name: &ServiceName| {
             let name = name.clone();
-            Arc::new(ServiceView { name, reach: Reach::Allowed, ports: BTreeMap::new() })
+            let ports = BTreeMap::new();
+            Arc::new(ServiceView { name, reach: Reach::Allowed, ports, awaited: false })
         };
         let outside = Arc::new(Occupant::Outside);
         let nowhere: Arc<Whereabouts> = Arc::new(std::iter::empty().collect());

@@ -415,7 +415,8 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         tags: None,
         tcp_rule: None,
     };
-    ServiceView { name: service(), reach: Reach::Allowed, ports: BTreeMap::from([(PORT, port)]) }
+    let ports = BTreeMap::from([(PORT, port)]);
+    ServiceView { name: service(), reach: Reach::Allowed, ports, awaited: false }
 }
 
 pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {

@@ -21,6 +21,7 @@ async fn unknown(application: std::net::SocketAddr) -> Mesh {
         name: service(),
         reach: Reach::Denied,
         ports: BTreeMap::new(),
+        awaited: false,
     }]);
     mesh
 }

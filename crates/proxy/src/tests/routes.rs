@@ -46,7 +46,7 @@ pub(crate) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
-    vec![ServiceView { name: service(), reach: Reach::Allowed, ports }, backend]
+    vec![ServiceView { name: service(), reach: Reach::Allowed, ports, awaited: false }, backend]
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn view(name: &str, treatment: Treatment, backends: &[&str], endpoints: u16) -> 
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    ServiceView { name: service(name), reach: Reach::Allowed, ports }
+    ServiceView { name: service(name), reach: Reach::Allowed, ports, awaited: false }
 }
 
 fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {

@@ -54,6 +54,7 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         name: service(name),
         reach: Reach::Allowed,
         ports: BTreeMap::from([(80, port)]),
+        awaited: false,
     })
 }
 

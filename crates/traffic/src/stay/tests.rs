@@ -39,7 +39,8 @@ fn view(name: &str, rules: Vec<RouteRule>, endpoints: usize) -> (ServiceName, Ar
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    (service(name), Arc::new(ServiceView { name: service(name), reach: Reach::Allowed, ports }))
+    let view = ServiceView { name: service(name), reach: Reach::Allowed, ports, awaited: false };
+    (service(name), Arc::new(view))
 }
 
 /// A service whose rule leads to two others, with these weights and so many endpoints each.
