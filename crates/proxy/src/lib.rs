@@ -7,6 +7,7 @@ mod access_log;
 mod admin;
 mod application_metrics;
 mod application_ports;
+mod awaited;
 mod buffers;
 mod conditions;
 mod config;

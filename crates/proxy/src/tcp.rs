@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
-use leno_model::{EndpointId, Faults, Reach, Reason, ServiceName, WeightedBackend};
+use leno_model::{EndpointId, Faults, Reach, Reason, Retry, ServiceName, WeightedBackend};
 use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::removal::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
@@ -23,6 +23,7 @@ use leno_wire::sniff::{Sniffed, sniff};
 use tokio::time::timeout;
 
 use crate::application_ports::START_PATIENCE;
+use crate::awaited::Outdated;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{detect, server_name};
 use crate::handshake;
@@ -40,6 +41,7 @@ use crate::session::{Entrance, Session};
 use crate::splice::splice;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
+use crate::upstream::priorities::Priorities;
 use crate::upstream::{
     Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick, wait_for,
 };
@@ -60,9 +62,24 @@ pub(crate) async fn to_service(
     let mut record = Record::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    let mut opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    while let Err(unopened) = &opened
+        && let Some(outdated) = unopened.outdated
+        && Box::pin(may_be_opened(session, outdated, &record)).await
+    {
+        opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    }
     record.count_opened();
     pass(session, opened, (&io, early), record).await;
+}
+
+/// Waits until a connection may be opened anew.
+#[cold]
+async fn may_be_opened(session: &Session, outdated: Outdated, record: &Record<'_>) -> bool {
+    match &record.subject.service {
+        Some(service) => session.worker.endpoint_expected(service, outdated, record.started).await,
+        None => false,
+    }
 }
 
 /// Carries a stranger's connection to where the port of a gateway leads that serves no HTTP.
@@ -129,11 +146,13 @@ struct Unopened {
     reason: Reason,
     /// The reason that the sidecar of the endpoint reported.
     rejection: Option<Reason>,
+    /// The version of the world that decided, where the connection may be opened anew.
+    outdated: Option<Outdated>,
 }
 
 impl From<Reason> for Unopened {
     fn from(reason: Reason) -> Self {
-        Self { reason, rejection: None }
+        Self { reason, rejection: None, outdated: None }
     }
 }
 
@@ -141,6 +160,16 @@ impl Unopened {
     /// The reason under which the connection is counted.
     fn counted(self) -> Reason {
         self.rejection.unwrap_or(self.reason)
+    }
+
+    /// The same, among these endpoints. None of them was sent anything.
+    #[cold]
+    fn among(self, worker: &Worker, scene: &Scene, priorities: &Priorities) -> Self {
+        let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
+            || self.reason.retry() != Retry::Never;
+        let has_lost_port = self.rejection == Some(Reason::UnknownService);
+        let outdated = Outdated::by(&worker.world, scene, priorities, has_lost_port);
+        Self { outdated: outdated.filter(|_| may_repeat), ..self }
     }
 }
 
@@ -282,7 +311,9 @@ async fn open_among(
     let mut tried = None;
     loop {
         let among = (&priorities, ward.as_deref());
-        let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref())?;
+        let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref());
+        let upstream =
+            upstream.map_err(|reason| Unopened::from(reason).among(worker, scene, &priorities))?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.enter();
         let trial = match &ward {
@@ -309,7 +340,7 @@ async fn open_among(
         };
         match opened {
             Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,
-            opened => return opened,
+            opened => return opened.map_err(|it| it.among(worker, scene, &priorities)),
         }
     }
 }
@@ -443,8 +474,10 @@ async fn opened_stream(
     let patience = worker.config.limits.connect_timeout + START_PATIENCE;
     let answered = timeout(patience, stream.answered()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
-    answered
-        .map_err(|lost| Unopened { reason: lost_reason(lost), rejection: stream.rejection() })?;
+    answered.map_err(|lost| Unopened {
+        rejection: stream.rejection(),
+        ..Unopened::from(lost_reason(lost))
+    })?;
     Ok(stream)
 }
 

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod again;
+mod awaited;
 mod bodies;
 mod checks;
 mod circuit;

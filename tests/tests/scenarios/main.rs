@@ -32,6 +32,8 @@ mod interception;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod live_changes;
+#[cfg(test)]
 mod load;
 #[cfg(test)]
 mod netns;

@@ -5,6 +5,7 @@ mod begun;
 mod guarded;
 mod hedged;
 mod pinned;
+mod rerouted;
 mod shown;
 mod witness;
 
@@ -21,10 +22,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
+use leno_telemetry::GrpcStatus;
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
-use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::removal::Ending;
-use leno_traffic::retry::{self, Attempt, Sent, Setback};
+use leno_traffic::retry::{self, Setback};
 use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, Stay};
 use leno_wire::link::ResetCode;
 use smallvec::SmallVec;
@@ -379,22 +380,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
             };
             if !again {
-                return Err(match &bound.ward {
+                let failure = match &bound.ward {
                     Some(ward) => ward.failure(reason),
                     None => reason.into(),
-                });
+                };
+                // Boxed, so that the others need no room for it.
+                return match self.outdated(reason, (aim, bound)) {
+                    Some(outdated) => Box::pin(self.reroute(failure, outdated)).await,
+                    None => Err(failure),
+                };
             }
-            if rule.is_none() && self.progress.body_taken {
-                self.body.rewind();
-                self.record.bytes_in.set(0);
-            }
-            self.record.retries += 1;
-            if let Some((policy, slot)) = actions.as_ref().and_then(|it| it.retried_by.as_ref()) {
-                hits::retry(&self.session.worker.shard, (policy, slot));
-            }
-            self.progress = Progress::default();
-            self.record.head.rejection.set(None);
-            self.session.worker.shard.add(Count::Retries, 1);
+            self.begin_again(rule.is_none());
         }
     }
 
@@ -563,19 +559,6 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn told_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
         let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
         stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
-    }
-
-    pub(crate) fn attempt_so_far(&self, (aim, bound): (&Aim<'_>, &Bound)) -> Attempt {
-        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
-        Attempt {
-            sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
-            idempotent: retry::is_idempotent(aim.method),
-            body_replayable: !self.progress.body_taken || is_kept,
-            response_started: self.started.get(),
-            number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-            others: bound.destination.endpoints().saturating_sub(1),
-            waited: self.record.started.elapsed(),
-        }
     }
 }
 

@@ -385,7 +385,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             }
             let received = ReceivedHead { bytes, rejected };
             if let Some(reason) = received.rejection(&head) {
-                reply.rejected(reason);
+                reply.rejected(reason)?;
             }
             let bytes = received.bytes;
             let source = match (end, head.tunnel) {
@@ -418,7 +418,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 Sharing::Pinned => true,
                 Sharing::PinnedAtSidecar => {
                     if let Some(reason) = rejection_over_http1(&bytes, &head) {
-                        reply.rejected(reason);
+                        reply.rejected(reason)?;
                     }
                     true
                 }
@@ -576,13 +576,16 @@ impl Reply<'_, '_> {
         self.keep_back.as_ref().is_some_and(KeepBack::has_kept)
     }
 
-    /// The peer's sidecar rejected the request: the response to come is not the application's.
+    /// The peer's sidecar rejected the request: the response to come is not the application's. It is an error where the workload has lost
+    /// the port: a newer version of the world may know another endpoint.
     #[cold]
-    fn rejected(&mut self, reason: Reason) {
+    fn rejected(&mut self, reason: Reason) -> Result<(), Reason> {
         self.record.head.rejection.set(Some(reason));
         if let Some(trial) = self.trial {
             trial.rejected(reason);
         }
+        let is_whole = self.request.head.body == BodyLength::Empty;
+        if reason == Reason::UnknownService && is_whole { Err(reason) } else { Ok(()) }
     }
 
     #[cold]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use leno_model::EndpointId;
+use leno_model::{Endpoint, EndpointId};
 use leno_traffic::Endpoints;
 
 use super::Upstream;
@@ -29,6 +29,12 @@ impl Priorities {
     pub(crate) fn len(&self) -> usize {
         let others = self.others.iter().flat_map(|lists| lists.iter());
         self.first.len() + others.map(|list| list.len()).sum::<usize>()
+    }
+
+    /// The endpoints of all lists.
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        let others = self.others.iter().flat_map(|lists| lists.iter());
+        std::iter::once(&self.first).chain(others).flat_map(|list| list.iter())
     }
 
     /// The same without the endpoints that have no sidecar.

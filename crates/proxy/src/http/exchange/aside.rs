@@ -5,7 +5,6 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_model::{Cors, Reason};
@@ -179,7 +178,7 @@ impl Exchange<'_, '_> {
         hits::policy(&worker.shard, &ruling);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
-            self.wait(delay).await?;
+            self.while_there(tokio::time::sleep(delay)).await?;
         }
         match abort {
             None => Ok(()),
@@ -190,17 +189,20 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Lets time pass, as long as the client is there.
-    async fn wait(&self, time: Duration) -> Result<(), Reason> {
+    /// Waits for something, as long as the client is there.
+    pub(super) async fn while_there<T>(
+        &self,
+        awaited: impl Future<Output = T>,
+    ) -> Result<T, Reason> {
         let client = self.responder.connection();
-        let mut over = pin!(tokio::time::sleep(time));
-        poll_fn(|cx| match &client {
-            _ if over.as_mut().poll(cx).is_ready() => Poll::Ready(Ok(())),
+        let mut awaited = pin!(awaited);
+        poll_fn(|cx| match (awaited.as_mut().poll(cx), &client) {
+            (Poll::Ready(over), _) => Poll::Ready(Ok(over)),
             // What is read of a body tells by itself whether its client is there.
-            Some(io) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
+            (Poll::Pending, Some(io)) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))
             }
-            _ => Poll::Pending,
+            (Poll::Pending, _) => Poll::Pending,
         })
         .await
     }

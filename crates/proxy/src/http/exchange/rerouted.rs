@@ -1,0 +1,148 @@
+//! Requests that may go to no current endpoint: they wait for the next one where a workload has just changed, and are routed anew.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use leno_model::Reason;
+use leno_telemetry::Count;
+use leno_traffic::AttemptLimit;
+use leno_traffic::retry::{self, Attempt, Sent};
+
+use super::{Exchange, in_limit};
+use crate::awaited::Outdated;
+use crate::error::Failure;
+use crate::hits;
+use crate::http::forward::Progress;
+use crate::http::request::Aim;
+use crate::http::route::{Bound, Destination, route};
+use crate::http2::cancel;
+
+impl Exchange<'_, '_> {
+    /// The state of the request after an attempt.
+    pub(crate) fn attempt_so_far(&self, (aim, bound): (&Aim<'_>, &Bound)) -> Attempt {
+        let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
+        Attempt {
+            sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
+            idempotent: retry::is_idempotent(aim.method),
+            body_replayable: !self.progress.body_taken || is_kept,
+            response_started: self.started.get(),
+            number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+            others: bound.destination.endpoints().saturating_sub(1),
+            waited: self.record.started.elapsed(),
+        }
+    }
+
+    /// Prepares the next attempt. `rewinds`: the body begins again.
+    #[cold]
+    pub(super) fn begin_again(&mut self, rewinds: bool) {
+        if rewinds && self.progress.body_taken {
+            self.body.rewind();
+            self.record.bytes_in.set(0);
+        }
+        self.record.retries += 1;
+        let policy = self.actions.as_ref().and_then(|it| it.retried_by.as_ref());
+        if let Some((policy, slot)) = policy {
+            hits::retry(&self.session.worker.shard, (policy, slot));
+        }
+        self.progress = Progress::default();
+        self.record.head.rejection.set(None);
+        self.session.worker.shard.add(Count::Retries, 1);
+    }
+
+    /// The version by which a request was routed that may be sent once more after all its attempts failed, where none of the endpoints
+    /// that it could go to is current, or the workload has lost the port.
+    #[cold]
+    pub(super) fn outdated(&self, reason: Reason, at: (&Aim<'_>, &Bound)) -> Option<Outdated> {
+        let Destination::Endpoints(priorities) = &at.1.destination else { return None };
+        // Those attempts were for other endpoints, and so was the time that they took.
+        let first = Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at) };
+        let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let may_repeat = match reason {
+            Reason::NoEndpoint => !first.response_started,
+            // The connection was not used.
+            Reason::WrongIdentity => !first.response_started && first.sent == Sent::Nothing,
+            // The sidecar of the endpoint did not look at it.
+            Reason::UnknownService => !first.response_started && first.body_replayable,
+            reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::retry(reason, &first),
+        };
+        if !may_repeat || self.is_private() {
+            return None;
+        }
+        let has_lost_port = reason == Reason::UnknownService;
+        Outdated::by(&self.session.worker.world, &at.1.scene, priorities, has_lost_port)
+    }
+
+    /// Routes a request anew that failed in a version of the world, for as long as it may be sent once more.
+    #[cold]
+    pub(super) async fn reroute(
+        &mut self,
+        mut failure: Failure,
+        mut outdated: Outdated,
+    ) -> Result<(), Failure> {
+        let (worker, request) = (&self.session.worker, self.request);
+        while let Some(service) = self.record.subject.service.clone() {
+            let expected = worker.endpoint_expected(&service, outdated, self.record.started);
+            if !self.while_there(expected).await? {
+                break;
+            }
+            if failure.reason != Reason::NoEndpoint {
+                self.begin_again(true);
+            }
+            // Its scheme was permitted before.
+            let mut aim = request.aim_of_any_scheme()?;
+            let bound = route(self.session, request, &aim, &mut self.record).await?;
+            if let Destination::Redirected(redirection) = &bound.destination {
+                return self.redirect(redirection, bound.actions.as_deref()).await;
+            }
+            let actions = bound.actions.as_ref();
+            if let Some(target) = actions.and_then(|it| it.target(aim.path, aim.query)) {
+                aim.origin = Some(Cow::Owned(target));
+            }
+            self.actions.clone_from(&bound.actions);
+            let Err(reason) = self.attempts_anew((&aim, &bound)).await else { return Ok(()) };
+            failure = match &bound.ward {
+                Some(ward) => ward.failure(reason),
+                None => reason.into(),
+            };
+            match self.outdated(reason, (&aim, &bound)) {
+                Some(again) => outdated = again,
+                None => break,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Sends the request by its new route. Faults were injected before, and there is no hedging.
+    async fn attempts_anew(&mut self, at: (&Aim<'_>, &Bound)) -> Result<(), Reason> {
+        let actions = self.actions.clone();
+        let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
+        let limit: Option<AttemptLimit> = actions.as_ref().and_then(|it| it.attempt_limit);
+        let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
+        let mut tried = None;
+        loop {
+            let outcome = {
+                let _abandoned = limit.map(|_| cancel::Attempt);
+                let attempt = self.attempt(at.0, at.1, &mut tried);
+                match limit {
+                    None => attempt.await,
+                    Some(limit) => in_limit(limit, attempt).await,
+                }
+            };
+            let Err(reason) = outcome else { return Ok(()) };
+            if reason == Reason::AttemptTimeout {
+                self.end_attempt(outcome);
+            }
+            let again = match rule {
+                None => {
+                    retry::retry(reason, &self.attempt_so_far(at))
+                        && self.retrying.claim(at.1.ward.as_deref())
+                }
+                Some(rule) => self.is_tried_again(rule, reason, at).await,
+            };
+            if !again {
+                return Err(reason);
+            }
+            self.begin_again(rule.is_none());
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Changes of the only workload of a service in the files of a running mesh, under a constant load of requests to it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use leno_tests::{Mesh, Program, eventually, free_port, get, leno, manifest};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Serves two ports, and answers with a word.
+const SERVER: &str = "import http.server,sys,threading\n\
+class H(http.server.BaseHTTPRequestHandler):\n\
+\x20 protocol_version='HTTP/1.1'\n\
+\x20 def do_GET(self):\n\
+\x20  self.send_response(200); self.send_header('content-length',str(len(sys.argv[1]))); self.end_headers(); self.wfile.write(sys.argv[1].encode())\n\
+\x20 def log_message(self,*a): pass\n\
+class S(http.server.ThreadingHTTPServer):\n\
+\x20 request_queue_size=128\n\
+for port in sys.argv[2:]: threading.Thread(target=S(('127.0.0.1',int(port)),H).serve_forever).start()\n";
+
+/// A state of the workload.
+#[derive(Debug, Clone)]
+struct State {
+    /// One for HTTP, and one for TCP.
+    ports: [u16; 2],
+    account: &'static str,
+    word: String,
+}
+
+impl State {
+    /// The manifests of a mesh in which a client has a listener for each of the ports.
+    fn manifests(&self, [door, raw_door]: [u16; 2]) -> String {
+        let [port, raw] = self.ports;
+        let command =
+            json!(["python3", "-c", SERVER, self.word, port.to_string(), raw.to_string()]);
+        let manifests = manifest(&command.to_string(), port, door, "permissive");
+        let raw_port = format!("protocol: HTTP}}, {{name: raw, port: {raw}, protocol: TCP}}]");
+        let raw_outbound = format!(
+            "listen: \"{}\"}}\n  - {{service: raw.bookinfo, port: 9080, listen: \"{}\"}}\n",
+            at(door),
+            at(raw_door)
+        );
+        let service = "---
+apiVersion: v1
+kind: Service
+metadata: {name: raw, namespace: bookinfo}
+spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw}]}
+";
+        let account = format!("serviceAccount: {}", self.account);
+        let manifests = manifests
+            .replace("protocol: HTTP}]", &raw_port)
+            .replace(&format!("listen: \"{}\"}}\n", at(door)), &raw_outbound)
+            .replace("serviceAccount: ratings", &account);
+        manifests + service
+    }
+
+    /// Waits until requests get there, and the certificate is that of the account.
+    fn wait_for(&self, mesh: &Mesh, [door, raw_door]: [u16; 2]) {
+        eventually(&format!("{self:?}"), PATIENCE, || {
+            let certificates = mesh.ask("certificates");
+            let mut all = certificates.as_array()?.iter();
+            let own = all.find(|it| it["workload"] == "bookinfo/ratings-1")?;
+            let is_here =
+                |door: u16| get(at(door), "/").is_ok_and(|it| it.body == self.word.as_bytes());
+            let is_account = own["identity"].as_str()?.ends_with(&format!("/{}", self.account));
+            (is_account && is_here(door) && is_here(raw_door)).then_some(())
+        });
+    }
+}
+
+/// Sends 50 requests per second until a signal ends it.
+fn load(arguments: &[&str], door: u16) -> Program {
+    let mut command = leno();
+    command.args(["load", "--rate", "50", "-d", "1h", "--warmup", "0s", "--timeout", "60s"]);
+    command.args(["-o", "json"]).args(arguments).arg(format!("http://{}/", at(door)));
+    Program::start("leno load", &mut command)
+}
+
+/// Ends a load, and returns its report.
+fn report(mut load: Program) -> Value {
+    load.signal(Signal::INT);
+    load.wait(PATIENCE);
+    let printed = load.printed();
+    let json = printed.find('{').zip(printed.rfind('}')).map(|(from, to)| &printed[from..=to]);
+    serde_json::from_str(json.unwrap_or_default())
+        .unwrap_or_else(|error| panic!("{error}: {printed}"))
+}
+
+/// Requirement 7 of issue 26: the sidecar and the application are replaced, and requests wait for their successors.
+#[test]
+fn ten_changes_of_the_only_instance_fail_no_request() {
+    let doors = [free_port(), free_port()];
+    let ports = [[free_port(), free_port()], [free_port(), free_port()]];
+    let mut state = State { ports: ports[0], account: "ratings", word: "0".to_owned() };
+    let mesh = Mesh::up(&state.manifests(doors));
+    state.wait_for(&mesh, doors);
+    let loads = [
+        ("HTTP/1.1", load(&["-c", "100"], doors[0])),
+        ("HTTP/2", load(&["--http", "2", "-c", "2", "--streams", "50"], doors[0])),
+        ("TCP", load(&["--fresh-connections", "-c", "100"], doors[1])),
+    ];
+    let kinds = ["port", "account", "run", "port account", "port account run"];
+    for (number, kind) in kinds.iter().cycle().take(10).enumerate() {
+        if kind.contains("port") {
+            // The command names them.
+            state.ports = ports[usize::from(state.ports == ports[0])];
+        }
+        if kind.contains("account") {
+            state.account = if state.account == "ratings" { "reviews" } else { "ratings" };
+        }
+        if kind.contains("run") {
+            state.word = (number + 1).to_string();
+        }
+        mesh.write("mesh.yaml", &state.manifests(doors));
+        state.wait_for(&mesh, doors);
+    }
+    for (protocol, load) in loads {
+        let mut report = report(load);
+        let errors = report["errors_by_kind"].as_object_mut().unwrap();
+        // Those were due at the moment of the signal.
+        errors.remove("unsent");
+        assert!(errors.is_empty(), "{protocol}: {errors:?}\n{}", mesh.up.printed());
+        let statuses = report["statuses"].as_object().unwrap();
+        assert!(statuses.keys().eq(["200"]), "{protocol}: {statuses:?}");
+        assert!(statuses["200"].as_u64() > Some(50), "{protocol}: {statuses:?}");
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
