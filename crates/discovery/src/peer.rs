@@ -38,8 +38,8 @@ pub struct Registration {
 /// The sidecars that are connected to one control plane, by workload.
 pub type Registered = BTreeMap<WorkloadName, Registration>;
 
-/// Tells another control plane who is here, now and whenever that changes, until the stream ends. The first message comes
-/// also when no sidecar is here.
+/// Sends the sidecars of this control plane to another one, now and whenever they change, until the stream ends. The first
+/// message comes also when there is none.
 ///
 /// # Errors
 /// [`ServeError`] unless the other closed the stream, or there is nobody any more to tell of.

@@ -267,7 +267,8 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         (mesh, touched)
     };
     let listeners = |port: u16| Some(Listeners::from([(port, ([127, 0, 0, 1], 20_000).into())]));
-    let cases: [(u16, &dyn Fn(&mut Workload)); 3] = [
+    type Edit<'a> = &'a dyn Fn(&mut Workload);
+    let cases: [(u16, Edit<'_>); 3] = [
         (9999, &|it| it.ports[0].port = 9999),
         (9082, &|it| it.account = ServiceAccount::new("bookinfo", "other").unwrap()),
         (9999, &|it| {

@@ -17,6 +17,7 @@ fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
 }
 
 /// Takes all pods from a node under a load, none of which may fail.
+#[allow(clippy::print_stderr, reason = "the number of requests belongs to the result")]
 fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
     let drained = kubectl(&[&drain[..], &["--timeout=120s"]].concat());

@@ -1,4 +1,4 @@
-//! Services without a selector, whose EndpointSlices list pods with a sidecar among other addresses.
+//! EndpointSlices of Services without a selector list pods with a sidecar among other addresses.
 
 use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;
@@ -52,7 +52,7 @@ fn workload(update: &Update, name: &str) -> Workload {
     found.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
 }
 
-fn told_service(update: &Update) -> Service {
+fn sent_service(update: &Update) -> Service {
     let found = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::Service(found)) => Some(found.clone()),
         _ => None,
@@ -78,7 +78,7 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
             }
             ledger.resolve();
             let update = ledger.flush().unwrap();
-            let service = told_service(&update);
+            let service = sent_service(&update);
             assert_eq!(service.ports[0].target, TargetPort::Number(8080));
             let member = workload(&update, "shop/web-1");
             assert!(member.sidecar && selects(&service.selector, &member.labels), "{member:?}");
@@ -153,7 +153,7 @@ fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
     let endpoints = [("10.1.0.1", true), ("10.1.0.2", false), ("10.1.0.3", true)];
     ledger.take(slices(), slice("hand-1", 8080, &endpoints));
     let update = ledger.flush().unwrap();
-    let service = told_service(&update);
+    let service = sent_service(&update);
     let is_selected = |name| selects(&service.selector, &workload(&update, name).labels);
     let selected = ["shop/web-1", "shop/web-2", "bank/web-1"].map(is_selected);
     assert_eq!(selected, [true, false, false]);
