@@ -127,6 +127,7 @@ fn connections_are_accepted_in_one_place() {
     let others = [
         "identity/src/client_hello.rs",
         "proxy/src/http2/server.rs",
+        "proxy/src/http2/server/proxy_port.rs",
         "cli/src/intercept/verify.rs",
         "src/testing.rs",
     ];
