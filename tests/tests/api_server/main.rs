@@ -144,7 +144,7 @@ fn what_may_not_be_read_is_told_and_the_rest_is_read() {
         world.until("a first picture", |world| world.updates == 1).await;
         assert!(world.objects.contains_key(&workload("web-1")));
         let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
-        let kinds = ["EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
+        let kinds = ["EndpointSlice", "EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
         assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
         for (warning, kind) in warnings.iter().zip(kinds) {
             let expected = format!("{kind}: the API server forbids");
