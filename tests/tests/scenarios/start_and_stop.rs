@@ -393,7 +393,9 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
 fn two_cleanings_at_once_both_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let (port, door) = (free_port(), free_port());
-    let command = format!(r#"["python3", "-m", "http.server", "{port}", "--bind", "127.0.0.1"]"#);
+    // A process that an application started survives a killed `leno up`.
+    let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
+    let command = serde_json::json!(["sh", "-c", script]).to_string();
     std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
         .unwrap();
     let mut killed = up(folder.path());
