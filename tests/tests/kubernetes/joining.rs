@@ -51,19 +51,24 @@ fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
     });
 }
 
+/// All pods of a namespace get a sidecar, and then none has one.
+fn join_and_leave(servers: &Namespace) {
+    restart(servers, "leno.dev/injection=enabled", "deployment/server");
+    eventually("all pods have a sidecar", Duration::from_secs(120), || {
+        (meshed(servers, "server") == REPLICAS as usize).then_some(())
+    });
+    restart(servers, "leno.dev/injection-", "deployment/server");
+    eventually("no pod has a sidecar", Duration::from_secs(120), || {
+        (meshed(servers, "server") == 0).then_some(())
+    });
+}
+
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     let (servers, clients) = outside("late");
     let load = Load::of_connections(&clients, &url(&servers));
-    restart(&servers, "leno.dev/injection=enabled", "deployment/server");
-    eventually("all pods have a sidecar", Duration::from_secs(120), || {
-        (meshed(&servers, "server") == REPLICAS as usize).then_some(())
-    });
-    restart(&servers, "leno.dev/injection-", "deployment/server");
-    eventually("no pod has a sidecar", Duration::from_secs(120), || {
-        (meshed(&servers, "server") == 0).then_some(())
-    });
+    join_and_leave(&servers);
     end(load);
 }
 
@@ -263,14 +268,7 @@ fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
                 }
             }
         });
-        restart(&servers, "leno.dev/injection=enabled", "deployment/server");
-        eventually("all pods have a sidecar", Duration::from_secs(120), || {
-            (meshed(&servers, "server") == REPLICAS as usize).then_some(())
-        });
-        restart(&servers, "leno.dev/injection-", "deployment/server");
-        eventually("no pod has a sidecar", Duration::from_secs(120), || {
-            (meshed(&servers, "server") == 0).then_some(())
-        });
+        join_and_leave(&servers);
     });
     end(load);
 }

@@ -301,13 +301,17 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     until("the own one is back", &|_| true);
 }
 
-/// Processes that an application started survive a killed `leno up`, with its port.
+/// The command of a shell that starts a server: the server survives a killed `leno up`, with its port.
+fn in_shell(port: u16) -> String {
+    let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
+    serde_json::json!(["sh", "-c", script]).to_string()
+}
+
 #[test]
 fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() {
     let folder = tempfile::tempdir().unwrap();
     let (port, door) = (free_port(), free_port());
-    let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
-    let command = serde_json::json!(["sh", "-c", script]).to_string();
+    let command = in_shell(port);
     let manifests = manifest(&command, port, door, "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let answers = || {
@@ -393,9 +397,7 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
 fn two_cleanings_at_once_both_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let (port, door) = (free_port(), free_port());
-    // A process that an application started survives a killed `leno up`.
-    let script = format!("python3 -m http.server {port} --bind 127.0.0.1; true");
-    let command = serde_json::json!(["sh", "-c", script]).to_string();
+    let command = in_shell(port);
     std::fs::write(folder.path().join("mesh.yaml"), manifest(&command, port, door, "permissive"))
         .unwrap();
     let mut killed = up(folder.path());

@@ -37,6 +37,7 @@ use crate::world::World;
 mod application;
 mod client;
 pub(crate) mod frames;
+pub(crate) mod narrow;
 mod peer;
 mod short;
 

@@ -8,6 +8,7 @@ use leno_model::{Endpoint, Protocol};
 use tokio::sync::Notify;
 
 use super::fixture::frames::{self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway};
+use super::fixture::narrow::{Surplus, narrow};
 use super::fixture::{Application, Client, Mesh, Short, endpoint, run, until, view};
 use super::http2::{application, mesh, whole};
 use crate::http::replay;
@@ -192,48 +193,16 @@ fn a_server_that_ends_all_connections_before_any_stream_gets_few() {
     });
 }
 
-/// The treatment of all connections but the first.
-#[derive(Debug, Clone, Copy)]
-enum Surplus {
-    /// The server ends them.
-    Closed,
-    /// It never greets the client.
-    Silent,
-}
-
-/// An application that processes one stream at a time, on one connection.
-async fn narrow(surplus: Surplus) -> Application {
-    let connections = Cell::new(0);
-    Application::start(move |mut client| {
-        let number = connections.replace(connections.get() + 1);
-        async move {
-            match surplus {
-                _ if number == 0 => {}
-                Surplus::Closed => return,
-                Surplus::Silent => return pending().await,
-            }
-            client.bytes(24).await;
-            client.send(&OPENING[24..]).await;
-            client.send(frames::frame(frames::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 1])).await;
-            while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
-                if kind == frames::PING && flags == 0 {
-                    client.send(frames::frame(frames::PING, 1, 0, &payload)).await;
-                }
-                if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 {
-                    let flags = frames::END_HEADERS | END_STREAM;
-                    client.send(frames::frame(HEADERS, flags, stream, &[0x88])).await;
-                }
-            }
-        }
-    })
-    .await
-}
-
 #[test]
 fn requests_wait_for_room_where_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
-            let app = narrow(surplus).await;
+            let app = narrow(surplus, |Frame { kind, flags, stream, .. }| {
+                let is_whole = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
+                let flags = frames::END_HEADERS | END_STREAM;
+                is_whole.then(|| frames::frame(HEADERS, flags, *stream, &[0x88]))
+            })
+            .await;
             let mesh = mesh(app.address, Protocol::Http2).await;
             let given = answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 200), "{surplus:?}: {given:?}");
