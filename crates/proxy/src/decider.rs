@@ -1,4 +1,4 @@
-//! Asking deciders: calls of gRPC beside a request, bounded in number, size and time.
+//! Clients of check services: gRPC calls made for a request, bounded in number, size and time.
 
 mod inside;
 mod outside;
@@ -27,49 +27,49 @@ use crate::http::ahead::Taken;
 use crate::http::grpc::message::{self, NotOne};
 use crate::worker::Worker;
 
-/// The deciders that one thread has asked.
+/// The check services that one thread has called.
 pub(crate) struct Deciders {
     known: RefCell<FxHashMap<DeciderAddress, Rc<Contact>>>,
     sessions: Sessions,
-    /// What bodies take that were read ahead for them, and are here still.
+    /// Memory used by buffered body prefixes, on this thread.
     pub(crate) ahead: Rc<Taken>,
 }
 
-/// One of them.
+/// One check service.
 struct Contact {
     at: DeciderAddress,
-    /// Room for questions under way.
+    /// Permits for check requests in flight.
     places: Semaphore,
-    /// The connections to one outside the mesh.
+    /// The connections to a service outside the mesh.
     connections: Rc<Connections>,
-    /// Whether it answered last: its trouble is logged once.
+    /// True if the last call succeeded; used to log a failure once.
     is_well: Cell<bool>,
-    /// One that answers every other time is logged no more often than others.
+    /// Limits the log lines about a service that fails intermittently.
     logs: RefCell<LogLimit>,
 }
 
-/// Why a question has no answer.
+/// The reason why a check request has no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoAnswer {
-    /// It took too long.
+    /// The timeout has expired.
     #[error("it did not answer in time")]
     Late,
-    /// It cannot be reached.
+    /// The service cannot be reached.
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
-    /// The mesh does not lead there.
+    /// The mesh has no route to the service.
     #[error("it cannot be reached: {}", .0.label())]
     Mesh(Reason),
-    /// It answered with this status of HTTP.
+    /// The service responded with this HTTP status.
     #[error("it answered with status {0}")]
     Status(u16),
-    /// It answered with this status of gRPC.
+    /// The service responded with this gRPC status.
     #[error("it answered with status {0} of gRPC")]
     Grpc(String),
-    /// What came is no call of gRPC.
+    /// The response is not a valid gRPC response.
     #[error("it does not speak gRPC, or the connection broke: {0}")]
     Protocol(String),
-    /// It answered, and nobody knows what.
+    /// The response message cannot be used.
     #[error("its answer cannot be used: {0}")]
     Unusable(String),
 }
@@ -90,7 +90,7 @@ impl Deciders {
         if let Some(contact) = known.get(at) {
             return contact.clone();
         }
-        // Those that rules named before are let go of; those that they name now come back.
+        // Entries of removed rules are dropped; those still in use are created again on the next call.
         if known.len() >= CONTACTS_MAX {
             known.clear();
         }
@@ -106,7 +106,7 @@ impl Deciders {
     }
 }
 
-/// Asks a decider one question: a message for a method, and `read` makes something of its answer.
+/// Sends a check request to a service. `read` converts the response message.
 pub(crate) async fn ask<T>(
     worker: &Rc<Worker>,
     decider: &Decider,
@@ -115,7 +115,7 @@ pub(crate) async fn ask<T>(
 ) -> Result<T, NoAnswer> {
     let contact = worker.deciders.contact(&decider.at);
     let question = Question { method, message: message::framed(&message), time: decider.timeout };
-    // It may show a body: twice is once too often.
+    // The message may contain a body: do not keep two copies.
     drop(message);
     let asked = async {
         let place = contact.places.acquire().await;
@@ -140,18 +140,18 @@ pub(crate) async fn ask<T>(
     answer
 }
 
-/// What is asked.
+/// A check request.
 struct Question {
-    /// The path of the method.
+    /// The path of the gRPC method.
     method: &'static str,
-    /// The message, framed.
+    /// The length-prefixed message.
     message: Bytes,
-    /// How long its answer is waited for.
+    /// The time limit for the response.
     time: std::time::Duration,
 }
 
 impl Question {
-    /// As `grpc-timeout` says it.
+    /// Returns the value of `grpc-timeout`.
     fn timeout(&self) -> String {
         format!("{}m", self.time.as_millis().max(1))
     }
@@ -173,9 +173,10 @@ impl Contact {
     }
 }
 
-/// Questions under way from one data thread to one decider; others wait, within their time.
+/// The maximum number of check requests in flight from one data thread to one service. Others wait, within
+/// their timeout.
 const UNDER_WAY_MAX: usize = 256;
-/// More deciders than the rules of a workload name.
+/// The maximum number of cached services; more than the rules of a workload name.
 const CONTACTS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on sockets and on links: one road for both.
+//! HTTP/1.1 on sockets and on links, by the same code.
 
 pub(crate) mod again;
 pub(crate) mod ahead;

@@ -1,4 +1,4 @@
-//! HTTP/2 at the edges: its heads become those of HTTP/1.1 and back, the corridor between is one.
+//! HTTP/2 at the edges: its heads are converted to HTTP/1.1 and back, with one request pipeline for both.
 
 pub(crate) mod cancel;
 pub(crate) mod client;
@@ -10,17 +10,16 @@ pub(crate) mod server;
 pub(crate) mod stream;
 mod transport;
 
-/// What a peer may send ahead on one stream.
+/// The receive window of one stream.
 const WINDOW_BYTES: u32 = 64 * 1024;
-/// What a peer may send ahead on all streams of a connection: as much as on each of them, so that
-/// streams that nobody reads do not stop the others.
+/// The receive window of a connection: large enough that streams without a reader do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = 256 * WINDOW_BYTES;
-/// What the codec counts for a frame that is almost empty, while nobody reads it.
+/// The cost that the codec charges for an almost empty frame that has not been read.
 const SMALL_FRAME_COST: usize = 256;
-/// The header lists that the codec reads and announces. The limit of a head applies to the one of HTTP/1.1 that is made of it; a
-/// longer list is read so that it gets a response with the reason and is counted.
+/// The maximum header list that the codec accepts and announces. The limit of a head applies to its HTTP/1.1
+/// form; a longer list is read so that the client gets a response with the reason and the request is counted.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
-/// The same from clients of a gateway, which may be anyone.
+/// The same for clients of a gateway, which are not trusted.
 const EDGE_HEADER_LIST_BYTES_MAX: u32 = 128 * 1024;
-/// What may wait for a peer on one stream.
+/// The maximum size of pending output on one stream.
 const SEND_BUFFER_BYTES_MAX: usize = 64 * 1024;

@@ -27,52 +27,52 @@ use slot::Slot;
 pub(crate) use slot::{Incoming, Lost};
 pub(crate) use stream::LinkStream;
 
-/// A handle on a link. The driver task ends when the connection does.
+/// A handle to a link. The driver task ends with the connection.
 #[derive(Clone)]
 pub(crate) struct LinkHandle(Rc<Shared>);
 
-/// What the driver and the streams of one link share; borrowed only between awaits.
+/// The state shared by the driver and the streams of one link; borrowed only between awaits.
 struct Shared {
     state: RefCell<State>,
-    /// Runs when the peer becomes silent, and when it is heard again.
+    /// Called when the peer stops responding, and when it responds again.
     on_silence: RefCell<Option<Box<SilenceObserver>>>,
-    /// Told when the whole link changes: it is greeted, drained of output, or broken.
+    /// Notified of changes of the whole link: it is ready, its output is drained, or it is broken.
     changed: Notify,
 }
 
-/// Observes whether the peer of a link is silent.
+/// Observes whether the peer of a link responds.
 type SilenceObserver = dyn Fn(&LinkHandle, bool);
 
 struct State {
     role: Role,
     link: Link,
     slots: HashMap<StreamId, Slot, BuildHasherDefault<StreamIdHasher>>,
-    /// Queues of streams that are over, for the next ones.
+    /// Queues of ended streams, for reuse.
     spare: Vec<VecDeque<Incoming>>,
-    /// The driver: woken when there is something to write.
+    /// Wakes the driver when output is pending.
     driver: Option<Waker>,
     /// Streams that wait for the output to drain.
     congested: Vec<StreamId>,
-    /// The connection is gone; nothing can be sent or will arrive.
+    /// True if the connection is gone.
     broken: bool,
-    /// The peer takes no new streams, or we shall open none.
+    /// True if the peer accepts no new streams, or this side will open none.
     retired: bool,
-    /// Both ends know which stream is the last.
+    /// True if both ends know the last stream.
     concluded: bool,
-    /// A stream was opened or written to since the driver looked.
+    /// True if a stream was opened or written to since the driver's last check.
     used: bool,
-    /// The peer has left a ping unanswered for so long that new requests go elsewhere.
+    /// True if the peer has left a ping unanswered for so long that new requests avoid it.
     is_silent: bool,
-    /// The peer's limits are known; before that only few streams fit.
+    /// True if the peer's limits are known; before that only few streams are permitted.
     greeted: bool,
 }
 
-/// A stream that the peer opened.
+/// A stream opened by the peer.
 pub(crate) struct Opened {
     pub(crate) stream: LinkStream,
     pub(crate) kind: StreamKind,
     pub(crate) head: Bytes,
-    /// Nothing follows the head.
+    /// True if the head ends the stream.
     pub(crate) end: bool,
 }
 
@@ -96,7 +96,7 @@ impl LinkHandle {
         Self(Rc::new(Shared { state: RefCell::new(state), on_silence, changed: Notify::new() }))
     }
 
-    /// Opens a stream whose head is written by `write_head`; `end`: nothing follows it.
+    /// Opens a stream with the head that `write_head` writes; `end`: the head ends it.
     pub(crate) fn open(
         &self,
         kind: StreamKind,
@@ -114,24 +114,24 @@ impl LinkHandle {
         Ok(LinkStream::new(self.0.clone(), id))
     }
 
-    /// Whether a new stream may be opened now.
+    /// True if a new stream may be opened now.
     pub(crate) fn is_open(&self) -> bool {
         let state = self.0.state.borrow();
         !state.broken && !state.retired && state.link.vacancies() > 0
     }
 
-    /// True when the peer reads the mark of requests of HTTP/2 clients.
+    /// True if the peer supports the mark on requests of HTTP/2 clients.
     pub(crate) fn reads_http2_mark(&self) -> bool {
         self.0.state.borrow().link.peer_reads_http2_mark()
     }
 
-    /// Whether the connection is gone.
+    /// True if the connection is gone.
     pub(crate) fn is_broken(&self) -> bool {
         self.0.state.borrow().broken
     }
 
-    /// Runs `act` with true when the peer leaves a ping unanswered, long before the streams of the link are lost, and
-    /// with false when it is heard again.
+    /// Calls `act` with true if the peer leaves a ping unanswered, long before the streams of the link are
+    /// lost, and with false when it responds again.
     pub(crate) fn on_silence(&self, act: impl Fn(&Self, bool) + 'static) {
         *self.0.on_silence.borrow_mut() = Some(Box::new(act));
     }
@@ -148,18 +148,18 @@ impl LinkHandle {
         }
     }
 
-    /// Streams under way.
+    /// The number of open streams.
     pub(crate) fn streams(&self) -> usize {
         self.0.state.borrow().slots.len()
     }
 
-    /// Takes no more streams; those under way finish, then the driver closes the connection.
+    /// Opens no more streams; those in progress finish, then the driver closes the connection.
     pub(crate) fn retire(&self) {
         let mut state = self.0.state.borrow_mut();
         if !state.retired {
             state.retired = true;
-            // The peer first hears that the end is near, then, when it has, where it is: a
-            // stream that it opened meanwhile is still served.
+            // The peer first learns that the link drains and, after its response, which stream is the last:
+            // streams that it opened meanwhile are still served.
             state.link.drain();
             state.link.ping();
             state.concluded = state.role == Role::Opener;
@@ -167,24 +167,23 @@ impl LinkHandle {
         }
     }
 
-    /// Gives the link up with all its streams; the driver closes the connection.
+    /// Abandons the link with all its streams; the driver closes the connection.
     pub(crate) fn abandon(&self) {
         self.break_off();
         self.0.state.borrow().wake_driver();
     }
 
-    /// Resolves when the peer's limits are known, so that as many streams fit as it allows.
+    /// Resolves when the peer's limits are known, so that all permitted streams can be opened.
     pub(crate) async fn ready(&self) -> Result<(), Lost> {
         self.wait(|state| state.greeted).await
     }
 
-    /// Resolves when no more output waits for the peer than should; `None` if it does not take some
-    /// within `patience`.
+    /// Resolves when the output of the link is no longer congested; `None` if it still is after `patience`.
     pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
         let is_so = |state: &State| !state.link.is_congested();
         match self.look(is_so) {
             Some(seen) => Some(seen),
-            // Boxed: seldom waited for, and the future would be larger for every request.
+            // Boxed: rarely needed, and it would enlarge the future of every request.
             None => Box::pin(timeout(patience, self.wait(is_so))).await.ok(),
         }
     }
@@ -199,7 +198,7 @@ impl LinkHandle {
         }
     }
 
-    /// Whether it is so, or can never be; `None`: not yet.
+    /// Returns `Ok` if the condition holds, an error if it never will; `None`: not yet.
     fn look(&self, is_so: impl Fn(&State) -> bool) -> Option<Result<(), Lost>> {
         let state = self.0.state.borrow();
         if state.broken {
@@ -242,7 +241,7 @@ impl LinkHandle {
         }
     }
 
-    /// The connection is gone: every stream hears of it.
+    /// Marks the connection as gone, and fails all streams.
     fn break_off(&self) {
         let mut state = self.0.state.borrow_mut();
         state.broken = true;
@@ -261,7 +260,7 @@ impl State {
         }
     }
 
-    /// The link's own state, with room for what it is about to send.
+    /// Returns the state machine, with a buffer for its output.
     fn writable(&mut self) -> &mut Link {
         buffers::furnish(self.link.output(), Size::Turn);
         &mut self.link
@@ -272,7 +271,7 @@ impl State {
         self.slots.entry(id).or_insert(Slot { arrived, ..Slot::default() })
     }
 
-    /// Lets go of a stream.
+    /// Removes a stream.
     fn remove(&mut self, id: StreamId) -> Removed {
         let Some(slot) = self.slots.remove(&id) else {
             return Removed { is_congested: false, is_whole: false };
@@ -286,13 +285,13 @@ impl State {
         Removed { is_congested, is_whole }
     }
 
-    /// True when the driver may have waited for the last stream to end.
+    /// True if the driver may be waiting for the last stream to end.
     fn is_ending(&self) -> bool {
         self.retired || self.broken || self.link.is_going_away()
     }
 
     fn deliver(&mut self, id: StreamId, incoming: Incoming) {
-        // Without a slot our side has let go of the stream: what still arrives is dropped.
+        // Without a slot, this side has dropped the stream: data that still arrives is discarded.
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.deliver(incoming);
         }
@@ -304,7 +303,7 @@ impl State {
         }
     }
 
-    /// Keeps the reason of a reset, if this release knows it.
+    /// Records the reason of a reset, if this release knows it.
     fn note_reason(&mut self, id: StreamId, reason: &[u8]) {
         let reason = std::str::from_utf8(reason).ok().and_then(Reason::from_label);
         if let (Some(reason), Some(slot)) = (reason, self.slots.get_mut(&id)) {
@@ -318,7 +317,7 @@ impl State {
         }
     }
 
-    /// The output was taken: who waited for that goes on.
+    /// Wakes the streams that waited for the output to drain.
     fn resume_congested(&mut self) {
         for id in std::mem::take(&mut self.congested) {
             if let Some(slot) = self.slots.get_mut(&id) {
@@ -328,11 +327,11 @@ impl State {
         }
     }
 
-    /// Nothing opens after this, whatever the peer may still say about the last one.
+    /// Handles GOAWAY: no stream is opened afterwards, even if the peer sends another one.
     fn hear_go_away(&mut self, last: StreamId) {
         self.retired = true;
         self.concluded = true;
-        // An opener names no stream of ours: those it opened go on.
+        // An opener's GOAWAY does not refer to our streams: those that it opened continue.
         if self.role == Role::Opener {
             for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
                 slot.lose(Lost::Refused);
@@ -340,26 +339,26 @@ impl State {
         }
     }
 
-    /// Says which stream is the last.
+    /// Announces the last stream.
     fn conclude(&mut self) {
         self.link.go_away(GoAwayCode::Drain);
         self.concluded = true;
         self.wake_driver();
     }
 
-    /// No stream is open and none will be: both ends know the last one.
+    /// True if no stream is open and none will be: both ends know the last one.
     fn is_finished(&self) -> bool {
-        // An opener may have gone away by itself: it has used all that one link has.
+        // An opener may have sent GOAWAY by itself, after using all streams or resets that one link permits.
         let concluded = self.concluded || self.role == Role::Opener && self.link.is_going_away();
         concluded && self.slots.is_empty()
     }
 }
 
-/// The state of a stream when it left its link.
+/// The state of a stream when it was removed from its link.
 struct Removed {
-    /// It waited for the output to drain.
+    /// True if it waited for the output to drain.
     is_congested: bool,
-    /// Both directions had ended.
+    /// True if both directions had ended.
     is_whole: bool,
 }
 
@@ -375,7 +374,7 @@ impl From<ResetCode> for Lost {
     }
 }
 
-/// Queues kept by one link: as many as streams that begin and end in one turn.
+/// The maximum number of spare queues of one link: as many as streams that begin and end in one turn.
 const SPARE_MAX: usize = 32;
-/// A queue with room for more than this is not kept.
+/// The maximum capacity of a queue that is kept for reuse.
 const QUEUE_MAX: usize = 8;

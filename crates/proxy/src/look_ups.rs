@@ -1,5 +1,5 @@
-//! Name look-ups of the application, which the kernel leads here: what the mesh knows is answered,
-//! everything else is passed on to the resolvers that it was for.
+//! DNS proxy for the application: names of the mesh are resolved locally, other queries are forwarded to the
+//! configured resolvers.
 
 mod allowance;
 mod question;
@@ -34,7 +34,7 @@ use question::{Asked, Reading, failure, read};
 use resolvers::Resolvers;
 pub(crate) use resolvers::is_answer;
 
-/// How a look-up came, and its answer goes.
+/// The transport of a DNS query and its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Over {
     Udp,
@@ -54,7 +54,7 @@ pub struct DnsReplies {
     pub failure: Option<Vec<u8>>,
 }
 
-/// The replies to a packet when each service has the addresses `found`.
+/// Returns the replies to a packet if each service has the addresses `found`.
 pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
     let failure = failure(packet);
     match read(packet, domain) {
@@ -68,7 +68,7 @@ pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts
     }
 }
 
-/// Answers look-ups for as long as the proxy lives.
+/// Serves DNS queries for the lifetime of the proxy.
 pub(crate) fn serve(tasks: &LocalSet, follower: &Rc<Follower>, look_ups: &LookUps) {
     let resolvers = Resolvers::new(look_ups.resolvers.clone(), RESOLVER_PORT, is_of_pod);
     let answerer = Answerer::new(follower.clone(), look_ups.domain.clone(), resolvers);
@@ -81,7 +81,7 @@ pub(crate) fn serve(tasks: &LocalSet, follower: &Rc<Follower>, look_ups: &LookUp
 }
 
 impl LookUps {
-    /// Whether somebody beyond the pod is named who answers what the mesh does not know.
+    /// Returns true if a resolver outside the pod is configured, for names outside the mesh.
     #[must_use]
     pub fn have_resolvers(&self) -> bool {
         let text = std::fs::read_to_string(&self.resolvers).unwrap_or_default();
@@ -89,8 +89,8 @@ impl LookUps {
     }
 }
 
-/// Whether a name server is in the pod itself, as a cache beside the application: its own look-ups
-/// are led here too, so that they would go round in circles.
+/// True if a name server runs in the pod itself, for example a local cache: its own queries are redirected to
+/// this proxy as well, which would create a loop.
 fn is_of_pod(server: IpAddr) -> bool {
     let server = server.to_canonical();
     server.is_loopback() || server.is_unspecified()
@@ -100,20 +100,20 @@ struct Answerer {
     follower: Rc<Follower>,
     domain: ClusterDomain,
     resolvers: Resolvers,
-    /// The control plane left a question open: until then nobody waits for it.
+    /// Set after the control plane left a query unanswered: until then queries do not wait for it.
     silent_until: Cell<Option<Instant>>,
-    /// What may be asked about names that are new.
+    /// The budget of control plane queries for new names.
     allowance: RefCell<Allowance>,
-    /// Look-ups for which the control plane is asked, or a name server.
+    /// Permits for DNS queries that wait for the control plane or a resolver.
     under_way: Arc<Semaphore>,
 }
 
-/// What becomes of a look-up.
+/// The next step of a DNS query.
 enum Step {
-    /// Nothing more: it is answered so, or not at all.
+    /// The query is complete, with this response or none.
     Reply(Option<Vec<u8>>),
-    /// Others are asked, while this is kept: the control plane about that, if it is about a service
-    /// of which it did not say anything yet.
+    /// The query is forwarded while this permit is held: to the control plane first, if it is for a service
+    /// without a known record.
     Ask(Option<Box<Asked>>, OwnedSemaphorePermit),
 }
 
@@ -138,7 +138,7 @@ impl Answerer {
             bound(self.conditions(), (address, Over::Udp), async || UdpSocket::bind(address).await)
                 .await;
         let socket = Rc::new(socket);
-        // Room for one byte more than is taken tells what was longer.
+        // One extra byte reveals packets that are too long.
         let mut packet = vec![0_u8; QUERY_BYTES_MAX + 1];
         loop {
             let Ok((length, client)) = socket.recv_from(&mut packet).await else {
@@ -188,7 +188,7 @@ impl Answerer {
         }
     }
 
-    /// Look-ups of one connection, one after another (RFC 1035 §4.2.2).
+    /// Serves the queries of one connection in sequence (RFC 1035 §4.2.2).
     async fn converse(&self, mut tcp: TcpStream) -> io::Result<()> {
         loop {
             let read = async {
@@ -210,7 +210,7 @@ impl Answerer {
         }
     }
 
-    /// What a look-up is answered; `None` when it is none.
+    /// Returns the response to a query; `None` if it is malformed.
     async fn reply(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
         match self.step(query, over) {
             Step::Reply(reply) => reply,
@@ -218,7 +218,8 @@ impl Answerer {
         }
     }
 
-    /// What can be done without asking anybody: what is known is answered however many others wait.
+    /// Handles a query as far as possible without waiting: known names are resolved regardless of the number of
+    /// pending queries.
     fn step(&self, query: &[u8], over: Over) -> Step {
         let asked = match read(query, &self.domain) {
             Reading::Nonsense => {
@@ -240,7 +241,7 @@ impl Answerer {
         }
     }
 
-    /// Asks the control plane about a service, and the resolvers when it has no answer.
+    /// Queries the control plane about a service, and the resolvers if it has no record.
     async fn ask(&self, asked: Option<Box<Asked>>, query: &[u8], over: Over) -> Option<Vec<u8>> {
         if let Some(asked) = asked
             && let Some(found) = self.find(&asked.service).await
@@ -255,7 +256,7 @@ impl Answerer {
         self.fail(query)
     }
 
-    /// The answer of the mesh; `None` when others have it.
+    /// Returns the response of the mesh; `None` if the query has to be forwarded.
     fn answer(&self, asked: &Asked, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
         let reply = asked.answer(found, over).filter(|_| !found.is_elsewhere())?;
         self.expect_connections(asked, found);
@@ -268,15 +269,15 @@ impl Answerer {
         failure(query)
     }
 
-    /// What the control plane said of a name.
+    /// Returns the record of a name, if it is known and current.
     fn known(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
-        // What is known from before may be old.
+        // Without a connection to the control plane, records may be outdated.
         let is_fresh = self.follower.connected.get();
         is_fresh.then(|| self.follower.world.whereabouts(name)).flatten()
     }
 
-    /// What the control plane says of a name. It is not waited for long: the resolvers have an
-    /// answer that is as right.
+    /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
+    /// valid response.
     async fn find(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
         let Follower { world, connected, looked_up, .. } = &*self.follower;
         if !connected.get() {
@@ -294,7 +295,7 @@ impl Answerer {
         }
         let found = async {
             loop {
-                // Looked up once more before the first wait: the answer may have come since.
+                // Checked again before the first wait: the record may have arrived since.
                 if let Some(found) = world.whereabouts(name) {
                     return Some(found);
                 }
@@ -308,7 +309,7 @@ impl Answerer {
         None
     }
 
-    /// Asks what is at the addresses of an answer: the application is about to connect.
+    /// Requests the entries of the addresses in a response: the application is about to connect.
     fn expect_connections(&self, asked: &Asked, found: &Whereabouts) {
         let addresses = || found.addresses().iter().filter(|address| asked.wants(**address));
         if addresses().count() > EXPECTED_MAX {
@@ -325,7 +326,7 @@ impl Answerer {
     }
 }
 
-/// What listens there, as soon as the port is free.
+/// Binds the address, as soon as it is free.
 pub(crate) async fn bound<T>(
     conditions: &Conditions,
     (address, over): (SocketAddr, Over),
@@ -353,27 +354,28 @@ pub(crate) async fn bound<T>(
     }
 }
 
-/// Where name servers are asked (RFC 1035 §4.2).
+/// The port of resolvers (RFC 1035 §4.2).
 const RESOLVER_PORT: u16 = 53;
-/// The longest look-up that is taken: questions are short, whatever room they leave for answers.
+/// The maximum size of a query: queries are short, whatever response size they announce.
 const QUERY_BYTES_MAX: usize = 4096;
-/// Look-ups at once for which others are asked; more are told that nobody can answer.
+/// The maximum number of pending queries; further ones fail with SERVFAIL.
 const UNDER_WAY_MAX: usize = 256;
-/// Connections for look-ups at once; more wait.
+/// The maximum number of TCP connections; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
-/// How long such a connection may be silent, or take nothing of its answer.
+/// The idle and write timeout of a TCP connection.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// The longest life of such a connection.
+/// The maximum lifetime of a TCP connection.
 const LIFE_MAX: Duration = Duration::from_secs(120);
-/// How long the control plane is waited for.
+/// The time limit for the control plane's response.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How long it is not waited for after it did not answer in that time.
+/// The time after such a timeout in which queries do not wait for the control plane.
 const SILENCE: Duration = Duration::from_secs(10);
-/// With more addresses than that, who knows which of them it connects to.
+/// The maximum number of addresses for which entries are requested; with more, the client's choice is
+/// unpredictable.
 const EXPECTED_MAX: usize = 4;
-/// When a socket fails, asking again at once would only burn time.
+/// The pause after a socket error, to avoid a busy loop.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often it is tried to listen where somebody else does.
+/// The interval of attempts to bind an address that is in use.
 const BIND_AGAIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

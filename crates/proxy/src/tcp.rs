@@ -1,4 +1,4 @@
-//! Opaque TCP: the same corridor without the HTTP stations.
+//! Opaque TCP: the request pipeline without the HTTP stages.
 
 mod hidden;
 mod inbound;
@@ -52,7 +52,7 @@ pub(crate) use hidden::Examination;
 pub(crate) use inbound::{needs_requests, plainly, to_application};
 pub(crate) use silent::injects_faults;
 
-/// Carries the application's connection to a service. `early`: what was read of it already.
+/// Forwards the application's connection to a service. `early`: the bytes already read.
 pub(crate) async fn to_service(
     session: &Session,
     (service, port): (&ServiceName, u16),
@@ -73,7 +73,7 @@ pub(crate) async fn to_service(
     pass(session, opened, (&io, early), record).await;
 }
 
-/// Waits until a connection may be opened anew.
+/// Waits until another attempt to open the connection is possible.
 #[cold]
 async fn may_be_opened(session: &Session, outdated: Outdated, record: &Record<'_>) -> bool {
     match &record.subject.service {
@@ -82,7 +82,7 @@ async fn may_be_opened(session: &Session, outdated: Outdated, record: &Record<'_
     }
 }
 
-/// Carries a stranger's connection to where the port of a gateway leads that serves no HTTP.
+/// Forwards the connection of an external client to the destination of a gateway port without HTTP.
 pub(crate) async fn through_gateway(
     session: &Session,
     half_open: HalfOpen,
@@ -97,7 +97,7 @@ pub(crate) async fn through_gateway(
     pass(session, opened, (&io, early), record).await;
 }
 
-/// Carries bytes both ways, once it is open where they go.
+/// Forwards bytes in both directions, once the upstream is open.
 async fn pass(
     session: &Session,
     opened: Result<Opening, Unopened>,
@@ -130,23 +130,23 @@ async fn pass(
         Ok(()) => record.succeed(),
         Err(reason) => {
             record.reason = Some(reason);
-            // An orderly end stays one; anything else reaches the client as a reset.
+            // A clean end stays one; anything else reaches the client as a reset.
             io.reset();
         }
     }
 }
 
-/// A passage, and what is under way while it is open.
+/// An opened upstream, and its load guards.
 type Opening = (Passage, (InFlight, Option<Held>));
 
-/// Why no passage was opened.
+/// The reason why no upstream was opened.
 #[derive(Debug, Clone, Copy)]
 struct Unopened {
-    /// Decides what happens next.
+    /// The reason that determines the next step.
     reason: Reason,
     /// The reason that the sidecar of the endpoint reported.
     rejection: Option<Reason>,
-    /// The version of the world that decided, where the connection may be opened anew.
+    /// The configuration version of the decision, if the connection may be opened again.
     outdated: Option<Outdated>,
 }
 
@@ -157,12 +157,12 @@ impl From<Reason> for Unopened {
 }
 
 impl Unopened {
-    /// The reason under which the connection is counted.
+    /// Returns the reason under which the connection is counted.
     fn counted(self) -> Reason {
         self.rejection.unwrap_or(self.reason)
     }
 
-    /// The same, among these endpoints. None of them was sent anything.
+    /// Adds the configuration version of these endpoints. None of them has received any bytes.
     #[cold]
     fn among(self, worker: &Worker, scene: &Scene, priorities: &Priorities) -> Self {
         let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
@@ -173,20 +173,20 @@ impl Unopened {
     }
 }
 
-/// Where the bytes of a connection go on.
+/// The upstream of a connection.
 enum Passage {
     Link(LinkStream),
-    /// To an application without a sidecar.
+    /// An application without a sidecar.
     Plain(Box<Http1Upstream>),
 }
 
-/// The payload of OPEN for a client that begins in HTTP/2. A sidecar that needs to see requests serves them.
+/// The payload of OPEN for a client that starts with HTTP/2. A sidecar that needs to see requests serves them.
 const FACT_HTTP2: &[u8] = b"h2";
 
-/// Bytes between a stream and the codec that reads them.
+/// The buffer size between a stream and its codec.
 const MEMORY_BYTES: usize = 16 * 1024;
 
-/// The kind of routes of sessions that applications encrypt.
+/// The kind of routes for TLS sessions that applications terminate.
 const TLS_ROUTE: &str = "TLSRoute";
 
 async fn open(
@@ -218,7 +218,7 @@ async fn open(
     open_among(worker, (&scene, chosen), sniff(client.1), record).await
 }
 
-/// Where a port of a gateway leads that serves no HTTP.
+/// Opens the destination of a gateway port without HTTP.
 async fn open_from_edge(
     session: &Session,
     half_open: HalfOpen,
@@ -230,7 +230,7 @@ async fn open_from_edge(
     let limits = &worker.config.limits;
     let backend = match plan {
         GatewayPortPlan::Passthrough(routes) => {
-            // Whatever else comes is nothing that a route of TLS is about.
+            // TLS routes apply to no other protocol.
             let named = async {
                 match detect(io, early).await {
                     Sniffed::Tls => Ok(server_name(io, early).await),
@@ -265,12 +265,12 @@ async fn open_from_edge(
     open_among(worker, (&scene, ChosenPort::direct(port)), sniff(early), record).await
 }
 
-/// The port that takes a connection, and the policies on the way to it.
+/// The destination port of a connection, and the policies that apply to it.
 #[derive(Clone, Copy)]
 struct ChosenPort<'a> {
     /// The port that the client called.
     called: &'a PortPlan,
-    /// The port that takes the connection, which may be the same.
+    /// The port that receives the connection, which may be the same.
     port: &'a PortPlan,
     policies: EffectivePolicies<'a>,
 }
@@ -280,8 +280,8 @@ impl<'a> ChosenPort<'a> {
         Self { called: port, port, policies: port.own_policies() }
     }
 
-    /// Fault injection needs a request, which no policy sees here. A port that is declared to carry bytes
-    /// is left alone.
+    /// True if fault injection rejects the connection: it needs requests, which are not visible here. Ports
+    /// with a declared TCP protocol are exempt.
     fn has_faults(&self) -> bool {
         let of_called = self.called.treatment.as_ref().is_some_and(|it| it.faults.is_some());
         let decides = if of_called { self.called } else { self.port };
@@ -290,7 +290,7 @@ impl<'a> ChosenPort<'a> {
     }
 }
 
-/// Opens a passage to one of the endpoints of a port.
+/// Connects to one of the endpoints of a port.
 async fn open_among(
     worker: &Rc<Worker>,
     (scene, chosen): (&Scene, ChosenPort<'_>),
@@ -345,7 +345,7 @@ async fn open_among(
     }
 }
 
-/// To the one workload that is meant: there is no other to try.
+/// Connects to one specific workload: there is no other to try.
 async fn open_pinned(
     session: &Session,
     (at, id): (SocketAddr, &EndpointId),
@@ -360,7 +360,7 @@ async fn open_pinned(
     let in_flight = upstream.enter();
     let whole = (begins, Wait::Whole);
     let mut opened = open_stream(&upstream, worker, whole).await;
-    // A link may have ended in the moment in which it was chosen.
+    // A link may have ended at the moment of its selection.
     if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
         opened = open_stream(&upstream, worker, whole).await;
@@ -369,8 +369,8 @@ async fn open_pinned(
     opened.map(|stream| (stream, (in_flight, None)))
 }
 
-/// Where a session goes that the application encrypts. What is no TLS is not what routes of TLS
-/// are about: it goes to the service's own endpoints.
+/// Routes a TLS session by its server name. TLS routes do not apply to other protocols, which go to the
+/// service's own endpoints.
 async fn by_server_name<'a>(
     worker: &Worker,
     (scene, port): (&'a Scene, &'a PortPlan),
@@ -378,7 +378,7 @@ async fn by_server_name<'a>(
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
-    // Silence means a protocol in which the server speaks first.
+    // Silence indicates a protocol in which the server sends first.
     match timeout(limits.detect_timeout, detect(io, early)).await {
         Ok(Sniffed::Tls) => {}
         Ok(_) | Err(_) => return by_share(worker, (scene, port), record),
@@ -401,8 +401,7 @@ async fn by_server_name<'a>(
     }
 }
 
-/// Where a connection goes in which no request is seen: to the service's own endpoints, or to the
-/// backend of a rule whose turn it is.
+/// Routes a connection without visible requests: to the service's own endpoints, or to a backend by weight.
 fn by_share<'a>(
     worker: &Worker,
     (scene, port): (&'a Scene, &'a PortPlan),
@@ -417,7 +416,7 @@ fn by_share<'a>(
     behind((scene, port), backend, record)
 }
 
-/// The port that a backend of a rule is.
+/// Returns the port of a rule's backend.
 fn behind<'a>(
     (scene, called): (&'a Scene, &'a PortPlan),
     backend: &WeightedBackend,
@@ -431,8 +430,8 @@ fn behind<'a>(
     Ok(ChosenPort { called, port, policies })
 }
 
-/// Opens a stream to the application behind one endpoint, which has taken it when this returns:
-/// before that nothing of the client is given away, and another endpoint may be tried.
+/// Connects to the application at one endpoint. It has accepted the connection when this returns: before that
+/// no bytes of the client are sent, and another endpoint may be tried.
 async fn open_at(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -458,7 +457,7 @@ async fn open_stream(
     opened_stream(&link, worker, begins).await
 }
 
-/// A stream of opaque bytes that the application behind the peer has taken.
+/// Opens a stream of opaque bytes, and waits until the peer's application has accepted it.
 async fn opened_stream(
     link: &LinkHandle,
     worker: &Rc<Worker>,
@@ -470,7 +469,7 @@ async fn opened_stream(
         }
     };
     let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
-    // The sidecar of an application that starts waits for it, as for requests.
+    // The sidecar of a starting application waits for it, as for requests.
     let patience = worker.config.limits.connect_timeout + START_PATIENCE;
     let answered = timeout(patience, stream.answered()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
@@ -481,8 +480,8 @@ async fn opened_stream(
     Ok(stream)
 }
 
-/// HTTP/2 through a link as opaque bytes: to a sidecar that does not read the mark of requests, of a release before this one.
-/// It passes the bytes on to its application, or serves the requests in them.
+/// Tunnels HTTP/2 through a link as opaque bytes, to a sidecar of an earlier release that does not support the
+/// mark on requests. It forwards the bytes to its application, or serves the requests in them.
 pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
@@ -505,15 +504,15 @@ pub(crate) async fn http2_tunnel(
     Ok(Http2Pool::default().add(send, None))
 }
 
-/// Which way the client's bytes go.
+/// The direction of the client's bytes.
 #[derive(Clone, Copy)]
 enum Towards<'a> {
     Link,
-    /// With the examination of the client's bytes, where one is needed.
+    /// With the inspection of the client's bytes, if required.
     Application(Option<&'a Examination<'a>>),
 }
 
-/// Both directions at once, each ending on its own (half-close) until both have ended.
+/// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
 async fn carry(
     ends: &mut (Reader, Writer),
     stream: &LinkStream,
@@ -560,13 +559,13 @@ async fn relay(
     tokio::select! {
         biased;
         carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
-        // One side may be stuck; the other is not kept for it.
+        // One side may be stuck; the other does not wait for it.
         _ = stream.lost() => Err(towards.lost()),
         () = silence(patience, to_stream, to_plain) => Err(Reason::IdleTimeout),
     }
 }
 
-/// From the plain connection to the stream, or from the stream.
+/// The direction from the plain connection to the stream, or from the stream.
 #[derive(Clone, Copy)]
 enum Way {
     Forth,
@@ -574,7 +573,7 @@ enum Way {
 }
 
 impl Towards<'_> {
-    /// Whose fault a broken pump was.
+    /// Returns the reason for a broken pump, by the side at fault.
     fn reason(self, way: Way, broken: &Broken) -> Reason {
         match (self, way, broken) {
             (Self::Link, Way::Forth, Broken::Source(error))
@@ -589,7 +588,7 @@ impl Towards<'_> {
         }
     }
 
-    /// Whose fault a lost stream was.
+    /// Returns the reason for a lost stream, by the side at fault.
     fn lost(self) -> Reason {
         match self {
             Self::Link => Reason::UpstreamReset,

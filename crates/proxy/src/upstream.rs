@@ -1,4 +1,4 @@
-//! Where requests go: endpoints of services over links, and the application behind the sidecar.
+//! Upstreams: endpoints of services, reached over links, and the local application.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -28,58 +28,59 @@ pub(crate) mod watch;
 pub(crate) use connect::{Wait, wait_for};
 pub(crate) use pool::{Http1Upstream, Pool};
 
-/// One endpoint as one thread knows it: its links, its pooled connections, its load.
+/// One endpoint, with the state of one thread: links, pooled connections, load.
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     in_flight: Cell<u32>,
-    /// How long its answers take.
+    /// The response latency.
     latency: Cell<Latency>,
-    /// What times are counted from.
+    /// The time to which latency samples are relative.
     created: Instant,
-    /// When it was chosen last among several.
+    /// The time when it was last picked from several endpoints.
     picked: Cell<Option<Instant>>,
     failures: Cell<u32>,
     avoided_until: Cell<Option<Instant>>,
-    /// It did not answer a connection or a ping in time: requests stay away until a probe connects. Only while it is avoided.
+    /// True if it did not answer a connection or a ping in time: requests avoid it until a probe connects. Only
+    /// while in backoff.
     is_unresponsive: Cell<bool>,
-    /// The longest time that policies gave connecting to it. An attempt takes as long, where that is longer than for all.
+    /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
-    /// Its place in the ward that watches over it.
+    /// Its index in the outlier detector.
     pub(crate) slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
-    /// Links with a silent peer: no new request goes there, and they return when the peer is heard again.
+    /// Links with a peer that does not respond: new requests avoid them until the peer responds again.
     suspended: RefCell<Vec<LinkHandle>>,
-    /// The connection attempt that requests share.
+    /// The connection attempt shared by requests.
     attempt: RefCell<Option<Rc<connect::Attempt>>>,
-    /// Connections to a peer that does not speak the link protocol.
+    /// Connections to a peer that does not support links.
     foreign: Pool,
-    /// Such a peer answered `http/1.1` in ALPN, or nothing.
+    /// True if such a peer selected `http/1.1` in ALPN, or no protocol.
     is_foreign: Cell<bool>,
-    /// Connections to a peer that answered `h2`.
+    /// Connections to a peer that selected `h2`.
     http2: Http2Pool,
 }
 
-/// A way to send one request.
+/// A connection checked out for one request.
 pub(crate) enum Lease {
-    /// A stream may be opened on this link.
+    /// A link on which a stream may be opened.
     Link(LinkHandle),
-    /// An HTTP/1.1 connection of one's own.
+    /// An exclusive HTTP/1.1 connection.
     Http1(Box<Http1Upstream>),
-    /// A stream may be opened on this connection of HTTP/2.
+    /// An HTTP/2 connection on which a stream may be opened.
     Http2(Http2Lease),
 }
 
-/// The application behind a sidecar, at one of its addresses.
+/// The local application, at one of its addresses.
 pub(crate) struct Application {
     address: SocketAddr,
     speaks: Speaks,
-    /// It is none of this sidecar's: nothing is known of its ports.
+    /// True for a server outside the mesh, without port states.
     is_outside: bool,
     pool: Pool,
     http2: Http2Pool,
 }
 
-/// What an application speaks.
+/// The protocol of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Speaks {
     Http1,
@@ -118,8 +119,8 @@ impl Upstream {
         }
     }
 
-    /// A link or connection to the endpoint, made if there is none: `wait` counts only then. The time of an attempt (`timed`)
-    /// excludes that wait.
+    /// Returns a link or connection to the endpoint, and opens one if necessary; `wait` applies only then. The
+    /// time of an attempt (`timed`) excludes that wait.
     pub(crate) async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -154,8 +155,8 @@ impl Upstream {
         leased
     }
 
-    /// The same, at an endpoint without a sidecar, for a request of a client of HTTP/2: the application is spoken to in
-    /// the same.
+    /// The same for a request of an HTTP/2 client, at an endpoint without a sidecar: the application receives
+    /// HTTP/2 too.
     async fn lease_http2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -170,29 +171,29 @@ impl Upstream {
         }
     }
 
-    /// True when it has no sidecar: requests go to the application itself, in plaintext.
+    /// True if it has no sidecar: requests go directly to the application, in plaintext.
     pub(crate) fn is_plain(&self) -> bool {
         self.endpoint.account.is_none()
     }
 
-    /// Whether it answered that it speaks HTTP/1.1 and no link.
+    /// True if the peer supports HTTP/1.1 only, and no links.
     pub(crate) fn is_foreign(&self) -> bool {
         self.is_foreign.get()
     }
 
-    /// Marks a request as under way here until the guard is dropped.
+    /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);
         InFlight(self.clone())
     }
 
-    /// The same, and measures how long its answer takes since it was chosen, if it was among several.
+    /// The same, and measures the response latency since it was picked, if there was a choice.
     pub(crate) fn time(self: &Rc<Self>) -> Timed {
         let stage = Cell::new(Stage::Asking);
         Timed { in_flight: self.enter(), began: self.picked.clone(), stage }
     }
 
-    /// Its load, as this thread sees it. `times`: the time, where counts how long its answers take.
+    /// Returns its load, as this thread sees it. `times`: the current time, if latency is considered.
     pub(crate) fn load(&self, weight: Option<Weight>, times: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
         match times {
@@ -205,13 +206,13 @@ impl Upstream {
         }
     }
 
-    /// It was chosen at this time among several, or because there is no other: then there is nothing to
-    /// learn.
+    /// Records when it was picked from several endpoints; `None` without a choice, when there is nothing to
+    /// measure.
     pub(crate) fn choose(&self, at: Option<Instant>) {
         self.picked.set(at);
     }
 
-    /// It begins anew: what was learned of its answers is forgotten.
+    /// Resets its latency statistics when it returns to service.
     pub(crate) fn forget_times(&self) {
         self.latency.set(Latency::default());
     }
@@ -220,15 +221,15 @@ impl Upstream {
         now.saturating_duration_since(self.created)
     }
 
-    /// Whether nothing recent speaks against it. While one request tries whether it can be connected to
-    /// again, the others wait for what comes of it elsewhere.
+    /// True if it has no recent failure. While one request tests if it is reachable again, the others use other
+    /// endpoints.
     pub(crate) fn is_usable(&self, now: Instant) -> bool {
         self.avoided_until.get().is_none_or(|until| {
             until <= now && !self.is_unresponsive.get() && self.attempt.borrow().is_none()
         })
     }
 
-    /// Tries to connect to an unresponsive endpoint when it is time, independently of requests.
+    /// Tries to connect to an unresponsive endpoint after its backoff, independently of requests.
     #[inline(never)]
     pub(crate) fn probe(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
         let is_due = self.avoided_until.get().is_some_and(|until| until <= now);
@@ -237,9 +238,10 @@ impl Upstream {
         }
     }
 
-    /// It, or the application behind it, could not be reached: others are preferred for a while.
+    /// Starts a backoff, because the endpoint or its application could not be reached: others are preferred for
+    /// a while.
     fn avoid(&self, worker: &Worker) {
-        // Requests that fail together are one failure.
+        // Concurrent failures count as one.
         let now = Instant::now();
         if self.avoided_until.get().is_none_or(|until| until <= now) {
             let failures = self.failures.get().saturating_add(1);
@@ -250,14 +252,14 @@ impl Upstream {
         }
     }
 
-    /// It answered: nothing is held against it.
+    /// Clears its failures after a success.
     fn welcome(&self) {
         self.failures.set(0);
         self.avoided_until.set(None);
         self.is_unresponsive.set(false);
     }
 
-    /// Takes no more requests; those under way finish.
+    /// Accepts no more requests; those in flight finish.
     pub(crate) fn retire(&self) {
         for link in self.links.borrow().iter().chain(self.suspended.borrow().iter()) {
             link.retire();
@@ -266,20 +268,20 @@ impl Upstream {
         self.http2.clear();
     }
 
-    /// The time for a connection attempt that requests share; each of them waits for its own.
+    /// Returns the time limit of a shared connection attempt; each request has its own limit.
     fn patience(&self, worker: &Worker) -> Duration {
         let of_all = worker.config.limits.connect_timeout;
         self.connect_timeout.get().map_or(of_all, |longest| longest.max(of_all))
     }
 
-    /// Lets connection attempts take as long as a request waits.
+    /// Extends the limit of connection attempts to that of a request.
     fn allow(&self, wait: Wait) {
         if let Wait::Limited(limit) = wait {
             self.connect_timeout.set(self.connect_timeout.get().max(Some(limit)));
         }
     }
 
-    /// The time for which a request waits for a connection to it.
+    /// Returns the time limit of a request's wait for a connection.
     fn connect_timeout_for(&self, worker: &Worker, wait: Wait) -> Duration {
         let of_all = worker.config.limits.connect_timeout;
         match wait {
@@ -313,35 +315,35 @@ impl Application {
         Self { address, speaks, is_outside: false, pool, http2 }
     }
 
-    /// A server outside the mesh, which speaks HTTP/1.1.
+    /// Returns a server outside the mesh, for HTTP/1.1.
     pub(crate) fn outside(address: SocketAddr) -> Self {
         Self { is_outside: true, ..Self::new(address, Speaks::Http1) }
     }
 
-    /// True when the application is at this address.
+    /// True if the application is at this address.
     pub(crate) fn is_at(&self, address: SocketAddr) -> bool {
         self.address == address
     }
 
-    /// Keeps idle connections only while its port is open: an application that is about to be stopped gets no
-    /// further request over one of them.
+    /// Keeps idle connections only while the port is open, so that an application that is about to stop gets no
+    /// further request over them.
     pub(crate) fn follow(&self, states: &PortStates) {
         self.pool.set_open(states.is_open(self.address.port()));
     }
 
-    /// True for the same server by the same protocol.
+    /// True for the same server with the same protocol.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (self.address, self.speaks) == (other.address, other.speaks)
             && self.is_outside == other.is_outside
     }
 
-    /// A connection to the application, kept warm or new.
+    /// Returns a connection to the application, idle or new.
     pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
             self.permit(worker).await?;
             let patience = worker.config.limits.connect_timeout;
             let leased = self.http2.lease(self.address, worker, patience).await;
-            // A wait for room at the one application is not repeated.
+            // A wait for room at the only application is not retried.
             let leased = leased.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
                 reason => reason,
@@ -356,7 +358,7 @@ impl Application {
         Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
     }
 
-    /// A connection that no other client uses; HTTP/2 has none.
+    /// Returns a connection that no other client uses; not available with HTTP/2.
     async fn lease_alone(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
             return self.lease(worker).await;
@@ -365,7 +367,7 @@ impl Application {
         Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
     }
 
-    /// Waits for an application that starts, and rejects a port that another process holds.
+    /// Waits for an application that is starting, and rejects a port that another process holds.
     async fn permit(&self, worker: &Worker) -> Result<(), Reason> {
         let application = &worker.world.application;
         if self.is_outside || !application.may_be_closed() {
@@ -374,7 +376,7 @@ impl Application {
         Box::pin(application.permit(self.address.port(), START_PATIENCE)).await
     }
 
-    /// A connection of one's own, never shared with other requests.
+    /// Returns an exclusive connection, never shared with other requests.
     pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
         self.permit(worker).await?;
         let patience = worker.config.limits.connect_timeout;
@@ -384,7 +386,7 @@ impl Application {
     }
 }
 
-/// A request under way at an endpoint: its load, until dropped.
+/// A request in flight at an endpoint; counted as load until dropped.
 pub(crate) struct InFlight(Rc<Upstream>);
 
 impl Drop for InFlight {
@@ -393,43 +395,44 @@ impl Drop for InFlight {
     }
 }
 
-/// An attempt at an endpoint, of which is measured how long the answer takes.
+/// An attempt at an endpoint, with its latency measurement.
 pub(crate) struct Timed {
     in_flight: InFlight,
-    /// Nothing is measured where there is no other endpoint.
+    /// The start of the measurement; `None` without other endpoints.
     began: Cell<Option<Instant>>,
     stage: Cell<Stage>,
 }
 
-/// How far an attempt has come.
+/// The progress of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It waits for a connection, or its client still sends: time that is not the endpoint's.
+    /// It waits for a connection, or the client is still sending: this time is not the endpoint's.
     Asking,
-    /// All was sent.
+    /// The whole request was sent.
     Waiting,
-    /// The answer has begun, or there will be none.
+    /// The response has started, or there will be none.
     Over,
 }
 
 impl Timed {
-    /// It waited for a connection. Connecting is not answering: who is connected to seldom would seem slow.
+    /// Restarts the measurement when the connection is ready. The time for connecting does not count, or rarely
+    /// used endpoints would seem slow.
     pub(crate) fn connected(&self) {
         self.began.set(self.began.get().map(|_| Instant::now()));
     }
 
-    /// All was sent at once.
+    /// Records that the whole request was sent at once.
     pub(crate) fn waits(&self) {
         self.stage.set(Stage::Waiting);
     }
 
-    /// Its body was sent: that took as long as its client did.
+    /// Records that the body was sent; until then the time depended on the client.
     pub(crate) fn sent(&self) {
         self.connected();
         self.waits();
     }
 
-    /// Its answer begins, with this status.
+    /// Records the status of the response.
     pub(crate) fn answers(&self, status: u16) {
         self.stage.set(Stage::Over);
         match status {
@@ -439,8 +442,8 @@ impl Timed {
         }
     }
 
-    /// It ended for this reason. Only where that is the endpoint's did it fail: nobody knows how it would have
-    /// answered a client that went away, or what was never sent.
+    /// Records the end of the attempt without a response. Only upstream reasons count as failures: a
+    /// disconnected client or an unsent request reveals nothing about the endpoint.
     pub(crate) fn ends(&self, reason: Reason) {
         if reason.side() == Side::Upstream && self.stage.get() != Stage::Over {
             if self.stage.replace(Stage::Over) == Stage::Asking {
@@ -450,8 +453,8 @@ impl Timed {
         }
     }
 
-    /// It ended without an answer, or with one that says so. Where a policy watches, what failures mean
-    /// is for that to say: they draw no requests away before it has seen enough of them.
+    /// Records a failure. With outlier detection the policy evaluates failures, and a single one does not move
+    /// load away.
     fn fails(&self) {
         match self.in_flight.0.slot.get() {
             watch::NOWHERE => self.learn(Latency::failed),
@@ -470,7 +473,7 @@ impl Timed {
 }
 
 impl Drop for Timed {
-    /// Given up, it has taken so long at least.
+    /// Without a response, the elapsed time is a lower bound of the latency.
     fn drop(&mut self) {
         if self.stage.get() == Stage::Waiting {
             self.learn(Latency::peaked);
@@ -480,20 +483,20 @@ impl Drop for Timed {
 
 /// The time that a request waits for a connection to an endpoint before it tries another one.
 const SHORT_WAIT: Duration = Duration::from_secs(1);
-/// Streams on one link before another is opened; below the peer's limit of 1024.
+/// The number of streams on one link before another is opened; below the peer's limit of 1024.
 const STREAMS_PER_LINK: usize = 1000;
 
-/// What was picked for one attempt.
+/// The target of one attempt.
 #[derive(Clone)]
 pub(crate) enum Destined {
-    /// The application behind this sidecar.
+    /// The local application.
     Application(Rc<Application>),
     /// An endpoint of a service.
     Upstream(Rc<Upstream>),
 }
 
 impl Destined {
-    /// Which endpoint it is; none for the application.
+    /// Returns the endpoint; `None` for the application.
     pub(crate) fn endpoint(&self) -> Option<EndpointId> {
         match self {
             Self::Application(_) => None,
@@ -501,7 +504,7 @@ impl Destined {
         }
     }
 
-    /// Where it is.
+    /// Returns the address.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
             Self::Application(application) => application.address,
@@ -509,7 +512,7 @@ impl Destined {
         }
     }
 
-    /// Marks a request as under way there until the guard is dropped, since it was picked.
+    /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
     pub(crate) fn enter(&self) -> Option<Timed> {
         match self {
             Self::Application(_) => None,
@@ -517,7 +520,7 @@ impl Destined {
         }
     }
 
-    /// Tells its ward that a request goes there.
+    /// Records an attempt for circuit breakers and outlier detection.
     pub(crate) fn begin(&self, ward: &Rc<ward::Ward>) -> Result<Option<ward::Trial>, Reason> {
         match self {
             Self::Application(_) => Ok(None),
@@ -525,7 +528,8 @@ impl Destined {
         }
     }
 
-    /// A way to send one request there. `found_http2`: its client speaks HTTP/2 to a port without a declared protocol.
+    /// Checks out a connection for one request. `found_http2`: the client uses HTTP/2 on a port without a
+    /// declared protocol.
     pub(crate) async fn lease(
         &self,
         worker: &Rc<Worker>,
@@ -534,7 +538,7 @@ impl Destined {
     ) -> Result<Lease, Reason> {
         match self {
             Self::Application(application) => application.lease(worker).await,
-            // Boxed, so that the others need no room for it.
+            // Boxed to keep the future small for other requests.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
                 let leased = Box::pin(upstream.lease_http2(worker, wait.into())).await;
                 timed.into_iter().for_each(Timed::connected);
@@ -544,7 +548,7 @@ impl Destined {
         }
     }
 
-    /// Learns from how an attempt ended whether to prefer others.
+    /// Updates the backoff of the endpoint with the outcome of an attempt.
     pub(crate) fn learn(&self, worker: &Worker, outcome: Result<(), Reason>) {
         let Self::Upstream(upstream) = self else { return };
         match outcome {
@@ -554,7 +558,7 @@ impl Destined {
         }
     }
 
-    /// A connection of HTTP/1.1, for a request that its HTTP/2 has no words for.
+    /// Checks out an HTTP/1.1 connection, for a request that HTTP/2 cannot express.
     pub(crate) async fn lease_http1(
         &self,
         worker: &Rc<Worker>,
@@ -571,7 +575,7 @@ impl Destined {
         leased
     }
 
-    /// A connection of HTTP/1.1 for the requests of one client alone, where the way there has such.
+    /// Checks out an HTTP/1.1 connection reserved for one client, if the upstream supports it.
     pub(crate) async fn lease_alone(
         &self,
         worker: &Rc<Worker>,
@@ -587,7 +591,7 @@ impl Destined {
         leased
     }
 
-    /// Takes a connection back that may serve another request.
+    /// Returns a reusable connection to its pool.
     pub(crate) fn give_back(&self, connection: Box<Http1Upstream>) {
         let now = Instant::now();
         match self {

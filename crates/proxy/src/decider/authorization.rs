@@ -1,4 +1,4 @@
-//! Asking an authorization service about a request: `envoy.service.auth.v3.Authorization/Check`.
+//! Client of external authorization services: `envoy.service.auth.v3.Authorization/Check`.
 
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,30 +18,30 @@ use super::protobuf::{
 use crate::http::ahead::Excerpt;
 use crate::http::request::Request;
 
-/// What it says.
+/// The decision of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The request goes on, with these changes of its head and of its answer's.
+    /// The request is allowed, with these changes of the request and response headers.
     Allowed { request: HeaderEdits, response: HeaderEdits },
-    /// The client is told this.
+    /// The client receives this response.
     Denied(FixedAnswer),
 }
 
-/// Both ends of a request, as the service is told.
+/// The two ends of a request, as reported to the service.
 pub(crate) struct Ends<'a> {
-    /// Where the connection comes from.
+    /// The source address of the connection.
     pub(crate) from: SocketAddr,
-    /// Who that proved to be.
+    /// The authenticated identity of the client.
     pub(crate) client: Option<&'a SpiffeId>,
-    /// Where the application listens.
+    /// The address of the application.
     pub(crate) to: SocketAddr,
-    /// Who this is.
+    /// The identity of this workload.
     pub(crate) server: &'a SpiffeId,
-    /// The service that the port is counted under.
+    /// The service that metrics attribute the port to.
     pub(crate) service: Option<&'a ServiceName>,
 }
 
-/// The question about a request, of which this much of the body is shown.
+/// Builds the check request, with this excerpt of the body.
 pub(crate) fn question(
     rule: &CompiledAuthorization,
     (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
@@ -109,8 +109,8 @@ pub(crate) fn question(
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
 }
 
-/// What a service is shown that takes text, which what it is sent must be. A character that the end of
-/// an excerpt cuts in two is left out, where all before it is text.
+/// Returns an excerpt as text, for services that take text only; protobuf strings must be UTF-8. A character
+/// that the end of the excerpt truncates is left out if all bytes before it are valid.
 fn text(excerpt: &Excerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
@@ -121,8 +121,8 @@ fn text(excerpt: &Excerpt) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The headers that the rule tells, each once, in lower case; of several lines with one name the
-/// values are joined.
+/// Returns the headers that the rule selects, each once, in lower case. The values of repeated headers are
+/// joined.
 fn told_headers(
     rule: &CompiledAuthorization,
     (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
@@ -140,7 +140,8 @@ fn told_headers(
     ];
     let mut told: Vec<Pair> = Vec::new();
     for (key, value) in pseudo {
-        // A list of names is about headers; where the request goes is told beside them.
+        // A list of names selects headers, not pseudo-headers; other attributes of the check request contain
+        // their values.
         if rule.rule.headers.is_none() {
             told.push(Pair { key: key.to_owned(), value: value.to_owned() });
         }
@@ -149,7 +150,7 @@ fn told_headers(
         let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
         let value = String::from_utf8_lossy(field.value.of(&request.bytes));
         let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
-        // No client says how much of its body the service is shown.
+        // Clients must not set the header that marks a partial body.
         if field.hop_by_hop
             || is_changed
             || name == PARTIAL_BODY
@@ -167,7 +168,7 @@ fn told_headers(
     told
 }
 
-/// What an answer means for a request with these fields.
+/// Converts a response to the decision for a request with these fields.
 pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     let answer = CheckResponse::decode(answer).map_err(unusable)?;
     if answer.error.is_some() {
@@ -175,7 +176,7 @@ pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, 
     }
     let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
     match (is_ok, answer.denied, answer.ok) {
-        // An empty message is a yes, as it is for Envoy.
+        // An empty message allows the request, as in Envoy.
         (true, None, ok) => allowed(ok.unwrap_or_default(), view),
         (_, denied, _) => Ok(Verdict::Denied(denied_with(denied.unwrap_or_default()))),
     }
@@ -188,7 +189,7 @@ fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     let changes = |options: Vec<HeaderValueOption>, default| {
         options.into_iter().map(move |it| change(it, default)).collect::<Result<Vec<_>, _>>()
     };
-    // What Envoy does with an option that says nothing.
+    // The defaults of Envoy for an unspecified append action.
     let request = changes(ok.headers, How::Replace)?;
     let response = changes(ok.response_headers_to_add, How::Append)?;
     let remove: Vec<String> =
@@ -204,7 +205,7 @@ fn denied_with(denied: Denied) -> FixedAnswer {
     let status = u16::try_from(status).ok().filter(|status| FixedAnswer::may_have(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
-        // It is denied, whatever else the client is told.
+        // The request is denied even if some of the headers are invalid.
         let Ok(HeaderChange { name, value, .. }) = change(option, How::Append) else { continue };
         if HeaderEdits::is_name(&name)
             && HeaderEdits::may_edit(&name)
@@ -218,7 +219,7 @@ fn denied_with(denied: Denied) -> FixedAnswer {
     FixedAnswer { status: Some(status), body, headers }
 }
 
-/// A change as it is meant; `default` when it does not say how.
+/// Converts a header option. `default` applies if the option does not specify an action.
 fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
     let header = option.header.unwrap_or_default();
     let value = match header.raw_value.is_empty() {
@@ -240,11 +241,11 @@ fn unusable(why: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Unusable(why.to_string())
 }
 
-/// The method that is called.
+/// The gRPC method.
 pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
-/// What tells a service whether it is shown less than all of a body.
+/// The header that indicates whether the body is partial.
 const PARTIAL_BODY: &str = "x-envoy-auth-partial-body";
-/// What the application is spoken to in.
+/// The scheme used towards the application.
 const SCHEME: &str = "http";
 
 #[cfg(test)]

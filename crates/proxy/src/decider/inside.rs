@@ -1,4 +1,4 @@
-//! Asking a decider that is a service of the mesh: over a link, as any client of it.
+//! Calls of check services inside the mesh: over a link, like any client of the service.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,7 +21,8 @@ use crate::upstream::pick::pick;
 use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 
-/// Sends a question, again if the other sidecar did not process it: its link went away, for example.
+/// Sends a check request, again if the other sidecar did not process it, for example because its link was
+/// closed.
 pub(super) async fn ask(
     worker: &Rc<Worker>,
     at: (&ServiceName, u16),
@@ -49,11 +50,11 @@ async fn attempt(
         return Err(NoAnswer::Mesh(Reason::DeniedOutbound));
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
-    // Questions are not asked in plaintext.
+    // Check requests are never sent in plaintext.
     let priorities = tagged(worker, port, None)?.with_sidecars();
     let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
     let upstream = pick(worker, (&priorities, ward.as_deref()), None, None)?;
-    // What bounds requests to a service bounds questions.
+    // The limits on requests to a service apply to check requests.
     let trial = match &ward {
         None => None,
         Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
@@ -62,7 +63,7 @@ async fn attempt(
     let _under_way = upstream.enter();
     let outcome = match upstream.lease(worker, None, Wait::Whole).await {
         Ok(Lease::Link(link)) => converse(worker, (&link, &host), question).await,
-        // A decider of the mesh has a sidecar of ours.
+        // Check services of the mesh have a sidecar.
         Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
     };
@@ -105,7 +106,7 @@ async fn converse(
     answer(&stream).await
 }
 
-/// Reads the answer to its end. A rejection by the endpoint's sidecar is none.
+/// Reads the response to its end. A rejection by the endpoint's sidecar is an error.
 pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
     let told = Cell::new(None);
     let call = Call(&told);

@@ -1,4 +1,4 @@
-//! Asking a rate limit service: `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`.
+//! Client of rate limit services: `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use super::protobuf::{
     RateLimitResponse,
 };
 
-/// What it says.
+/// The decision of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// There is room: the request goes on, with these changes of its head and of its answer's.
+    /// The request is within the limits and continues, with these changes of the request and response headers.
     Room { request: HeaderEdits, response: HeaderEdits },
-    /// There is none for so long, if it says how long.
+    /// The request is over a limit. `wait` is the time until the limit resets, if known.
     Full { answer: FixedAnswer, wait: Option<Duration> },
 }
 
-/// The question about a request that is described so.
+/// Builds the rate limit request for these descriptors.
 pub(crate) fn question(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
     let first = described.first().map_or(1, |it| it.hits);
-    // Said once where it is the same for all, which services of any age understand.
+    // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
     let same = described.iter().all(|it| it.hits == first);
     let descriptors = described.into_iter().map(|it| RateLimitDescriptor {
         entries: it.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
@@ -42,7 +42,7 @@ pub(crate) fn question(limit: &CompiledGlobalLimit, described: Vec<Described>) -
     question.encode_to_vec()
 }
 
-/// What an answer means for a request with these fields.
+/// Converts a response to the decision for a request with these fields.
 pub(crate) fn verdict(
     answer: Bytes,
     limit: &CompiledGlobalLimit,
@@ -68,7 +68,7 @@ pub(crate) fn verdict(
         OVER_LIMIT => {
             let own = limit.answer.as_deref().cloned().unwrap_or_default();
             let said = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
-            // There is no room, whatever else the client is told.
+            // The request is over the limit even if some of the headers are invalid.
             let told = response_headers_to_add.into_iter().filter_map(|it| change(it).ok());
             let told = told.chain(told_limits).filter_map(|change| edits_of(&[change]).ok());
             let told = told.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
@@ -93,7 +93,7 @@ fn change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
     Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
 }
 
-/// The limit that has least left, in the three headers of
+/// Returns the limit with the fewest remaining requests, in the three headers of
 /// `draft-polli-ratelimit-headers-03`, as Envoy writes them.
 fn told_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
     let limited =
@@ -126,7 +126,7 @@ fn until_reset(status: &DescriptorStatus) -> Option<Duration> {
     Some(Duration::new(u64::try_from(time.seconds).ok()?, u32::try_from(time.nanos).ok()?))
 }
 
-/// How long a unit of `RateLimitResponse.RateLimit` is.
+/// Returns the length of a `RateLimitResponse.RateLimit` unit.
 fn seconds_of(unit: i32) -> Option<u64> {
     const DAY: u64 = 24 * 3600;
     let (_, seconds) =
@@ -140,7 +140,7 @@ fn unusable(why: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Unusable(why.to_string())
 }
 
-/// The method that is called.
+/// The gRPC method.
 pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// `RateLimitResponse.Code`.
 const OK: i32 = 1;

@@ -1,4 +1,4 @@
-//! Requests to deciders outside the mesh, over few connections of HTTP/2 that one thread shares.
+//! Requests to check services outside the mesh, over a few HTTP/2 connections shared by one thread.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,25 +17,26 @@ use crate::http2::client::{Http2Lease, Http2Pool, greet_new, is_unprocessed};
 use crate::io::{Io, Stream};
 use crate::worker::Worker;
 
-/// The connections of one thread to one decider.
+/// The connections of one thread to one check service.
 #[derive(Default)]
 pub(super) struct Connections {
     pool: Http2Pool,
     /// True while a task opens another connection.
     is_opening: Cell<bool>,
-    /// The error of the last attempt to open one.
+    /// The error of the last connection attempt.
     failed: RefCell<Option<NoAnswer>>,
-    /// Wakes the questions that wait for such an attempt.
+    /// Wakes the requests that wait for such an attempt.
     opened: Notify,
-    /// Questions in a row that had no answer in time.
+    /// The number of consecutive requests that timed out.
     late: Cell<u32>,
 }
 
-/// The end of one attempt without an answer.
+/// The end of one attempt without a response.
 enum Unanswered {
-    /// The server did not process it (RFC 9113 §6.8 and §8.7): it may be sent again. `is_reset`: the server reset the stream.
+    /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
+    /// the server reset the stream.
     Unprocessed { lease: Http2Lease, is_reset: bool, error: NoAnswer },
-    /// The server may have processed it.
+    /// The server may have processed the request.
     Final(NoAnswer),
 }
 
@@ -46,8 +47,8 @@ impl From<NoAnswer> for Unanswered {
 }
 
 impl Connections {
-    /// Sends a question, again if the server did not process it. As long as the server processes other questions, the time of the
-    /// question is the only bound.
+    /// Sends a check request, again if the server did not process it. As long as the server processes other
+    /// requests, the timeout is the only bound.
     pub(super) async fn ask(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -94,7 +95,7 @@ impl Connections {
                 });
             }
         };
-        // A stream that the server ended before says so by its response.
+        // If the server has ended the stream, the response reports it.
         drop(stream.send_data(question.message.clone(), true));
         let response = match response.await {
             Ok(response) => response,
@@ -124,7 +125,7 @@ impl Connections {
         }
     }
 
-    /// A question had no answer in time. After several of them in a row the connections may lead nowhere.
+    /// Records that a request timed out. After several consecutive timeouts the connections may be broken.
     pub(super) fn was_late(&self) {
         let late = self.late.get().saturating_add(1);
         self.late.set(late);
@@ -134,9 +135,10 @@ impl Connections {
         }
     }
 
-    /// A connection with room for one stream. A task of its own opens another one where the open ones are full: the next question
-    /// finds it open, if this one cannot wait so long. Room on an open connection is taken as soon as there is some, and awaited
-    /// where no other connection can be opened: a server may take only a few.
+    /// Returns a connection with room for one stream. If all open connections are full, a separate task opens
+    /// another one, so that the next request finds it open even if this one times out. Free streams of open
+    /// connections are used as soon as available, also while no other connection can be opened: a server may
+    /// accept only a few.
     async fn lease(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -150,7 +152,7 @@ impl Connections {
             tokio::pin!(opened);
             opened.as_mut().enable();
             if !self.is_opening.replace(true) {
-                // It ends by itself, soon: with a connection or without.
+                // The task ends by itself, soon: with a connection or without.
                 tokio::task::spawn_local(self.clone().open(worker.clone(), server.clone()));
             }
             tokio::select! {
@@ -185,7 +187,7 @@ impl Connections {
 }
 
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
-    // A rule of a namespace names the server; the metadata service of a cloud is none.
+    // The server is named by a rule of a namespace; it must not be a cloud metadata service.
     let permits = |address| AddressClass::of(address) != AddressClass::Special;
     let dial = &worker.config.interception;
     let connect = async || -> Result<_, NoAnswer> {
@@ -219,9 +221,10 @@ fn protocol(error: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Protocol(error.to_string())
 }
 
-/// Attempts of one question that a server does not process, where it processes no other question either.
+/// The maximum number of attempts of one request that a server does not process while it processes no other
+/// request either.
 pub(super) const ATTEMPTS_MAX: u32 = 3;
-/// Questions without an answer in time after which another connection is opened.
+/// The number of consecutive timeouts after which another connection is opened.
 const LATE_MAX: u32 = 8;
-/// Statuses of gRPC have two digits.
+/// gRPC statuses have at most two digits.
 const STATUS_CHARACTERS_MAX: usize = 8;

@@ -1,12 +1,12 @@
-//! Messages of Envoy's authorization and rate limit services, as far as they are spoken here.
+//! Subset of the messages of Envoy's authorization and rate limit services.
 //!
-//! `envoy.service.auth.v3`, `envoy.service.ratelimit.v3` and what they need. What a message has
-//! beside is left out, and not looked at where it is received.
+//! Covers `envoy.service.auth.v3`, `envoy.service.ratelimit.v3` and their dependencies. Unused fields are
+//! omitted, and ignored in received messages.
 
 use bytes::Bytes;
 use prost::Message;
 
-/// `google.protobuf.Timestamp`, and `Duration` alike.
+/// `google.protobuf.Timestamp`, and `Duration` which has the same fields.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Time {
     #[prost(int64, tag = "1")]
@@ -152,7 +152,7 @@ pub(super) struct CheckResponse {
     pub(super) denied: Option<Denied>,
     #[prost(message, optional, tag = "3")]
     pub(super) ok: Option<Okay>,
-    /// What the client is told when the service itself failed.
+    /// The response if the service itself failed.
     #[prost(message, optional, tag = "5")]
     pub(super) error: Option<Denied>,
 }

@@ -1,4 +1,4 @@
-//! Requests that others decide about, between two sidecars and a service that is asked.
+//! External authorization and rate limits between two sidecars and a check service.
 
 mod bodies;
 mod goaway;
@@ -27,14 +27,14 @@ use crate::tests::fixture::{
     service, until, view,
 };
 
-/// A server of gRPC that answers each question, or leaves it without an answer.
+/// A gRPC server that responds to each check request, or leaves it without a response.
 struct Asked {
     address: SocketAddr,
     questions: Rc<RefCell<Vec<Heard>>>,
     connections: Rc<Cell<usize>>,
 }
 
-/// A question that arrived.
+/// A received check request.
 #[derive(Clone)]
 struct Heard {
     path: String,
@@ -53,7 +53,7 @@ impl Asked {
                 let (noted, answer) = (noted.clone(), answer.clone());
                 tokio::task::spawn_local(async move {
                     let mut connection = h2::server::handshake(tcp).await.unwrap();
-                    // Streams without an answer stay open.
+                    // Streams without a response stay open.
                     let mut unanswered = Vec::new();
                     while let Some(Ok((request, mut respond))) = connection.accept().await {
                         let (noted, answer) = (noted.clone(), answer.clone());
@@ -100,7 +100,7 @@ impl Asked {
     }
 }
 
-/// Long enough for a busy machine; tests of silence take a shorter time.
+/// Long enough for a busy machine; tests of timeouts use a shorter time.
 const TIME: Duration = Duration::from_secs(20);
 
 fn at(address: SocketAddr, unanswered: Unanswered) -> Decider {
@@ -147,7 +147,7 @@ fn counted(mesh: &Mesh, count: Count) -> u64 {
     mesh.server.telemetry.count(count)
 }
 
-/// Denies what comes without `x-key`.
+/// Denies requests without `x-key`.
 fn by_key(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
@@ -180,7 +180,7 @@ fn a_service_decides_and_changes_what_it_lets_in() {
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
         assert_eq!(answer.field("www-authenticate"), Some("Basic"));
         assert_eq!(answer.body, b"who are you?");
-        // It went on with the same connection, and so did the client.
+        // The connections to the service and of the client were reused.
         assert_eq!(client.ask(KEYED).await.status, 200);
         assert_eq!(asked.connections.get(), 1);
         assert_eq!(app.requests().len(), 2);
@@ -251,7 +251,7 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
                 200,
             ),
             (garbled.decider(Unanswered::Deny), Unanswered::Deny, 403),
-            // It may have been a denial.
+            // The response may have been a denial.
             (garbled.decider(Unanswered::Allow), Unanswered::Deny, 403),
         ] {
             let before = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
@@ -265,8 +265,8 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             let skipped = u64::from(becomes == Unanswered::Allow);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
         }
-        // One waits for an answer that never comes, and has no place at the application meanwhile; the
-        // same thread serves others.
+        // The first request waits for a response that never comes, and holds no concurrency permit meanwhile;
+        // the same thread serves other requests.
         let rule = Authorization {
             requests: vec![RequestMatch {
                 path: PathMatch::Prefix("/slow".to_owned()),
@@ -326,7 +326,7 @@ fn a_service_of_the_mesh_is_asked_over_links() {
         assert_eq!(client.ask(KEYED).await.status, 200);
         assert_eq!(client.ask(BARE).await.verdict(), (401, Some("denied-by-service")));
         assert_eq!(asked.questions.borrow().len(), 2);
-        // Nobody is there any more.
+        // The service has no endpoints any more.
         let none = vec![view(Protocol::Grpc, &[])];
         mesh.guard_knowing(vec![guard(authorization(decider))], Vec::new(), none);
         let answer = client.ask(KEYED).await;

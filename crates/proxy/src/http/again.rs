@@ -1,4 +1,4 @@
-//! Under a rule about retries: whether an answer is kept from the client, and what a retry costs.
+//! Retries under a retry policy: responses withheld from the client, and the retry budget.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::upstream::ward::Ward;
 use crate::upstream::{Wait, wait_for};
 use crate::worker::Worker;
 
-/// The facts that decide how long an attempt waits for a connection, evaluated only where none is open.
+/// The facts that determine how long an attempt waits for a connection; evaluated only if none is open.
 pub(crate) struct Prospect<'a> {
     pub(crate) bound: &'a Bound,
-    /// The retries before it.
+    /// The number of retries so far.
     pub(crate) retries: u32,
 }
 
@@ -32,41 +32,41 @@ impl From<Prospect<'_>> for Wait {
     }
 }
 
-/// The wait of an attempt that no policy limits.
+/// Returns the wait of an attempt that no policy limits.
 fn unlimited(bound: &Bound, retries: u32) -> Wait {
     let rule = bound.actions.as_ref().and_then(|actions| actions.retry.as_ref());
     match rule.is_some_and(|rule| rule.attempts == 0) {
-        // There is no attempt after it.
+        // No other attempt follows.
         true => Wait::Whole,
         false => wait_for(retries, bound.destination.endpoints()),
     }
 }
 
-/// What decides whether the client gets an answer, or the request is sent once more.
+/// Decides whether the client gets a response or the request is retried.
 pub(crate) struct KeepBack<'a> {
-    /// No answer is kept from the client without one.
+    /// The retry policy. Without one, no response is withheld.
     rule: Option<&'a RetryRule>,
     worker: &'a Worker,
     request: &'a Request<'a>,
-    /// The service that bears the retry, and how often it did.
+    /// The service that pays for the retry from its budget, and the number of retries so far.
     bears: (Option<&'a ServiceName>, u32),
     held: Option<&'a Hold>,
     kept_back: &'a Cell<Option<KeptBack>>,
-    /// Who bounds retries, and whether this one is counted.
+    /// The circuit breaker that bounds retries, and the state of this retry.
     retrying: (Option<&'a Ward>, &'a Retrying),
 }
 
-/// An answer that the client does not get.
+/// A response withheld from the client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeptBack {
     pub(crate) status: u16,
-    /// The status of gRPC that its head tells.
+    /// The gRPC status in its head.
     pub(crate) grpc: Option<GrpcStatus>,
 }
 
 impl<'a> KeepBack<'a> {
-    /// `None` without a rule about retries and without a kept body. `held`: the kept part of the body; none when there is
-    /// no body. `kept_back` is told what was decided.
+    /// Returns `None` without a retry policy and without a buffered body. `held`: the buffered part of the
+    /// body; `None` if there is no body. `kept_back` receives the decision.
     pub(crate) fn under(
         actions: Option<&'a CompiledActions>,
         (worker, request): (&'a Worker, &'a Request<'a>),
@@ -81,13 +81,13 @@ impl<'a> KeepBack<'a> {
         Some(Self { rule, worker, request, bears, held, kept_back, retrying })
     }
 
-    /// True once an answer was kept from the client.
+    /// True if a response was withheld from the client.
     pub(crate) fn has_kept(&self) -> bool {
         self.kept_back.get().is_some()
     }
 
-    /// True when an answer is kept from the client; then the retry is paid for. Otherwise the request is not sent again, and
-    /// its body is no longer kept. `witness`: the observer of the answer.
+    /// Returns true if a response is withheld; the retry is then charged to the budget. Otherwise the request
+    /// is not sent again, and its buffered body is released. `witness`: the observer of the response.
     pub(crate) fn keeps(
         &self,
         bytes: &[u8],
@@ -112,7 +112,7 @@ impl<'a> KeepBack<'a> {
             false => head.status,
         };
         let (service, retries) = self.bears;
-        // A second attempt beside this one is a retry.
+        // A hedged attempt counts as a retry.
         let beside = witness.and_then(Witness::beside);
         let retries = retries + u32::from(beside.is_some_and(Beside::is_sent));
         let attempt = Attempt {
@@ -136,7 +136,7 @@ impl<'a> KeepBack<'a> {
     }
 }
 
-/// Whether the budget of a service has a retry left; then it is spent.
+/// Charges a retry to the budget of a service. Returns false if the budget is exhausted.
 pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
     let paid = service.is_some_and(|service| {
         let now = Instant::now();
@@ -148,7 +148,7 @@ pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
     paid
 }
 
-/// A request that may be retried pays in.
+/// Credits the retry budget for a request that may be retried.
 pub(crate) fn pay_in(worker: &Worker, service: Option<&ServiceName>) {
     if let Some(service) = service {
         worker.with_budget(service, Instant::now, leno_traffic::RetryBudget::deposit);

@@ -1,4 +1,4 @@
-//! A body whose beginning is read ahead, for somebody who decides by it, and that then goes on whole.
+//! Bodies with a buffered prefix, which a check service inspects before the whole body is forwarded.
 
 mod room;
 
@@ -15,9 +15,9 @@ pub(crate) use self::room::Taken;
 use super::body::{Piece, Source};
 use super::message::ReadError;
 
-/// What was read ahead of a body.
+/// The buffered prefix of a body.
 pub(crate) struct Beginning {
-    /// What arrived, put together: small pieces would each hold the buffer that they arrived in.
+    /// The received data, coalesced: small pieces would each keep their read buffer alive.
     blocks: Vec<BytesMut>,
     bytes: usize,
     trailers: Option<Bytes>,
@@ -25,12 +25,12 @@ pub(crate) struct Beginning {
     room: Room,
 }
 
-/// How far a body is read ahead.
+/// The point up to which a body is buffered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// There is this much, or all.
+    /// This many bytes, or the whole body.
     Filled(usize),
-    /// There is all, or more than this.
+    /// The whole body, or more than this many bytes.
     Known(usize),
 }
 
@@ -38,34 +38,35 @@ pub(crate) enum Until {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Excerpt {
     pub(crate) bytes: Bytes,
-    /// Whether they may not be all.
+    /// True if the body may be longer.
     pub(crate) is_partial: bool,
 }
 
-/// Why nothing is read ahead any more.
+/// The reason why buffering stopped.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unread {
-    /// The body broke.
+    /// The body is incomplete or malformed.
     #[error(transparent)]
     Broken(#[from] ReadError),
-    /// Bodies have taken what memory there is for them, or for those of this client.
+    /// The memory limit of all buffered bodies, or of this client's, is reached.
     #[error("too much was read ahead of bodies")]
     NoRoom,
 }
 
 impl Beginning {
-    /// Nothing yet of what this client sends. `taken`: what all of this thread have read ahead.
+    /// Returns an empty prefix of a body of this client. `taken`: the memory used by all buffered bodies of
+    /// this thread.
     pub(crate) fn new(taken: Rc<Taken>, client: IpAddr) -> Self {
         let room = Room::new(taken, client);
         Self { blocks: Vec::new(), bytes: 0, trailers: None, is_whole: false, room }
     }
 
-    /// How much there is.
+    /// The number of buffered bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Reads on. Whoever gives up waiting loses nothing.
+    /// Continues to read. Cancel-safe.
     pub(crate) async fn read(
         &mut self,
         source: &mut Source<'_>,
@@ -117,7 +118,7 @@ impl Beginning {
         }
     }
 
-    /// As much of it as somebody may be shown.
+    /// Returns an excerpt of at most `bytes_max` bytes.
     pub(crate) fn excerpt(&self, bytes_max: usize) -> Excerpt {
         let mut bytes = Vec::with_capacity(self.bytes.min(bytes_max));
         for block in &self.blocks {
@@ -128,7 +129,7 @@ impl Beginning {
         Excerpt { bytes: bytes.into(), is_partial }
     }
 
-    /// The body that begins so and goes on with `source`.
+    /// Returns the body that consists of this prefix and the rest of `source`.
     pub(crate) fn followed_by(self, source: Source<'_>) -> Ahead<'_> {
         let data = self.blocks.into_iter().map(|block| Piece::Data(block.freeze()));
         let pieces = data.chain(self.trailers.map(Piece::Trailers)).collect();
@@ -136,7 +137,7 @@ impl Beginning {
     }
 }
 
-/// A source of which something was read ahead.
+/// A source with a buffered prefix.
 pub(crate) struct Ahead<'a> {
     pieces: VecDeque<Piece>,
     room: Room,
@@ -144,12 +145,12 @@ pub(crate) struct Ahead<'a> {
 }
 
 impl Ahead<'_> {
-    /// Whether all of it has been taken.
+    /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
         self.pieces.is_empty() && self.source.is_complete()
     }
 
-    /// Whether no piece follows those taken, and none is missing.
+    /// True if no piece follows those taken, and none is missing.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.pieces.is_empty() && self.source.is_exhausted()
     }
@@ -165,7 +166,7 @@ impl Ahead<'_> {
     }
 }
 
-/// What one block holds, as much as a read brings: what goes on is written in such pieces.
+/// The size of a block: that of a read. Forwarded data is written in such pieces.
 const BLOCK_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

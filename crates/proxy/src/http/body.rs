@@ -1,4 +1,4 @@
-//! Bodies in motion: where they come from, where they go, and the pump between the two.
+//! Body sources and sinks, and the pump between them.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -21,42 +21,43 @@ use crate::link::{Incoming, LinkStream, Lost};
 use crate::patience::within;
 use crate::record::Record;
 
-/// Where a body comes from.
+/// The source of a body.
 pub(crate) enum Source<'a> {
-    /// There is none.
+    /// No body.
     Empty,
-    /// An HTTP/1.1 connection. `trailers`: they arrived together with the last of the data.
+    /// An HTTP/1.1 connection. `trailers`: the section that arrived together with the last data.
     Http1 { reader: &'a mut Reader, decoder: BodyDecoder, trailers: Option<Bytes> },
-    /// A stream of HTTP/2.
+    /// An HTTP/2 stream.
     Http2(Received),
-    /// A stream of a link. `owed`: what the head declared and has not arrived yet.
+    /// A stream of a link. `owed`: the bytes that the head declared and that have not arrived yet.
     Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
-    /// Another one, of which the beginning is kept for another attempt.
+    /// Another source, with its beginning buffered for another attempt.
     Kept(Box<Kept<'a>>),
-    /// Another one, of which the beginning was read ahead.
+    /// Another source, with a buffered prefix.
     Ahead(Box<Ahead<'a>>),
 }
 
-/// Where a body goes.
+/// The destination of a body.
 pub(crate) enum Sink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
     Http1 { writer: &'a mut Writer, chunked: bool },
-    /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
+    /// A stream of a link. `patience`: the time after which a peer that takes no pending data counts as
+    /// stalled.
     Link { stream: &'a LinkStream, patience: Duration },
-    /// A stream of HTTP/2. `patience`: as for a link.
+    /// An HTTP/2 stream. `patience`: as for a link.
     Http2 { stream: Outgoing, patience: Duration },
 }
 
-/// How long a source may say nothing in the middle of a body.
+/// The limit on pauses in the middle of a body.
 #[derive(Clone, Copy)]
 pub(crate) enum Silence<'a> {
-    /// For ever: its owner is known to live, or somebody else has an eye on it.
+    /// No limit: the peer is known to be alive, or is checked elsewhere.
     Allowed,
-    /// For ever: it is a stream of this request, which is counted with the first pause.
+    /// No limit: this is a streaming request, which is counted as such at the first pause.
     OfStream(&'a Record<'a>),
-    /// No longer than this, unless it was answered meanwhile: who has an answer may take turns.
+    /// This limit, unless the response has started: peers may then take turns.
     Bounded { limit: Duration, answered: &'a Cell<bool> },
-    /// No longer than this: the length of the body is known, and it is not a stream of events.
+    /// This limit: the length of the body is known, and it is not a stream of events.
     Limited(Duration),
 }
 
@@ -64,18 +65,18 @@ pub(crate) enum Silence<'a> {
 #[derive(Clone)]
 pub(crate) enum Piece {
     Data(Bytes),
-    /// A raw trailer section; nothing follows.
+    /// A raw trailer section; no data follows it.
     Trailers(Bytes),
 }
 
-/// Which side ended a pump before its time.
+/// The side that ended a pump early.
 #[derive(Debug)]
 pub(crate) enum Broken {
-    /// The source: its connection broke or what it sent is malformed.
+    /// The source: its connection broke, or it sent malformed data.
     Source(ReadError),
-    /// The sink takes no more.
+    /// The sink accepts no more data.
     Sink,
-    /// The sink is there, and has taken nothing for too long.
+    /// The sink is connected, and has accepted no data for too long.
     SinkStalled,
 }
 
@@ -89,7 +90,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A body that follows a head on a link; the head says how long it is, or does not.
+    /// Returns the body that follows a head on a link, with the length that the head declares, if any.
     pub(crate) fn link(stream: &'a LinkStream, length: BodyLength) -> Self {
         let owed = match length {
             BodyLength::Empty => return Self::Empty,
@@ -99,7 +100,7 @@ impl<'a> Source<'a> {
         Self::Link { stream, ended: false, owed }
     }
 
-    /// Whether all of it has been taken.
+    /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
         match self {
             Self::Empty => true,
@@ -111,7 +112,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether no piece follows those taken, and none is missing.
+    /// True if no piece follows those taken, and none is missing.
     pub(super) fn is_exhausted(&self) -> bool {
         match self {
             Self::Kept(kept) => kept.is_exhausted(),
@@ -123,24 +124,24 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether there never was any.
+    /// True if there is no body.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
     }
 
-    /// Keeps what passes from now on, so that it can be sent once more.
+    /// Buffers all data from now on, so that it can be sent again.
     pub(crate) fn keep(&mut self, hold: Rc<Hold>) {
         let source = std::mem::replace(self, Self::Empty);
         *self = Self::Kept(Box::new(Kept::new(source, hold)));
     }
 
-    /// Begins with what was read ahead of it.
+    /// Prepends a buffered prefix.
     pub(crate) fn begin_with(&mut self, beginning: Beginning) {
         let source = std::mem::replace(self, Self::Empty);
         *self = Self::Ahead(Box::new(beginning.followed_by(source)));
     }
 
-    /// All of it, where it has come to its end and was kept whole; nothing is what there never was.
+    /// Returns the whole body if it was read to its end and buffered; an absent body yields no pieces.
     pub(crate) fn kept(&self) -> Option<Vec<Piece>> {
         match self {
             Self::Empty => Some(Vec::new()),
@@ -149,21 +150,21 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Begins anew with the first byte, where that is kept.
+    /// Starts again at the first byte, if it is buffered.
     pub(crate) fn rewind(&mut self) {
         if let Self::Kept(kept) = self {
             kept.rewind();
         }
     }
 
-    /// What is kept has been sent by another attempt.
+    /// Skips the buffered part, which another attempt has sent.
     pub(crate) fn skip_kept(&mut self) {
         if let Self::Kept(kept) = self {
             kept.skip();
         }
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -239,8 +240,8 @@ fn poll_link(
                 check_trailers(&trailers)?;
                 return Poll::Ready(Ok(Some(Piece::Trailers(trailers))));
             }
-            // What the peer says about a TCP connection. After a final head of HTTP the state
-            // machine of the link lets no other pass.
+            // The peer's acceptance of a TCP connection. The link's state machine permits no other head after a
+            // final HTTP head.
             Ok(Incoming::Head { end, .. }) => *ended = end,
             Err(Lost::Broken | Lost::Denied | Lost::Refused | Lost::Unreachable) => {
                 return Poll::Ready(Err(ReadError::Ended));
@@ -251,8 +252,8 @@ fn poll_link(
     Poll::Ready(Ok(None))
 }
 
-/// A link carries trailers as they are, and behind us they stand between two messages: what is
-/// not one section to the reader of chunks goes no further.
+/// A link carries trailers unparsed, and after this proxy they stand between two messages: a section that the
+/// chunk parser does not accept as exactly one is rejected.
 fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
     let chunks = [TRAILERS_FOLLOW, trailers].concat();
     let piece = BodyDecoder::new(BodyLength::Chunked).decode(&chunks)?;
@@ -262,7 +263,7 @@ fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
     }
 }
 
-/// Holds a peer to the length it declared: behind us it would be taken for another message.
+/// Enforces the declared length: with any other, the receiver would confuse this message with the next one.
 fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, ReadError> {
     if let Some(owed) = owed {
         let arrived = match &next {
@@ -277,7 +278,7 @@ fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, 
 }
 
 impl Sink<'_> {
-    /// Takes a piece; waits while the sink is full. `last`: nothing comes after it.
+    /// Writes a piece; waits while the sink is full. `last`: no other piece follows.
     pub(crate) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
@@ -314,7 +315,7 @@ impl Sink<'_> {
         }
     }
 
-    /// Hands on what is buffered.
+    /// Flushes buffered data.
     pub(crate) async fn flush(&mut self) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, .. } => flush(writer).await,
@@ -322,7 +323,7 @@ impl Sink<'_> {
         }
     }
 
-    /// Says that the body is complete; `told`: its last piece said so already.
+    /// Marks the body complete; `told`: its last piece has already done so.
     pub(super) async fn finish(&mut self, told: bool) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, chunked } => {
@@ -339,13 +340,13 @@ impl Sink<'_> {
         }
     }
 
-    /// Says that nothing more comes in this direction of another protocol.
+    /// Ends this direction of an upgraded connection.
     pub(super) async fn end(&mut self) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, .. } => {
                 poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
             }
-            // The end of the body said so.
+            // The end of the body has already ended the stream.
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),
         }
     }
@@ -368,7 +369,7 @@ pub(crate) async fn send(
     push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
-/// The same on a stream of HTTP/2.
+/// Sends all of `data` on an HTTP/2 stream.
 pub(super) async fn send_http2(
     stream: &Outgoing,
     data: Bytes,
@@ -378,7 +379,7 @@ pub(super) async fn send_http2(
     push_all(data, patience, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
-/// Sends all of `data`, for as long as the peer grants room for some of it now and then.
+/// Sends all of `data`, as long as the peer grants credit within the timeout.
 async fn push_all(
     mut data: Bytes,
     patience: Duration,
@@ -394,18 +395,18 @@ async fn push_all(
     }
 }
 
-/// Counters of a body on its way, and a filter of its trailer section.
+/// Byte counters of a body, and a filter of its trailer section.
 #[derive(Clone, Copy)]
 pub(crate) struct Noted<'a> {
     pub(crate) bytes: &'a Cell<u64>,
-    /// The body answers a call of gRPC.
+    /// The gRPC call to which the body responds.
     pub(crate) call: Option<Call<'a>>,
-    /// The rest of a trailer section after the filter; no filter when absent.
+    /// Returns the permitted rest of a trailer section; without it, all trailers are permitted.
     pub(crate) permitted: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 
 impl<'a> Noted<'a> {
-    /// A body of a request.
+    /// Counts the body of a request.
     pub(crate) const fn request(
         bytes: &'a Cell<u64>,
         permitted: &'a dyn Fn(Bytes) -> Option<Bytes>,
@@ -413,12 +414,12 @@ impl<'a> Noted<'a> {
         Self { bytes, call: None, permitted: Some(permitted) }
     }
 
-    /// A body of a response, or bytes in one direction of a connection.
+    /// Counts the body of a response, or one direction of a connection.
     pub(crate) const fn response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
         Self { bytes, call, permitted: None }
     }
 
-    /// Notes a trailer section, and removes the fields that are not permitted. False when none is left.
+    /// Records a trailer section, and removes the fields that are not permitted. Returns false if none is left.
     #[cold]
     fn lets_pass(&self, section: &mut Bytes) -> bool {
         if let Some(call) = self.call {
@@ -435,8 +436,8 @@ impl<'a> Noted<'a> {
     }
 }
 
-/// Moves a body from source to sink, whole. What is there is gathered and
-/// written together; a pause of the source flushes.
+/// Moves a whole body from source to sink. Available pieces are coalesced into one write; a pause of the source
+/// flushes.
 pub(crate) async fn pump(
     source: &mut Source<'_>,
     sink: &mut Sink<'_>,

@@ -1,17 +1,18 @@
-//! Fields by which a client claims what only a proxy before it can know: addresses, host, URL, scheme, certificate.
+//! Headers that only a trusted proxy can set (client addresses, host, URL, scheme, certificate), stripped from
+//! external requests.
 //!
-//! A gateway is the first proxy of the mesh that sees a client. No load balancer or CDN before it is trusted, so that
-//! such a field has been written by the client, or may have been.
+//! A gateway is the first proxy of the mesh that a client reaches. No load balancer or CDN in front of it is
+//! trusted, so such a header may have been written by the client.
 
 use leno_wire::http1::RequestHead;
 
-/// Takes such fields away: neither rules nor applications see them.
+/// Removes such fields: neither rules nor applications see them.
 pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
     head.fields.retain(|field| !is_claim(field.name.of(bytes)));
 }
 
-/// True for such a field. Servers spell names alike that differ in case or in signs: CGI has `_` for each
-/// sign.
+/// True for such a field. Servers treat names as equal that differ in case or in punctuation: CGI replaces each
+/// punctuation character with `_`.
 pub(super) fn is_claim(name: &[u8]) -> bool {
     let (Some(first), Some(last)) = (name.first(), name.last()) else { return false };
     let third = match name.get(2) {
@@ -26,13 +27,13 @@ pub(super) fn is_claim(name: &[u8]) -> bool {
         let begin = name.len().checked_sub(known.len());
         begin.is_some_and(|begin| name.get(begin..).is_some_and(|name| is(name, known)))
     };
-    // Few fields begin like one of these, and few end like one.
+    // A quick check: few names match the first or last letters of these.
     let mut listed = listed(first.to_ascii_lowercase()).iter();
     listed.any(|known| known.as_bytes().get(2) == Some(&third) && begins(known))
         || endings(last.to_ascii_lowercase()).iter().any(ends)
 }
 
-/// Compares a text with a known one of the same length.
+/// Compares a name with a listed one of the same length.
 fn is(name: &[u8], known: &str) -> bool {
     let same = |(byte, known): (&u8, u8)| match known {
         b'-' => !byte.is_ascii_alphanumeric(),
@@ -41,12 +42,12 @@ fn is(name: &[u8], known: &str) -> bool {
     name.len() == known.len() && name.iter().zip(known.bytes()).all(same)
 }
 
-/// Names by their first letter; `*` stands for any rest.
+/// Returns the names by their first letter; `*` stands for any rest.
 fn listed(first: u8) -> &'static [&'static str] {
     match first {
         b'x' => OF_X,
         b'b' => &["base-url"],
-        // Cloudflare, CloudFront, Akamai's and RFC 9440.
+        // Cloudflare, CloudFront, Akamai and RFC 9440.
         b'c' => &[
             "cf-connecting*",
             "cf-pseudo-ipv4",
@@ -61,7 +62,7 @@ fn listed(first: u8) -> &'static [&'static str] {
         // RFC 7239 and its predecessors; Fastly, Fly, Microsoft.
         b'f' => &["forwarded*", "fastly-*", "fly-*", "front-end-https"],
         b'h' => &["http-url", "http-host-override"],
-        // CGI makes the first of them `HTTP_PROXY`, which programs take for the address of their own proxy.
+        // CGI turns the first of them into `HTTP_PROXY`, which programs use as the address of their own proxy.
         b'p' => &["proxy", "proxy-host", "proxy-url", "proxy-client-*"],
         b'r' => &["redirect", "referrer-ip", "remote-*", "request-uri"],
         b's' => &["ssl-client-*"],
@@ -71,7 +72,7 @@ fn listed(first: u8) -> &'static [&'static str] {
     }
 }
 
-/// Those that begin with `x`, as almost all do.
+/// Names that begin with `x`, the majority.
 const OF_X: &[&str] = &[
     "x-forwarded*",
     "x-forwarder*",
@@ -122,7 +123,7 @@ const OF_X: &[&str] = &[
     "x-comes-from",
     "x-peer-address",
 ];
-/// Endings of names that claim an address of the client, whatever stands before them, by their last letter.
+/// Returns the suffixes of names that claim a client address, by their last letter.
 fn endings(last: u8) -> &'static [&'static str] {
     match last {
         b'p' => &["-ip", "-clientip", "-socketip", "-realip", "-userip", "-remoteip"],

@@ -1,4 +1,4 @@
-//! The time as messages tell it: made once a second by each thread.
+//! Values of the `Date` header, formatted once a second by each thread.
 
 use std::cell::Cell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use leno_wire::http1::ResponseHead;
 use time::OffsetDateTime;
 
-/// A time as `Date` has it (RFC 9110 §5.6.7).
+/// A time in the format of `Date` (RFC 9110 §5.6.7).
 pub(crate) type Stamp = [u8; STAMP_BYTES];
 
-/// The `Date` that a final response lacks (RFC 9110 §6.6.1).
+/// Returns the `Date` for a final response that has none (RFC 9110 §6.6.1).
 pub(crate) fn lacking(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(now)
 }
 
-/// The time now.
+/// Returns the current time.
 pub(crate) fn now() -> Stamp {
     let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
@@ -27,7 +27,7 @@ pub(crate) fn now() -> Stamp {
     })
 }
 
-/// The time since the beginning of 1970.
+/// Returns the time since the Unix epoch.
 pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Requests of strangers at a gateway: which listener and rule, and what is told of their client.
+//! Requests of external clients at a gateway: selection of listener and rule, and headers about the client.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::record::Record;
 use crate::session::{Edge, Session};
 use crate::world::Scene;
 
-/// Decides where a request goes that came in at a port of the gateway.
+/// Routes a request that arrived on a port of the gateway.
 pub(crate) async fn route(
     session: &Session,
     edge: &Edge,
@@ -27,7 +27,7 @@ pub(crate) async fn route(
     let worker = &session.worker;
     let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
     record.subject.port = edge.port;
-    // The connection may be older than the plan.
+    // The connection may be older than the configuration.
     let plan = scene.plans.gateway.as_ref().and_then(|plan| plan.ports.get(&edge.port).cloned());
     let plan = plan.ok_or(Reason::NoRoute)?;
     let (listeners, server_name) = match (&*plan, edge.scheme) {
@@ -78,8 +78,8 @@ pub(crate) async fn route(
     }
 }
 
-/// The service of a backend. Those that the rules of a gateway lead to come without being asked for,
-/// perhaps a moment later than the rules.
+/// Returns the service of a backend. Backends of a gateway's rules need no subscription, and may arrive a
+/// moment later than the rules.
 pub(crate) async fn service_of(
     session: &Session,
     backend: &WeightedBackend,
@@ -98,7 +98,7 @@ pub(crate) async fn service_of(
     }
 }
 
-/// The endpoints of a backend.
+/// Returns the endpoints of a backend.
 async fn to_backend(
     session: &Session,
     (backend, view): (&WeightedBackend, &RequestView<'_>),
@@ -113,8 +113,8 @@ async fn to_backend(
 }
 
 impl Exchange<'_, '_> {
-    /// Tells the application where a request came from that strangers sent, where no rule says
-    /// something else, or that it is not to be told.
+    /// Adds `x-forwarded-for` and `x-forwarded-proto` for requests of external clients, unless a rule sets or
+    /// removes them.
     pub(super) fn tell_of_client(&mut self, edge: &Edge, actions: Option<&Arc<CompiledActions>>) {
         let client = [
             ("x-forwarded-for", self.session.peer.ip().to_string()),

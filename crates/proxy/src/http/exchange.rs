@@ -1,4 +1,4 @@
-//! The corridor: one request, station by station, in one version of the world.
+//! The request pipeline: one request, stage by stage, under one configuration snapshot.
 
 mod aside;
 mod begun;
@@ -51,13 +51,13 @@ use crate::upstream::priorities::Priorities;
 use crate::upstream::ward::{Trial, Ward};
 use crate::upstream::{Destined, Timed, Upstream};
 
-/// Headers that are added to a request; those of a trace take no block.
+/// Headers that are added to a request; those of a trace context need no allocation.
 pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
 
-/// A field of an answer: its name and its value.
+/// A response field: name and value.
 pub(crate) type Named = (Cow<'static, str>, String);
 
-/// One request on its way through the corridor, and what became of it so far.
+/// One request in the pipeline, and its state so far.
 pub(crate) struct Exchange<'a, 'io> {
     pub(crate) session: &'a Session,
     pub(crate) request: &'a Request<'a>,
@@ -67,27 +67,27 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) progress: Progress,
     /// Part of the response may have reached the client.
     pub(crate) started: &'a Cell<bool>,
-    /// How long the upstream may take to agree to another protocol.
+    /// The time limit for the upstream to accept a protocol upgrade.
     pub(crate) agree_within: Option<Duration>,
-    /// What the rule that decided does to heads; `None` when that is nothing.
+    /// The header changes of the selected rule; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// What is kept of the request's body for retries.
+    /// The part of the request's body that is buffered for retries.
     pub(crate) held: Option<Rc<Hold>>,
-    /// The same for copies and second attempts as well.
+    /// The same buffer, also for mirrored copies and hedged attempts.
     kept: Option<Rc<Hold>>,
-    /// Who must know when the client gets an answer.
+    /// The observer notified when the response starts.
     pub(crate) witness: Option<Witness>,
-    /// What is done to the heads of answers beside what the rule says for all.
+    /// The response header changes with CORS, including those of the rule.
     pub(crate) cross_origin: Option<FieldEdits>,
-    /// How long the attempt under way takes to be answered, at an endpoint.
+    /// The latency measurement of the current attempt, at an endpoint.
     pub(crate) timed: Option<Timed>,
-    /// The attempt under way, at an endpoint that a policy watches.
+    /// The outcome guard of the current attempt, at an endpoint with a circuit breaker or outlier detection.
     pub(crate) trial: Option<Trial>,
-    /// That it is sent once more, where that is bounded.
+    /// The slot of this request in a limit on concurrent retries.
     pub(crate) retrying: Retrying,
-    /// Headers that a lane adds at the entrance of a service.
+    /// Headers that are added for the application or the next hop: of a lane, or about an external client.
     pub(crate) marks: Vec<(String, String)>,
-    /// Under persistence: the field of the answer that tells who gives it.
+    /// With session persistence: the response field that identifies the endpoint.
     pub(crate) keeps: Option<Box<Named>>,
 }
 
@@ -98,7 +98,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         body: &'a mut Source<'io>,
         (responder, started): (&'a mut Responder<'io>, &'a Cell<bool>),
     ) -> Self {
-        // Made in place: a record that is made before and moved costs a copy for each request.
+        // Constructed in place: moving a record costs a copy for each request.
         let mut exchange = Self {
             session,
             request,
@@ -125,16 +125,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
         exchange
     }
 
-    /// Notes that the client's sidecar abandoned this attempt, and not the client the request.
+    /// Records that the client's sidecar abandoned this attempt, as opposed to the client abandoning the
+    /// request.
     #[cold]
     pub(crate) fn abandon(&mut self) {
         self.record.abandon();
     }
 
-    /// Carries the request to where it belongs and its answer back.
+    /// Forwards the request to its destination and the response back.
     ///
     /// # Errors
-    /// The connection or stream that it came on cannot go on, and is reset by this code.
+    /// The connection or stream of the client cannot continue, and is reset with this code.
     pub(crate) async fn run(&mut self) -> Result<(), ResetCode> {
         let Err(mut failure) = self.walk().await else {
             self.record.succeed();
@@ -142,13 +143,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         self.record.fail(&failure);
         if self.started.get() {
-            // Half an answer is out: only a broken connection says that it is not whole.
+            // A part of the response has been sent: only a broken connection tells the client that it is
+            // incomplete.
             self.record.grpc.set(None);
             return Err(self.progress.reset.get().unwrap_or(ResetCode::Failed));
         }
         failure.reset = self.progress.reset.get();
         self.record.head.status.set(failure.status());
-        // Over HTTP/1.1 there is no gRPC.
+        // gRPC is not supported over HTTP/1.1.
         let is_call = !matches!(self.responder, Responder::Http1 { .. }) && self.request.is_grpc();
         if is_call {
             self.record.grpc.set(Some(failure.grpc_status()));
@@ -164,7 +166,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if answered { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
-    /// The stations: route → authorize → pick endpoint → lease connection → stream → (retry).
+    /// The stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
     async fn walk(&mut self) -> Result<(), Failure> {
         let mut aim = match self.request.aim() {
             Ok(aim) => aim,
@@ -173,7 +175,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let bound = route(self.session, self.request, &aim, &mut self.record).await?;
         match &bound.scene.plans.guards {
             None => self.authorize(&aim, &bound)?,
-            // Boxed, so that the others need no room for it.
+            // Boxed to keep the future small for other requests.
             Some(guards) => Box::pin(self.authorize_guarded(guards, &aim, &bound)).await?,
         }
         if let Some(cors) = bound.actions.as_ref().and_then(|actions| actions.cors.as_ref())
@@ -191,7 +193,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.actions = Some(actions.clone());
         }
         self.mark(&aim, &bound);
-        // A limit on the request is none on what is said after an upgrade.
+        // The time limit of a request does not apply to an upgraded connection.
         let one = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
         let one = one.map(AttemptLimit::time);
         let soonest = bound.timeout.into_iter().chain(one).min();
@@ -204,7 +206,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         outcome
     }
 
-    /// All attempts, in the time that the rule gives them.
+    /// Makes all attempts, within the timeout of the rule.
     async fn in_time(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         match bound.timeout.filter(|_| !self.request.upgrade) {
             None => self.attempts(aim, bound).await,
@@ -227,7 +229,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// What comes from another sidecar needs a policy's permit; the application may ask.
+    /// Authorizes a request from another sidecar. Requests of the local application need no authorization.
     fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if self.session.is_inbound() {
             let request = self.request;
@@ -237,7 +239,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// The policies of the mesh decide.
+    /// Evaluates the authorization policies of the mesh.
     fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let access = &bound.scene.plans.access;
         let permit = self.session.permit(&bound.scene, self.record.started)?;
@@ -246,14 +248,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// What comes in beyond a limit goes no further.
+    /// Applies the local rate and concurrency limits.
     fn limit(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let Some(port) = self.limited(bound) else { return Ok(()) };
         self.admit(port, view, bound)?;
         self.enter(port, view, bound)
     }
 
-    /// The port that the request comes in at, if anything limits that.
+    /// Returns the port on which the request arrived, if any limit applies to it.
     fn limited(&self, bound: &Bound) -> Option<u16> {
         match &self.session.entrance {
             Entrance::Inbound { port } => {
@@ -270,8 +272,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(bound.scene.plans.limits.admit(port, (view, self.caller()), now)?)
     }
 
-    /// Takes a place among the requests that the application is given at once; without one the tokens go
-    /// back.
+    /// Acquires a concurrency permit of the application; returns the tokens if there is none.
     #[inline(never)]
     fn enter(&mut self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let (worker, limits) = (&self.session.worker, &bound.scene.plans.limits);
@@ -287,7 +288,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }
 
-    /// What comes in may be marked as of a lane, for the application to carry on.
+    /// Adds the marks of a lane to an inbound request, for the application to propagate; at a gateway, adds
+    /// headers about the client.
     fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
         let Entrance::Inbound { port } = &self.session.entrance else {
             if let Some(edge) = &self.session.edge {
@@ -307,12 +309,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Its place in a trace, when requests are traced.
+    /// Returns the span of the request if it is traced.
     pub(crate) fn span(&self) -> Option<&Span> {
         self.record.sighting.as_ref().and_then(|sighting| sighting.span.as_ref())
     }
 
-    /// The headers that are added to the request, `context` among them.
+    /// Returns the headers that are added to the request, `context` among them.
     pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
         if self.marks.is_empty() && context.is_none() && !self.session.found_http2 {
             return Added::new();
@@ -328,7 +330,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         added
     }
 
-    /// Sends the request, to another endpoint if the first fails in a way that permits it.
+    /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
     async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if let Some(treatment) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
             self.inject(aim, bound, treatment).await?;
@@ -343,7 +345,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let mut tried = None;
         loop {
             let outcome = {
-                // It ends before the pause for a retry: other requests run meanwhile.
+                // Dropped before the backoff: other requests run meanwhile.
                 let _abandoned = limit.map(|_| cancel::Attempt);
                 match self.hedge(aim, bound) {
                     None => {
@@ -353,7 +355,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                             Some(limit) => in_limit(limit, attempt).await,
                         }
                     }
-                    // Boxed, so that the others need no room for it.
+                    // Boxed to keep the future small for other requests.
                     Some(rule) => {
                         let both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
                         let outcome = match limit {
@@ -384,7 +386,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     Some(ward) => ward.failure(reason),
                     None => reason.into(),
                 };
-                // Boxed, so that the others need no room for it.
+                // Boxed to keep the future small for other requests.
                 return match self.outdated(reason, (aim, bound)) {
                     Some(outdated) => Box::pin(self.reroute(failure, outdated)).await,
                     None => Err(failure),
@@ -394,7 +396,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Pays into the budget, and keeps the request's body for another attempt.
+    /// Credits the retry budget, and buffers the request's body for another attempt.
     fn prepare(&mut self, rule: &RetryRule) {
         if rule.attempts == 0 {
             return;
@@ -405,7 +407,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Under a rule: whether the request is sent once more; then this waits until it is time.
+    /// Decides under a retry policy if the request is retried, and waits for the backoff.
     async fn is_tried_again(
         &mut self,
         rule: &RetryRule,
@@ -414,7 +416,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> bool {
         let worker = &self.session.worker;
         let attempt = self.attempt_so_far((aim, bound));
-        // An answer that was kept from the client is paid for.
+        // A withheld response has already been charged to the budget.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
                 && self.retrying.claim(bound.ward.as_deref())
@@ -427,9 +429,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
         again
     }
 
-    /// There is one application. Whether another is asked is for the client's sidecar to say; a
-    /// kept connection that was just closing proves nothing, and is ours alone. So is a connection of HTTP/2 that the application
-    /// ended before it looked at the request.
+    /// There is only one application: retries elsewhere are up to the client's sidecar. A pooled connection
+    /// that was just closing is a local matter, and proves no failure. The same holds for an HTTP/2 connection
+    /// that the application closed before it processed the request.
     fn may_repeat(&self, reason: Reason, bound: &Bound) -> bool {
         match bound.destination {
             Destination::Application(_) => {
@@ -482,14 +484,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 destined.learn(&self.session.worker, outcome);
                 outcome
             }
-            // Who connects has learned by itself.
+            // The connection attempt has already recorded its own failure.
             Err(reason) => Err(reason),
         };
         self.end_attempt(outcome);
         outcome
     }
 
-    /// Tells who learns from it how the attempt ended.
+    /// Reports the end of an attempt to outlier detection and latency statistics.
     #[inline]
     fn end_attempt(&mut self, outcome: Result<(), Reason>) {
         if let (Some(timed), Err(reason)) = (&self.timed, outcome) {
@@ -508,7 +510,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         };
         let ending = match (outcome, self.progress.kept_back.get()) {
             (Ok(()), _) => answered(self.record.head.status.get(), self.record.grpc.get()),
-            // It did answer, whatever the client hears.
+            // The endpoint has responded, even if the client does not receive that response.
             (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
             (Err(reason), None) => Ending::Broken(reason),
         };
@@ -531,7 +533,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Under persistence: the endpoint that the request keeps to, if it may.
+    /// With session persistence: returns the endpoint of the session, if it may be used.
     #[inline(never)]
     fn kept(
         &self,
@@ -544,7 +546,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         kept(worker, (stay.endpoint(endpoints)?, ward), avoid)
     }
 
-    /// Who goes on beside this attempt knows where that goes, and under persistence the client will.
+    /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
     fn goes_to(&mut self, endpoint: Option<&EndpointId>, bound: &Bound) {
         if let Some(beside) = self.witness.as_ref().and_then(Witness::beside) {
@@ -555,18 +557,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Under persistence: what the client is told when this endpoint answers.
+    /// With session persistence: returns the response field for a response of this endpoint.
     fn told_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
         let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
         stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }
 }
 
-/// Tells the sidecar of an application without a declared protocol that the client speaks HTTP/2. Both fields are for one hop,
-/// and mean the same there as from a client that offers to go on in HTTP/2 (RFC 7540 §3.2).
+/// Tells the sidecar of an application without a declared protocol that the client uses HTTP/2. Both fields are
+/// hop-by-hop, and have the same meaning as from a client that offers an upgrade to HTTP/2 (RFC 7540 §3.2).
 const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
-/// An attempt, in the time of its rule. `started`: the client has a part of the answer. The caller has a [`cancel::Attempt`].
+/// Runs an attempt within the per-attempt timeout of its rule. `started`: part of the response has reached the
+/// client. The caller holds a [`cancel::Attempt`].
 async fn in_limit(
     (limit, started): (AttemptLimit, &Cell<bool>),
     attempt: impl Future<Output = Result<(), Reason>>,

@@ -1,4 +1,4 @@
-//! One attempt: the request out, the response back, both bodies streaming at once.
+//! One attempt: sends the request and receives the response, with both bodies streaming concurrently.
 
 mod asked;
 mod interim;
@@ -45,24 +45,24 @@ use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
 use crate::worker::Worker;
 
-/// How far an exchange has come: what decides whether it may be tried again.
+/// The progress of an exchange, which determines if it may be retried.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Something of the request may have reached an upstream.
+    /// A part of the request may have reached an upstream.
     pub(crate) request_sent: bool,
-    /// Part of the request's body is gone from our hands.
+    /// A part of the request's body has been consumed.
     pub(crate) body_taken: bool,
-    /// The connection had served before, and may have been closing when the request was sent.
+    /// The connection was reused, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
-    /// An answer came, and is kept from the client: the request is sent once more.
+    /// Set if a response is withheld from the client because the request is retried.
     pub(crate) kept_back: Cell<Option<KeptBack>>,
-    /// The connection to the upstream serves this client alone.
+    /// The connection to the upstream is reserved for this client.
     pub(crate) pins: bool,
-    /// The code of HTTP/2 by which the upstream reset its stream.
+    /// The HTTP/2 code with which the upstream reset its stream.
     pub(crate) reset: Cell<Option<ResetCode>>,
 }
 
-/// Sends the request on a lease and its response back.
+/// Sends the request on a connection, and its response back to the client.
 pub(crate) async fn forward(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
@@ -78,14 +78,14 @@ pub(crate) async fn forward(
         lease => lease,
     };
     match lease {
-        // Boxed, so that the others need no room for it.
+        // Boxed to keep the future small for other requests.
         Lease::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
             let mut lease = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
             over_http2(exchange, aim, destined, &mut lease).await
         }
         Lease::Link(link) => over_link(exchange, aim, &link).await,
         Lease::Http2(mut lease) => match over_http2(exchange, aim, destined, &mut lease).await {
-            // Boxed, so that the others need no room for it.
+            // Boxed to keep the future small for other requests.
             Err(Reason::UpstreamRefused) => {
                 Box::pin(unprocessed::send_again(exchange, aim, destined, lease)).await
             }
@@ -138,7 +138,7 @@ async fn over_link(
     converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
-/// Carries the answer back of a request that was sent whole.
+/// Forwards the response to a request that was sent completely.
 pub(crate) async fn answer(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
@@ -156,7 +156,7 @@ async fn over_http2(
 ) -> Result<(), Reason> {
     let patience = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::of(exchange, aim, destined)?;
-    // The server may end the connection before it looks at the request (RFC 9113 §6.8).
+    // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.hold_briefly();
     let (response, stream) = lease.send(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
@@ -170,7 +170,7 @@ async fn over_http2(
     outcome.map(|_| lease.processed())
 }
 
-/// True: the connection may serve another request.
+/// Returns true if the connection may serve another request.
 async fn over_http1(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
@@ -199,7 +199,8 @@ async fn over_http1(
     converse(exchange, (sink, sending), upstream).await
 }
 
-/// What becomes of the request's head by actions: of rules on the way to endpoints, of guards at the application.
+/// Returns the edits of the request's head: by rules on the way to endpoints, by check services and tokens at
+/// the application.
 pub(crate) fn edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     (aim, rule): (&'a Aim<'_>, Option<&'a CompiledActions>),
@@ -227,15 +228,15 @@ pub(crate) fn edits<'a>(
     }
 }
 
-/// Where a response comes from.
+/// The upstream from which a response arrives.
 enum Upstreamed<'a> {
     Link(&'a LinkStream),
     Http1(&'a mut Reader, Sharing),
     Http2(Box<Awaited>),
 }
 
-/// How long the request may say nothing in the middle of its body. A call of gRPC may do so before
-/// its server has anything to say.
+/// Returns the limit on pauses of the request's body. A gRPC call may pause as long as its server has nothing
+/// to send.
 fn silence<'a>(
     session: &Session,
     record: &'a Record<'a>,
@@ -249,7 +250,7 @@ fn silence<'a>(
     }
 }
 
-/// Whether this is a call of gRPC, which is spoken over HTTP/2 only.
+/// True for a gRPC call, which requires HTTP/2.
 fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) -> bool {
     match (responder, sink) {
         (Responder::Http2 { grpc, .. }, _) => *grpc,
@@ -258,8 +259,8 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
     }
 }
 
-/// Both directions at once. The response decides: when it is whole, the exchange is over, even
-/// if the request's body was not wanted to its end. True: the upstream connection is clean.
+/// Runs both directions concurrently. Once the response is complete, the exchange is over, even if the
+/// request's body was not sent to its end. Returns true if the upstream connection is clean.
 async fn converse(
     exchange: &mut Exchange<'_, '_>,
     (mut sink, sending): (Sink<'_>, Sending),
@@ -285,8 +286,8 @@ async fn converse(
         let permitted = |section| trailers::permitted(session, actions.as_deref(), section);
         let noted = Noted::request(&record.bytes_in, &permitted);
         if sending.get() != Sending::UnderWay {
-            // A tunnel, of which the upstream may have ended its direction already. Boxed, so that the others need no room
-            // for it.
+            // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
+            // the future small for other requests.
             return Box::pin(tunnel::forth((body, &mut sink), session, &noted, &sending)).await;
         }
         pump(body, &mut sink, silence, &noted).await
@@ -324,7 +325,7 @@ async fn converse(
             return Poll::Ready(Err(Reason::RequestTimeout));
         }
         if held && sending.get() == Sending::Tunnel {
-            // The upstream has agreed: what the client says now goes on.
+            // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
         match &client {
@@ -338,41 +339,41 @@ async fn converse(
     Ok(reusable && matches!(sending.get(), Sending::Whole | Sending::Held))
 }
 
-/// Where a response goes, and what is noted about it.
+/// The response path of one exchange, and the records that it updates.
 struct Reply<'a, 'io> {
     worker: &'a Worker,
     answers: Answers,
     request: &'a Request<'a>,
-    /// Another protocol was asked for.
+    /// The client requested an upgrade.
     upgrade: bool,
-    /// What the rule that decided does to the heads of answers.
+    /// The response header edits of the selected rule, or of CORS.
     edits: Option<&'a FieldEdits>,
-    /// A field for the answer, under persistence.
+    /// A response field, with session persistence.
     keeps: Option<&'a Named>,
-    /// It may keep an answer from the client; none without a rule about retries and without a kept body.
+    /// Decides if a response is withheld; `None` without a retry policy and without a buffered body.
     keep_back: Option<KeepBack<'a>>,
-    /// Who must know when the client gets the answer.
+    /// The observer notified when the response starts.
     witness: Option<&'a Witness>,
-    /// That of an endpoint which a policy watches.
+    /// The outcome guard of an endpoint with a circuit breaker or outlier detection.
     trial: Option<&'a Trial>,
-    /// Who measures how long the answer takes.
+    /// The latency measurement of the endpoint.
     timed: Option<&'a Timed>,
     sending: &'a Cell<Sending>,
     responder: &'a mut Responder<'io>,
     given: Noted<'a>,
     record: &'a Record<'a>,
     started: &'a Cell<bool>,
-    /// The code of HTTP/2 by which the upstream resets its stream.
+    /// The HTTP/2 code with which the upstream resets its stream.
     reset: &'a Cell<Option<ResetCode>>,
 }
 
-/// Carries the response back. True: the upstream connection is clean.
+/// Forwards the response. Returns true if the upstream connection is clean.
 async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<bool, Reason> {
     let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
             let arrived = stream.next().await.map_err(|lost| reply.lost(lost, stream))?;
-            // The state machine of the link lets nothing precede a head.
+            // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
             };
@@ -410,7 +411,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 continue;
             }
             if head.tunnel && !reply.upgrade {
-                // Nobody was asked to change the protocol.
+                // The request did not ask for an upgrade.
                 return Err(Reason::UpstreamMalformed);
             }
             let may_serve_again = match sharing {
@@ -433,7 +434,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
     }
 }
 
-/// The same from a server of HTTP/2.
+/// Forwards the response of an HTTP/2 server.
 async fn receive_http2(
     mut awaited: Box<Awaited>,
     reply: &mut Reply<'_, '_>,
@@ -461,7 +462,7 @@ async fn receive_http2(
         parse(&mut head, &bytes, asked, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => Source::Http2(Received::new(body)),
-            // Whatever follows would be taken for the next answer.
+            // Further bytes would be taken for the next response.
             (_, BodyLength::Empty) => Source::Empty,
             (true, _) => ended(&head)?,
             (false, _) => Source::Http2(Received::new(body)),
@@ -474,7 +475,7 @@ async fn receive_http2(
     }
 }
 
-/// A head that nothing follows must not promise a body.
+/// Rejects a head that declares a body but ends the stream.
 fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
     match head.body {
         BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
@@ -482,8 +483,8 @@ fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
     }
 }
 
-/// Reads a head that came over a link. Its client would take a final head for an interim one by
-/// its status, whatever the frame says: then the next answer would be taken for this one's.
+/// Parses a head from a link. The receiver distinguishes final and interim heads by their status, whatever the
+/// frame says: after a mismatch it would take the next response for this one.
 fn parse(
     head: &mut ResponseHead,
     bytes: &[u8],
@@ -508,7 +509,7 @@ impl Reply<'_, '_> {
         self.responder.interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
     }
 
-    /// The final head and its body.
+    /// Forwards the final head and its body.
     async fn finish(
         &mut self,
         bytes: &[u8],
@@ -523,7 +524,7 @@ impl Reply<'_, '_> {
         }
         let keep_back = self.keep_back.as_ref();
         if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.witness)) {
-            // Nobody hears of this reason.
+            // This reason is not reported.
             return Err(Reason::UpstreamReset);
         }
         if let Some(witness) = self.witness {
@@ -536,11 +537,11 @@ impl Reply<'_, '_> {
         let sending = self.sending.get();
         let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
         if waits || self.worker.is_leaving() {
-            // The rest of a request that is answered already is not waited for.
+            // The rest of a request body is not awaited once the response has started.
             self.responder.close_after();
         }
         if head.tunnel {
-            // Boxed, so that the others need no room for it.
+            // Boxed to keep the future small for other requests.
             return Box::pin(self.tunnel((bytes, head), source)).await;
         }
         self.record.head.status.set(head.status);
@@ -558,7 +559,7 @@ impl Reply<'_, '_> {
         }
         let silence = match head.body {
             BodyLength::Known(_) => Silence::Limited(self.worker.config.limits.body_stall_timeout),
-            // It may be a stream of events, in which a pause of any length is regular.
+            // It may be an event stream, in which pauses of any length are normal.
             BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
                 Silence::OfStream(self.record)
             }
@@ -570,14 +571,14 @@ impl Reply<'_, '_> {
         pumped.map_err(|broken| self.broken(&broken))
     }
 
-    /// True where the client does not get this answer, and another attempt follows.
+    /// True if this response is withheld and another attempt follows.
     #[cold]
     fn is_kept_back(&self) -> bool {
         self.keep_back.as_ref().is_some_and(KeepBack::has_kept)
     }
 
-    /// The peer's sidecar rejected the request: the response to come is not the application's. It is an error where the workload has lost
-    /// the port: a newer version of the world may know another endpoint.
+    /// Records that the peer's sidecar rejected the request, so that the response is not the application's. An
+    /// error if the workload no longer has the port: a newer configuration may contain another endpoint.
     #[cold]
     fn rejected(&mut self, reason: Reason) -> Result<(), Reason> {
         self.record.head.rejection.set(Some(reason));

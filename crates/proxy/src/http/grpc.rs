@@ -1,4 +1,4 @@
-//! What is known of gRPC: its calls by their content type, and how each was answered.
+//! gRPC: calls by their content type, and their statuses.
 
 pub(crate) mod health;
 
@@ -11,19 +11,19 @@ use leno_wire::link::ResetCode;
 
 pub(crate) use leno_outside::message;
 
-/// True for the content type of a call, in any case (RFC 9110 §8.3.1); gRPC-Web is another protocol.
+/// True for the content type of a gRPC call, in any case (RFC 9110 §8.3.1); gRPC-Web is a different protocol.
 pub(crate) fn is_call(content_type: &[u8]) -> bool {
     let Some((kind, rest)) = content_type.split_at_checked(CALL.len()) else { return false };
     kind.eq_ignore_ascii_case(CALL)
         && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
-/// How a call was answered, as soon as it is known.
+/// The status of a call, as soon as it is known.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
 
 impl Call<'_> {
-    /// Reads the trailers of the answer.
+    /// Reads the status from the trailers of the response.
     pub(crate) fn trailers(self, section: &[u8]) {
         let mut lines = section.split(|byte| *byte == b'\n');
         let value = lines.find_map(|line| {
@@ -36,7 +36,7 @@ impl Call<'_> {
         }
     }
 
-    /// The answer is over: where no trailers told, its head does.
+    /// Ends the response: without a status in the trailers, that of the head counts.
     pub(crate) fn ended(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
             let told = head.find(bytes, STATUS).next();
@@ -45,9 +45,8 @@ impl Call<'_> {
     }
 }
 
-/// The status for a failure of ours: what clients make of our HTTP status
-/// (grpc/doc/http-grpc-status-mapping.md), where it has none the nearest, and the deadline by its
-/// own name.
+/// Returns the gRPC status for a failure of this proxy: the one to which clients map our HTTP status
+/// (grpc/doc/http-grpc-status-mapping.md), else the nearest one, and `DEADLINE_EXCEEDED` for timeouts.
 pub(crate) fn status(reason: Reason) -> GrpcStatus {
     match (reason, reason.status()) {
         (Reason::RequestTimeout | Reason::AttemptTimeout, _) => GrpcStatus::DeadlineExceeded,
@@ -58,7 +57,8 @@ pub(crate) fn status(reason: Reason) -> GrpcStatus {
     }
 }
 
-/// The status for a stream that was reset before its response began (grpc/doc/PROTOCOL-HTTP2.md, *HTTP2 Transport Mapping*).
+/// Returns the status for a stream that was reset before its response began (grpc/doc/PROTOCOL-HTTP2.md, *HTTP2
+/// Transport Mapping*).
 pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
     match code {
         ResetCode::Http2NoError
@@ -86,13 +86,13 @@ pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
     }
 }
 
-/// The status of gRPC in the head of an answer.
+/// Returns the gRPC status in the head of a response.
 pub(crate) fn told(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
     head.find(bytes, STATUS).next().map(GrpcStatus::of)
 }
 
-/// The status of HTTP that stands for the answer to a call, for rules about retries: that of its
-/// head, or what a status of gRPC means that is told there.
+/// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
+/// of its gRPC status.
 pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
     match (head.status, told(bytes, head)) {
         (200, Some(told)) => class(told),
@@ -100,7 +100,7 @@ pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
     }
 }
 
-/// The status that a rule names to mean one of gRPC; 200 when no rule can mean it.
+/// Returns the HTTP status by which rules refer to a gRPC status; 200 if there is none.
 const fn class(status: GrpcStatus) -> u16 {
     match status {
         GrpcStatus::Unavailable => 503,
@@ -121,7 +121,7 @@ const fn class(status: GrpcStatus) -> u16 {
     }
 }
 
-/// The field that tells, in HTTP/2's spelling.
+/// The status field, in lower case as in HTTP/2.
 const STATUS: &str = "grpc-status";
 
 /// The content type of a call.

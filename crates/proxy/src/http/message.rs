@@ -1,4 +1,4 @@
-//! An HTTP/1.1 connection's two halves: what has been read and what is to be written.
+//! The two halves of an HTTP/1.1 connection: buffered reader and buffered writer.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,23 +15,24 @@ use crate::buffers::{self, Size};
 use crate::io::Io;
 use crate::patience::within;
 
-/// The reading half, with what arrived beyond the last message.
+/// The read half, with the bytes received after the last message.
 pub(crate) struct Reader {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
-    /// The peer is an application without another sidecar: its responses are read as tolerantly as RFC 9112 allows.
+    /// The peer is an application without a sidecar of its own: its responses are parsed as leniently as RFC
+    /// 9112 allows.
     pub(crate) is_tolerant: bool,
 }
 
-/// The writing half, with what was produced and not yet written.
+/// The write half, with pending output.
 pub(crate) struct Writer {
     pub(crate) io: Io,
     buffer: BytesMut,
-    /// How long the peer may take nothing of what waits for it.
+    /// The time after which a peer that takes no pending output counts as stalled.
     patience: Duration,
 }
 
-/// Why a head could not be read.
+/// The reason why a head could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     #[error("the connection broke")]
@@ -55,10 +56,10 @@ impl Reader {
         Self { io, buffer: BytesMut::new(), is_tolerant: false }
     }
 
-    /// Waits for the first byte of the next message. False: an orderly end instead.
+    /// Waits for the first byte of the next message. False after a clean end of the connection.
     pub(crate) async fn wait(&mut self) -> Result<bool, ReadError> {
         loop {
-            // RFC 9112 §2.2: empty lines before a request are ignored; nobody has begun one yet.
+            // RFC 9112 §2.2: empty lines before a request are ignored; they do not begin one.
             while self.buffer.starts_with(b"\r\n") {
                 self.buffer.advance(2);
             }
@@ -71,7 +72,7 @@ impl Reader {
         }
     }
 
-    /// Reads more. 0 is the end.
+    /// Reads more bytes. Returns 0 at the end.
     pub(crate) async fn more(&mut self) -> io::Result<usize> {
         poll_fn(|cx| self.poll_more(cx)).await
     }
@@ -80,7 +81,7 @@ impl Reader {
         self.io.poll_read(cx, &mut self.buffer)
     }
 
-    /// Reads one request head, whole. The head's spans refer to the returned bytes.
+    /// Reads one complete request head. The head's spans refer to the returned bytes.
     pub(crate) async fn request(&mut self, head: &mut RequestHead) -> Result<Bytes, ReadError> {
         loop {
             match head.parse(&self.buffer)? {
@@ -90,8 +91,8 @@ impl Reader {
         }
     }
 
-    /// Reads until a request head is whole or cannot become one. It stays in the buffer, for
-    /// [`Reader::request`]; `head` is for parsing only.
+    /// Reads until a request head is complete or malformed. It stays in the buffer, for [`Reader::request`];
+    /// `head` is used for parsing only.
     pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
         if !matches!(self.wait().await, Ok(true)) {
             return;
@@ -103,7 +104,7 @@ impl Reader {
         }
     }
 
-    /// Reads one response head, whole. The head's spans refer to the returned bytes.
+    /// Reads one complete response head. The head's spans refer to the returned bytes.
     pub(crate) async fn response(
         &mut self,
         head: &mut ResponseHead,
@@ -124,7 +125,7 @@ impl Reader {
         }
     }
 
-    /// Reads a head that breaks the rules in a way that recipients may read.
+    /// Parses a head with deviations that recipients may accept.
     #[cold]
     fn mend(&mut self, head: &mut ResponseHead, answers: Answers) -> Option<Bytes> {
         let mended = Some(&self.buffer).filter(|_| self.is_tolerant);
@@ -137,8 +138,8 @@ impl Reader {
         Some(mended.head.into())
     }
 
-    /// True when more bytes may make a head that can be mended of one that is malformed so far. What does not begin as
-    /// HTTP/1 never does: a server of another protocol may say nothing more.
+    /// True if more bytes may make an invalid head acceptable. Never true for a response that does not begin as
+    /// HTTP/1: a server of another protocol may send nothing else.
     #[cold]
     fn may_be_mended(&self) -> bool {
         let ends = |end: &[u8]| self.buffer.windows(end.len()).any(|window| window == end);
@@ -150,7 +151,7 @@ impl Reader {
     }
 
     async fn more_of_head(&mut self) -> Result<(), ReadError> {
-        // The parser refuses a head that is too large; this guards our own loop.
+        // The parser rejects oversized heads; this bounds the loop.
         if self.buffer.len() > HEAD_BYTES_MAX + HEAD_SLACK {
             return Err(Malformed::HeadTooLarge.into());
         }
@@ -159,31 +160,31 @@ impl Reader {
 }
 
 impl Writer {
-    /// `patience`: how long the peer may take nothing of what waits for it.
+    /// `patience`: the time after which a peer that takes no pending output counts as stalled.
     pub(crate) fn new(io: Io, patience: Duration) -> Self {
         Self { io, buffer: BytesMut::new(), patience }
     }
 
-    /// Where the next bytes go.
+    /// Returns the buffer for further output.
     pub(crate) fn room(&mut self) -> &mut BytesMut {
         buffers::furnish(&mut self.buffer, Size::Message);
         &mut self.buffer
     }
 
-    /// Whether so much waits that the producer must wait too.
+    /// True if the producer has to wait until pending output is written.
     pub(crate) fn is_full(&self) -> bool {
         self.buffer.len() >= WRITE_BYTES_MAX
     }
 
-    /// Whether nothing waits.
+    /// True if no output is pending.
     pub(crate) fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Writes all that waits, for as long as the peer takes some of it now and then.
+    /// Writes all pending output, as long as the peer accepts some of it within the timeout.
     ///
     /// # Errors
-    /// `TimedOut` when it takes nothing any more.
+    /// `TimedOut` if the peer accepts no more data.
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         loop {
             let before = self.buffer.len();
@@ -204,11 +205,11 @@ impl Writer {
     }
 }
 
-/// The first bytes of each response of HTTP/1.
+/// The first bytes of each HTTP/1 response.
 const HTTP1_START: &[u8] = b"HTTP/1.";
 
-/// Room beyond the largest head for what the same read brought along.
+/// Room beyond the largest head for other bytes of the same read.
 const HEAD_SLACK: usize = 32 * 1024;
-/// What may wait in a writer before its producer is made to wait: with one more piece and a head the
-/// buffer still does not double beyond 64 KiB.
+/// The amount of pending output at which the producer waits: with one more piece and a head the buffer does not
+/// grow beyond 64 KiB.
 const WRITE_BYTES_MAX: usize = 40 * 1024;

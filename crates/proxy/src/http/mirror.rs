@@ -1,4 +1,5 @@
-//! Copies of requests for other services: sent beside the request, bounded, their answers unread.
+//! Mirrored copies of requests: sent in parallel with the request, bounded in number, with their responses
+//! discarded.
 
 pub(crate) mod plain;
 
@@ -24,7 +25,7 @@ use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 use crate::world::Scene;
 
-/// Copies of one request, on their way or waiting for its body.
+/// Copies of one request, before they are sent.
 pub(crate) struct Copies {
     worker: Rc<Worker>,
     scene: Arc<Scene>,
@@ -32,14 +33,14 @@ pub(crate) struct Copies {
     head: Bytes,
 }
 
-/// The services that get a copy of this request, by chance.
+/// Selects the services that receive a copy of this request, by their percentages.
 pub(crate) fn drawn(worker: &Worker, bound: &Bound) -> Vec<WeightedBackend> {
     let mirrors = bound.actions.iter().flat_map(|actions| &actions.mirrors);
     mirrors.filter(|mirror| is_drawn(mirror.weight, worker.draw())).cloned().collect()
 }
 
 impl Copies {
-    /// Copies of a request with this head.
+    /// Creates the copies of a request with this head.
     pub(crate) fn new(
         worker: &Rc<Worker>,
         scene: &Arc<Scene>,
@@ -50,7 +51,7 @@ impl Copies {
         Self { worker, scene, to, head: head.freeze() }
     }
 
-    /// Sends them with this body; `None` when it is not whole, or too large to be kept.
+    /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
     pub(crate) fn send(mut self, body: Option<Vec<Piece>>) {
         for backend in std::mem::take(&mut self.to) {
             let shard = &self.worker.shard;
@@ -65,7 +66,7 @@ impl Copies {
                 head: self.head.clone(),
                 body: body.clone().unwrap_or_default(),
             };
-            // It ends by itself, soon, and holds its place until then.
+            // The task ends by itself, soon, and holds its permit until then.
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
                 let sent = tokio::time::timeout(TIME_MAX, copy.send()).await;
@@ -83,7 +84,7 @@ impl Copies {
 }
 
 impl Drop for Copies {
-    /// The request was given up while they waited for its body.
+    /// Counts the copies that were dropped because the request ended before its body was complete.
     fn drop(&mut self) {
         if !self.to.is_empty() {
             self.worker.shard.add(Count::MirrorsDropped, self.to.len() as u64);
@@ -91,7 +92,7 @@ impl Drop for Copies {
     }
 }
 
-/// One of the few places for copies under way, until dropped.
+/// A permit for a copy in flight, held until dropped.
 struct Place(Rc<Cell<usize>>);
 
 impl Place {
@@ -128,11 +129,11 @@ impl Copy {
         let priorities = tagged(&worker, port, None)?;
         let ward = worker.ward(port.treatment.as_ref(), (port, scene.version));
         let upstream = pick(&worker, (&priorities, ward.as_deref()), None, None)?;
-        // A foreign member of the mesh would need another framing.
+        // A member with a foreign proxy would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
         }
-        // What bounds requests bounds copies, and how they end tells about the endpoint as well.
+        // The limits on requests apply to copies, and the results of copies count for outlier detection.
         let trial = match &ward {
             None => None,
             Some(ward) => Some(ward.begin(&upstream, Some(|it| &it.requests))?),
@@ -151,7 +152,7 @@ impl Copy {
             Ok(Lease::Http2(lease)) if upstream.is_plain() => {
                 plain::over_http2(&worker, (&upstream, ward.as_deref()), lease, head, body).await
             }
-            // It proves nothing: what was tried is not what failed.
+            // No failure of the endpoint: no request was sent.
             Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),
         };
@@ -168,7 +169,7 @@ impl Copy {
     }
 }
 
-/// Sends a copy on a link, and reads its answer; the status of that.
+/// Sends a copy on a link, and reads the response to its end. Returns its status.
 async fn exchange(
     worker: &Worker,
     link: &LinkHandle,
@@ -179,7 +180,7 @@ async fn exchange(
     discard(&stream).await
 }
 
-/// Sends a request whose head and body are in our hands.
+/// Sends a request with a buffered head and body.
 pub(crate) async fn send_whole(
     worker: &Worker,
     link: &LinkHandle,
@@ -192,7 +193,7 @@ pub(crate) async fn send_whole(
         .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
     match give(&stream, body, patience).await {
-        // Who answers early needs no more of the body (RFC 9112 §9.5).
+        // A peer that responds early needs no more of the body (RFC 9112 §9.5).
         Err(_) if stream.has_more() => Ok(stream),
         given => given.map(|()| stream),
     }
@@ -214,7 +215,7 @@ async fn give(stream: &LinkStream, body: Vec<Piece>, patience: Duration) -> Resu
     Ok(())
 }
 
-/// Reads an answer to its end, or as far as is worth it. A rejection by the endpoint's sidecar is an error.
+/// Reads a response to its end, up to a limit. A rejection by the endpoint's sidecar is an error.
 pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
     let (mut status, mut bytes) = (0, 0_usize);
     while bytes < ANSWER_BYTES_MAX {
@@ -246,15 +247,15 @@ fn rejection(bytes: Bytes) -> Reason {
     .unwrap_or(Reason::UpstreamMalformed)
 }
 
-/// The status of a head of HTTP/1.1, which nobody reads but for this.
+/// Returns the status of an HTTP/1.1 head; no other part of it is parsed.
 fn status_of(head: &[u8]) -> Option<u16> {
     let status = head.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
     std::str::from_utf8(status).ok()?.parse().ok()
 }
 
-/// Copies under way from one data thread: what is more is not sent.
+/// The maximum number of copies in flight from one data thread; further copies are dropped.
 const UNDER_WAY_MAX: usize = 64;
-/// How long a copy may take, its answer included.
+/// The time limit of a copy, including its response.
 const TIME_MAX: Duration = Duration::from_secs(15);
-/// How much of an answer is read; the rest is reset.
+/// The maximum number of response bytes that are read; after them the stream is reset.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;

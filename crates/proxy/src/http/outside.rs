@@ -1,4 +1,5 @@
-//! Requests to servers outside the mesh: by the address of their connection, or the host that a client of the HTTP proxy names.
+//! Requests to servers outside the mesh: by the address of their connection, or by the host that a client of
+//! the HTTP proxy names.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,8 +13,8 @@ use super::route::{self, Bound, Destination};
 use crate::session::Session;
 use crate::upstream::Application;
 
-/// Where a request goes that its client sends to an address outside: there, if a policy names its host,
-/// or lets out whatever goes to that address.
+/// Routes a request to an address outside the mesh, if an egress rule permits its host, or all traffic to that
+/// address.
 pub(crate) fn route(
     session: &Session,
     at: SocketAddr,
@@ -39,20 +40,22 @@ pub(crate) fn route(
 /// The destination that a client of the HTTP proxy names.
 pub(crate) enum Named {
     Service(ServiceName, u16),
-    /// Nothing of the mesh.
+    /// An address outside the mesh.
     Outside(SocketAddr),
 }
 
-/// Finds out the destination of a client of the HTTP proxy: a service, or a host outside where `egress` may allow that.
+/// Resolves the destination of a client of the HTTP proxy: a service, or an external host that `egress` may
+/// permit.
 ///
 /// # Errors
-/// `unknown-service` for a service that there is not, and for a host without an address; `egress-denied` where nothing lets
-/// requests to the host out. A name of two labels, such as `example.com`, is a host where no such namespace is known.
+/// `unknown-service` for a service that does not exist, and for a host without an address; `egress-denied` if
+/// no rule permits requests to the host. A name of two labels, such as `example.com`, is a host unless its
+/// second label is a known namespace.
 pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, Reason> {
     let worker = &session.worker;
     let (host, port) = host_and_port(authority)?;
     let service = match host.eq_ignore_ascii_case("localhost") {
-        // RFC 6761 §6.3: a name of this machine, whatever its resolver says.
+        // RFC 6761 §6.3: always a name of this machine, whatever its resolver returns.
         true => Err(Reason::UnknownService),
         false => route::named(session, authority),
     };
@@ -61,7 +64,7 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
             let patience = worker.config.limits.discovery_timeout;
             match worker.world.with_service(service, patience).await {
                 Err(Reason::UnknownService) => {}
-                // Other failures are those of the request to the service.
+                // Other failures are reported when the request is routed to the service.
                 Ok(_) | Err(_) => return Ok(Named::Service(service.clone(), *port)),
             }
         }
@@ -79,13 +82,13 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
         return Err(reason);
     }
     let found = Box::pin(address_of(session, host, port)).await;
-    // A name in the form of a service without an address is a mistake, also when the resolver does not reply in time.
+    // A name in the form of a service without an address is a mistake, also if the resolver times out.
     let found = found.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
     member_or_outside(session, found).await
 }
 
-/// The destination behind a resolved name: a member's address is reached as by its name, or not at all, and never
-/// in plaintext. Loopback is the client's own machine.
+/// Returns the destination at a resolved address: a member of the mesh is reached in the same way as by name,
+/// or not at all, and never in plaintext. Loopback is the client's own machine.
 async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, Reason> {
     let worker = &session.worker;
     if at.ip().is_loopback() {
@@ -99,7 +102,8 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
     }
 }
 
-/// True where the sidecar knows a service of the namespace: the name of another one there can only be a mistake.
+/// True if the sidecar knows a service of the namespace: an unknown name in that namespace can only be a
+/// mistake.
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
     let Some(scene) = session.worker.world.scene() else { return true };
@@ -118,7 +122,7 @@ fn host_and_port(authority: &str) -> Result<(&str, u16), Reason> {
     Ok((host, port))
 }
 
-/// The address of a host, by the resolver of the machine; the first of IPv4 if there is one.
+/// Resolves a host with the resolver of the machine; returns the first IPv4 address if there is one.
 async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAddr, Reason> {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = host.parse() {
@@ -126,7 +130,7 @@ async fn address_of(session: &Session, host: &str, port: u16) -> Result<SocketAd
     }
     let worker = &session.worker;
     let query = async {
-        // Each query takes a thread of its own while it waits.
+        // Each pending query occupies a thread.
         let _place = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
         let found = tokio::net::lookup_host((host, port)).await;
         let found: Vec<_> = found.map_err(|_| Reason::UnknownService)?.collect();

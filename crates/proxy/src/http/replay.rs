@@ -1,4 +1,4 @@
-//! A body that is kept while it passes, so that it can be sent once more.
+//! Buffering of bodies while they are forwarded, so that they can be sent again.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -8,30 +8,31 @@ use std::task::{Context, Poll, ready};
 use super::body::{Piece, Source};
 use super::message::ReadError;
 
-/// What is kept of a body, for whoever sends it again.
+/// The buffered pieces of a body, shared with the code that sends it again.
 #[derive(Default)]
 pub(crate) struct Hold {
     pieces: RefCell<Vec<Piece>>,
     is_lost: Cell<bool>,
     is_whole: Cell<bool>,
-    /// It is kept to the end of the request, whether or not it is sent again.
+    /// The body is buffered until the end of the request, whether or not it is sent again.
     is_needed: Cell<bool>,
-    /// The index of the piece that is sent next.
+    /// The index of the next piece to send.
     next: Cell<usize>,
 }
 
 impl Hold {
-    /// Whether a part of the body is gone from our hands.
+    /// True if a part of the body is no longer available.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.get()
     }
 
-    /// Keeps it to the end of the request, for copies.
+    /// Buffers the body to the end of the request, for mirrored copies.
     pub(crate) fn keep_to_end(&self) {
         self.is_needed.set(true);
     }
 
-    /// The request is not sent again: keeps nothing any more. Pieces that are still to be sent stay until then.
+    /// Stops buffering, as the request will not be sent again. Pieces that are still to be sent remain until
+    /// then.
     pub(crate) fn release(&self) {
         if self.is_needed.get() {
             return;
@@ -51,8 +52,8 @@ impl Hold {
         }
     }
 
-    /// All pieces once they are all that there is; `None` when that will not be. Whoever waits for it
-    /// does so in the task that reads the body, and is polled whenever that goes on.
+    /// Waits for the complete body; `None` if it cannot be buffered. The caller runs in the task that reads the
+    /// body, and is polled whenever more of it arrives.
     pub(crate) async fn wholly(&self) -> Option<Vec<Piece>> {
         poll_fn(|_| match (self.is_lost.get(), self.whole()) {
             (true, _) => Poll::Ready(None),
@@ -62,13 +63,13 @@ impl Hold {
         .await
     }
 
-    /// All pieces, when they are all that there is.
+    /// Returns all pieces, if they are the complete body.
     pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
         (self.is_whole.get() && !self.is_lost.get()).then(|| self.pieces.borrow().clone())
     }
 }
 
-/// A source whose first pieces stay in our hands, up to [`KEPT_BYTES_MAX`].
+/// A source with its first pieces buffered, up to [`KEPT_BYTES_MAX`].
 pub(crate) struct Kept<'a> {
     source: Source<'a>,
     hold: Rc<Hold>,
@@ -76,35 +77,35 @@ pub(crate) struct Kept<'a> {
 }
 
 impl<'a> Kept<'a> {
-    /// Keeps what comes from a source, in `hold`.
+    /// Buffers the pieces of a source in `hold`.
     pub(crate) fn new(source: Source<'a>, hold: Rc<Hold>) -> Self {
         #[cfg(test)]
         HOLDS.with_borrow_mut(|holds| holds.push(Rc::downgrade(&hold)));
         Self { source, hold, bytes: 0 }
     }
 
-    /// Begins anew with the first byte; only while nothing is lost.
+    /// Starts again at the first byte; permitted only while no part is lost.
     pub(crate) fn rewind(&mut self) {
         debug_assert!(!self.hold.is_lost(), "what is lost cannot be sent again");
         self.hold.next.set(0);
     }
 
-    /// What is kept has been taken by somebody else.
+    /// Skips the buffered pieces, which have been sent by another attempt.
     pub(crate) fn skip(&mut self) {
         self.hold.next.set(self.hold.pieces.borrow().len());
     }
 
-    /// All pieces, when they are all that there is.
+    /// Returns all pieces, if they are the complete body.
     pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
         self.hold.whole()
     }
 
-    /// Whether all of it has been taken.
+    /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
         self.hold.is_at_end() && self.source.is_complete()
     }
 
-    /// Whether no piece follows those taken, and none is missing.
+    /// True if no piece follows those taken, and none is missing.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.hold.is_at_end() && self.source.is_exhausted()
     }
@@ -144,14 +145,14 @@ thread_local! {
     static HOLDS: RefCell<Vec<std::rc::Weak<Hold>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The pieces that all requests of this thread keep.
+/// Returns the number of buffered pieces of all requests of this thread.
 #[cfg(test)]
 pub(crate) fn pieces_kept() -> usize {
     let pieces = |hold: &std::rc::Weak<Hold>| hold.upgrade().map(|it| it.pieces.borrow().len());
     HOLDS.with_borrow(|holds| holds.iter().filter_map(pieces).sum())
 }
 
-/// The most of a body that is kept for another attempt.
+/// The maximum size of a body that is buffered for another attempt.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
-/// The most pieces of it: each holds the buffer that it arrived in.
+/// The maximum number of its pieces: each keeps its read buffer alive.
 const KEPT_PIECES_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! A request's head: what it asks for, where it wants to go, and how rules see it.
+//! A request's head: target, protocol, and the view that rules match.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ pub(crate) struct Request<'a> {
     /// The bytes that the head's spans refer to.
     pub(crate) bytes: Bytes,
     pub(crate) head: &'a RequestHead,
-    /// It asks to go on in another protocol; its body is what the client says in that one.
+    /// The client requests an upgrade; the body consists of its data in the new protocol.
     pub(crate) upgrade: bool,
 }
 
@@ -27,14 +27,14 @@ pub(crate) fn may_upgrade(upgrades: &Upgrades, (head, bytes): (&RequestHead, &[u
             }))
 }
 
-/// Where a request says it wants to go, read once.
+/// The request target, parsed once.
 pub(crate) struct Aim<'a> {
     pub(crate) method: &'a str,
     /// The authority of an absolute target, else the `Host` field.
     pub(crate) authority: &'a str,
     pub(crate) path: &'a str,
     pub(crate) query: Option<&'a str>,
-    /// The target in origin form, when it came in another.
+    /// The target in origin form, if it arrived in another form.
     pub(crate) origin: Option<Cow<'a, str>>,
 }
 
@@ -43,22 +43,22 @@ impl Request<'_> {
         method_text(self.head.method.of(&self.bytes))
     }
 
-    /// Whether it is a call of gRPC.
+    /// True for a gRPC call.
     pub(crate) fn is_grpc(&self) -> bool {
         let mut kinds = self.head.find(&self.bytes, "content-type");
         kinds.next().is_some_and(super::grpc::is_call)
     }
 
-    /// Which rules say how its response's body is delimited.
+    /// Returns the rules that delimit the body of its response.
     pub(crate) fn answers(&self) -> Answers {
         answers(self.head.method.of(&self.bytes))
     }
 
-    /// Reads the target.
+    /// Parses the target.
     ///
     /// # Errors
-    /// `bad-request` for a form that does not go with the method (RFC 9112 §3.2), and `unsupported` for an absolute one
-    /// with another scheme than `http`.
+    /// `bad-request` for a form that the method does not permit (RFC 9112 §3.2), and `unsupported` for an
+    /// absolute target with another scheme than `http`.
     pub(crate) fn aim(&self) -> Result<Aim<'_>, Reason> {
         let method = self.head.method.of(&self.bytes);
         let host = || text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
@@ -90,7 +90,7 @@ impl Request<'_> {
         }
     }
 
-    /// The same for an absolute target of any scheme.
+    /// Parses the target, with any scheme if it is absolute.
     pub(crate) fn aim_of_any_scheme(&self) -> Result<Aim<'_>, Reason> {
         self.aim().or_else(|reason| match self.head.aim(&self.bytes) {
             Ok(Target::Absolute { authority, path, query, .. }) => {
@@ -107,7 +107,7 @@ impl Request<'_> {
     ) -> Aim<'b> {
         let method = self.head.method.of(&self.bytes);
         let (path, query) = (text(path), query.map(text));
-        // RFC 9112 §3.2.4: an OPTIONS request without path or query goes out as `*`.
+        // RFC 9112 §3.2.4: an OPTIONS request without path or query is sent as `*`.
         let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
             Cow::Borrowed("*")
         } else {
@@ -122,8 +122,8 @@ impl Request<'_> {
         Aim { method, authority, path, query, origin: Some(shown) }
     }
 
-    /// The head up to the end of its host, where that is one short text. One check of it costs less than one for each
-    /// part, and a check of whole blocks less than one that ends within a block.
+    /// Returns the head up to the end of its host, if that is valid UTF-8 and short. One check costs less than
+    /// one for each part, and a check of whole blocks less than one that ends within a block.
     fn beginning(&self) -> Option<&str> {
         let end = self.head.host.unwrap_or(self.head.target).end as usize;
         let end = end.min(ONE_CHECK_BYTES_MAX).next_multiple_of(BLOCK_BYTES);
@@ -131,7 +131,8 @@ impl Request<'_> {
         std::str::from_utf8(bytes).ok()
     }
 
-    /// Removes fields with similar names as well: applications may take `X_User` or `x.user` for an edited `x-user`.
+    /// Also removes fields with similar names: applications may take `X_User` or `x.user` for an edited
+    /// `x-user`.
     pub(crate) fn remove_similar(&self, edits: &mut HeaderEdits) {
         let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
         let edited: Vec<String> = edited.cloned().collect();
@@ -147,7 +148,7 @@ impl Request<'_> {
         }
     }
 
-    /// The request as rules see it.
+    /// Returns the request as rules see it.
     pub(crate) fn view<'b>(&'b self, aim: &Aim<'b>) -> RequestView<'b> {
         RequestView {
             method: aim.method,
@@ -184,7 +185,7 @@ fn joined<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
     Some(joined)
 }
 
-/// Which rules say how the response to `method` is delimited (RFC 9112 §6.3).
+/// Returns the rules that delimit the response to `method` (RFC 9112 §6.3).
 pub(crate) fn answers(method: &[u8]) -> Answers {
     match method {
         b"HEAD" => Answers::Head,
@@ -193,7 +194,7 @@ pub(crate) fn answers(method: &[u8]) -> Answers {
     }
 }
 
-/// Nearly every method is one of these, which need not be looked at byte by byte.
+/// Returns the method as text; the common ones need no validation.
 fn method_text(method: &[u8]) -> &str {
     match method {
         b"GET" => "GET",
@@ -205,20 +206,21 @@ fn method_text(method: &[u8]) -> &str {
     }
 }
 
-/// The part of a head that begins at `at`: of its `beginning`, or checked by itself where that ends before it.
+/// Returns the part of a head that begins at `at`: a slice of `beginning`, or validated on its own if
+/// `beginning` ends before it.
 fn piece<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
     let found = beginning.and_then(|beginning| beginning.get(at..at + part.len()));
     debug_assert!(found.is_none_or(|found| found.as_bytes() == part), "{found:?} is not {part:?}");
     found.unwrap_or_else(|| text(part))
 }
 
-/// The most bytes of a head that are checked at once, in the hope that its host is among them.
+/// The maximum number of head bytes that are validated at once; they usually include the host.
 const ONE_CHECK_BYTES_MAX: usize = 256;
 
-/// Bytes that the standard library's check of ASCII reads at once.
+/// The number of bytes that the standard library's ASCII check reads at once.
 const BLOCK_BYTES: usize = 16;
 
-/// The codec lets only ASCII into methods and targets.
+/// The parser accepts only ASCII in methods and targets.
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A failure becomes a response: reason → status, header, a sentence. One table, in `Reason`.
+//! Error responses: reason → status, header, a sentence, by the table in `Reason`.
 
 use std::borrow::Cow;
 
@@ -11,9 +11,9 @@ use super::respond::Responder;
 use crate::error::Failure;
 use crate::session::{Entrance, Session};
 
-/// Answers for the upstream that did not. Strangers are told the reason, and no names. `bodiless`: the client reads no body. `is_call`: it looks
-/// for a status of gRPC. `edits`: what pages of other origins are told. False: nothing can be
-/// answered, the client is cut off.
+/// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
+/// body. `is_call`: a gRPC call, which expects `grpc-status`. `edits`: the CORS headers. Returns false if no
+/// response is possible and the client must be disconnected.
 pub(crate) async fn answer(
     failure: &Failure,
     session: &Session,
@@ -36,24 +36,24 @@ pub(crate) async fn answer(
         Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
     };
     match responder {
-        // The application answers, and has not looked at this request.
+        // The application responds, and has not processed this request.
         Responder::Link { stream, .. } if failure.reason == Reason::UpstreamRefused => {
             stream.reset(ResetCode::Refused);
             true
         }
-        // Nothing reached the application: the client's sidecar may know another endpoint.
+        // The request has not reached the application: the client's sidecar may know another endpoint.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::Always => {
             stream.reset_for(ResetCode::Unreachable, failure.reason);
             true
         }
-        // It broke half-way: only the client's sidecar knows whether another may be asked.
+        // The attempt failed half-way: only the client's sidecar can decide about a retry.
         Responder::Link { stream, .. } if failure.reason.retry() == Retry::IfUnsent => {
             stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
             true
         }
         responder if is_for_call(responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
-            // Applications log what they are told: with the word, `leno explain` goes on from there.
+            // Applications log this message; `leno explain` accepts its reason.
             let message = format!("{label}: {}", caption(failure, session, responder));
             let fields = [
                 (REASON_FIELD, &*why),
@@ -79,8 +79,8 @@ pub(crate) async fn answer(
     }
 }
 
-/// True for an answer in the form of gRPC: its trailers are its head, and the status is among them. Clients map a bare
-/// HTTP status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
+/// True for a response in gRPC format: trailers-only, with the status among them. Clients map a bare HTTP
+/// status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
 fn is_for_call(responder: &Responder<'_>, is_call: bool) -> bool {
     match responder {
         Responder::Http2 { grpc, .. } => *grpc,
@@ -89,8 +89,8 @@ fn is_for_call(responder: &Responder<'_>, is_call: bool) -> bool {
     }
 }
 
-/// The fields of every answer, and those of the policy, which go before them but for what says how
-/// the answer is to be read.
+/// Merges the fields of an error response with those of the policy. Those of the policy take precedence, except
+/// for fields that are necessary to interpret the response.
 fn with_own<'a>(
     failure: &'a Failure,
     fields: &[(&'a str, &'a str)],
@@ -114,10 +114,10 @@ fn with_own<'a>(
     fields.into_iter().chain(own).collect()
 }
 
-/// The sentence about the failure.
+/// Returns the sentence about the failure.
 fn caption(failure: &Failure, session: &Session, responder: &Responder<'_>) -> &'static str {
     match responder {
-        // The only response in HTTP/2 at that port.
+        // The only HTTP/2 response on that port.
         Responder::Http2 { .. } if session.entrance == Entrance::HttpProxy => HTTP_PROXY,
         _ => failure.reason.caption(),
     }
@@ -141,8 +141,8 @@ fn side(side: Side) -> &'static str {
     }
 }
 
-/// The sentence for clients that speak HTTP/2 to the port of the HTTP proxy.
+/// The sentence for clients that use HTTP/2 on the HTTP proxy port.
 const HTTP_PROXY: &str =
     "The port of the HTTP proxy speaks HTTP/1.1, and the client sent HTTP/2 with prior knowledge.";
-/// The field that tells a call how it ended.
+/// The field with the status of a call.
 const GRPC_STATUS: &str = "grpc-status";

@@ -1,4 +1,4 @@
-//! The way back to the client: one door for connections and streams.
+//! The response path to the client, for connections and streams.
 
 use std::time::Duration;
 
@@ -15,19 +15,20 @@ use crate::http2::stream::Reply;
 use crate::io::Io;
 use crate::link::LinkStream;
 
-/// Where the answer goes.
+/// The destination of a response.
 pub(crate) enum Responder<'a> {
     /// An HTTP/1.1 connection.
     Http1 {
         writer: &'a mut Writer,
-        /// What the client speaks: HTTP/1.0 gets no chunks and no interim responses.
+        /// The client's version: HTTP/1.0 clients receive no chunks and no interim responses.
         version: Version,
-        /// Whether the connection may serve another request afterwards.
+        /// True if the connection may serve another request afterwards.
         keep_alive: bool,
     },
-    /// A stream of a link. `patience`: how long its peer may take nothing of what waits for it.
+    /// A stream of a link. `patience`: the time after which a peer that takes no pending data counts as
+    /// stalled.
     Link { stream: &'a LinkStream, patience: Duration },
-    /// A stream of HTTP/2. `grpc`: its client looks for `grpc-status`, not for a status.
+    /// An HTTP/2 stream. `grpc`: the client expects `grpc-status`.
     Http2 { reply: Reply, patience: Duration, grpc: bool },
 }
 
@@ -47,7 +48,7 @@ impl Responder<'_> {
         }
     }
 
-    /// The client's own connection; none when it is a stream among others.
+    /// Returns the client's own connection; `None` for a multiplexed stream.
     pub(crate) fn connection(&self) -> Option<Io> {
         match self {
             Self::Http1 { writer, .. } => Some(writer.io.clone()),
@@ -55,7 +56,7 @@ impl Responder<'_> {
         }
     }
 
-    /// Passes an interim (1xx) head on at once.
+    /// Forwards an interim (1xx) head immediately.
     pub(crate) async fn interim(
         &mut self,
         bytes: &[u8],
@@ -79,7 +80,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Asks the client for the body that it keeps back (RFC 9110 §10.1.1), on a link once there is room.
+    /// Sends 100 Continue to a client that waits with its body (RFC 9110 §10.1.1); on a link, once there is
+    /// room.
     pub(crate) async fn ask_for_body(&mut self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
@@ -99,8 +101,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Begins the final response, edited as a rule says and with one field more, if there is one;
-    /// what is returned takes its body. `bodiless`: none follows.
+    /// Starts the final response, with the edits of a rule and an optional extra field. Returns the sink of its
+    /// body. `bodiless`: there is no body.
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
@@ -122,7 +124,7 @@ impl Responder<'_> {
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = framing(head.body, *version);
-                // Without a length or chunks only the end of the connection ends the body.
+                // Without a length or chunks, only the end of the connection delimits the body.
                 let endless = framing == Framing::Outside || head.tunnel;
                 *keep_alive &= !endless;
                 let connection = match (head.tunnel, *keep_alive) {
@@ -150,7 +152,7 @@ impl Responder<'_> {
         }
     }
 
-    /// Whatever follows on this connection cannot be told from this exchange: close it after.
+    /// Closes the connection after this exchange, because further bytes on it would be ambiguous.
     pub(crate) fn close_after(&mut self) {
         if let Self::Http1 { keep_alive, .. } = self {
             *keep_alive = false;
@@ -158,7 +160,7 @@ impl Responder<'_> {
     }
 }
 
-/// How the body's length is told to an HTTP/1 client.
+/// Returns the framing of a body for an HTTP/1 client.
 fn framing(length: BodyLength, version: Version) -> Framing {
     match (length, version) {
         (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
@@ -167,7 +169,7 @@ fn framing(length: BodyLength, version: Version) -> Framing {
     }
 }
 
-/// What becomes of a head, by the rule that decided.
+/// Returns the edits of a head, including those of the selected rule.
 fn ruled(rule: Option<&FieldEdits>, framing: Framing, connection: Connection) -> ResponseEdits<'_> {
     ResponseEdits {
         framing,
@@ -182,5 +184,5 @@ fn removes_date(rule: &FieldEdits) -> bool {
     rule.remove.iter().any(|name| &**name == "date")
 }
 
-/// The head that asks for a body.
+/// The interim head that requests a body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

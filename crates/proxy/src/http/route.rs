@@ -1,4 +1,4 @@
-//! The first stations of the corridor: which service is meant, and which rule decides.
+//! The first stages of the request pipeline: selection of the service and of the rule.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -29,21 +29,21 @@ use crate::upstream::ward::Ward;
 use crate::worker::Worker;
 use crate::world::Scene;
 
-/// Where a request goes, in the one version of the world that it holds.
+/// The route of a request, under the configuration snapshot that it holds.
 pub(crate) struct Bound {
     pub(crate) scene: Arc<Scene>,
     pub(crate) destination: Destination,
-    /// How long the whole exchange may take.
+    /// The timeout of the whole exchange.
     pub(crate) timeout: Option<Duration>,
-    /// What the rule that decided does beside; `None` when that is nothing.
+    /// The other actions of the selected rule; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
-    /// Who watches over the endpoints, if anybody does.
+    /// The upstream cluster state with circuit breaker and outlier detection, if any policy applies.
     pub(crate) ward: Option<Rc<Ward>>,
-    /// What a policy hashes of the request, if one does.
+    /// The hash of the request, if a load balancing policy uses one.
     pub(crate) hashed: Option<Hashed>,
-    /// Where faults are injected on purpose, or a second attempt may be made, the treatment that says so.
+    /// The traffic policy, if it includes fault injection or hedging.
     pub(crate) unusual: Option<Arc<PortTreatment>>,
-    /// Under persistence: whom the request keeps to, and what its client is told.
+    /// With session persistence: the session, and the endpoint it is bound to.
     pub(crate) stay: Option<Box<Stay>>,
 }
 
@@ -62,13 +62,13 @@ impl Bound {
     }
 }
 
-/// What is behind a route.
+/// The destination of a route.
 pub(crate) enum Destination {
-    /// The application behind this sidecar.
+    /// The local application.
     Application(Rc<Application>),
     /// Any of these endpoints.
     Endpoints(Priorities),
-    /// Nowhere: the client is sent elsewhere.
+    /// None: the client receives a redirect.
     Redirected(Redirection),
 }
 
@@ -82,7 +82,7 @@ impl Destination {
     }
 }
 
-/// Decides where a request goes, and names it in its record.
+/// Routes a request, and records the result.
 pub(crate) async fn route(
     session: &Session,
     request: &Request<'_>,
@@ -95,19 +95,21 @@ pub(crate) async fn route(
             application(session, (*port, found_http2), record)
         }
         Entrance::Door { service, port } | Entrance::Service { service, port } => {
-            // A door's service comes from the plan; that of a proxy's client must be known first.
+            // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
+            // resolved.
             record.subject.service = Some(service.clone());
             to_service(session, (service, *port), request, aim, record).await
         }
         Entrance::Pinned { at, id } => pinned(session, (*at, id), record).await,
-        // Boxed, so that the others need no room for it.
+        // Boxed to keep the future small for other requests.
         Entrance::Gateway { .. } => match &session.edge {
             Some(edge) => Box::pin(edge::route(session, edge, (request, aim), record)).await,
             None => Err(Reason::NoRoute.into()),
         },
         Entrance::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
         Entrance::HttpProxy => {
-            // Only a request with a whole URI is for a proxy (RFC 9112 §3.2.2): one that left here and came back has none.
+            // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
+            // looped back has none.
             let named = match aim.origin {
                 None => named(session, aim.authority).map(|(it, port)| Named::Service(it, port))?,
                 Some(_) => outside::named(session, aim.authority).await?,
@@ -122,7 +124,7 @@ pub(crate) async fn route(
     }
 }
 
-/// The one workload that is meant: no routes lead there, and no policies of its service.
+/// Routes to one specific workload; routes and policies of its service do not apply.
 async fn pinned(
     session: &Session,
     (at, id): (SocketAddr, &EndpointId),
@@ -140,8 +142,8 @@ async fn pinned(
     Ok(Bound::to(scene, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
 }
 
-/// The application's own port, as the snapshot describes it. `found_http2`: the client speaks HTTP/2, and so does the
-/// application where it declares no protocol.
+/// Returns the application's port, as the snapshot describes it. `found_http2`: the client uses HTTP/2, and so
+/// does the application if it declares no protocol.
 pub(crate) fn application(
     session: &Session,
     (port, found_http2): (u16, bool),
@@ -150,11 +152,11 @@ pub(crate) fn application(
     let scene = session.worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
     let plan = &scene.plans.snapshot.plan;
     record.subject.port = port;
-    // The connection may be older than the plan.
+    // The connection may be older than the configuration.
     let known = plan.ports.iter().find(|known| known.port == port);
     let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
         Protocol::Detect if found_http2 => Protocol::Http2,
-        // Nobody but whoever opened the port says it.
+        // Only the rule that opened the port for clients outside the mesh declares its protocol.
         Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
             scene.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
         }
@@ -167,7 +169,7 @@ pub(crate) fn application(
     Ok(Bound::to(scene, destination))
 }
 
-/// The service and port that an authority names.
+/// Parses an authority into a service and a port.
 pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, u16), Reason> {
     let (name, port) = match authority.rsplit_once(':') {
         Some((name, port)) => (name, port.parse().map_err(|_| Reason::BadRequest)?),
@@ -179,7 +181,7 @@ pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, 
     Ok((service, port))
 }
 
-/// Where a tunnel leads that the client of the HTTP proxy asks for, once it is known to exist.
+/// Returns the destination of a CONNECT request to the HTTP proxy, once it is known to exist.
 pub(crate) async fn tunnel(session: &Session, authority: &str) -> Result<Named, Reason> {
     let (service, port) = match outside::named(session, authority).await? {
         Named::Service(service, port) => (service, port),
@@ -259,16 +261,16 @@ async fn to_service(
     Ok(Bound { destination, timeout, actions, ward, hashed, unusual, stay, scene })
 }
 
-/// A request on a connection that was read as HTTP before its port was known to carry TCP. The policies of TCP decide about
-/// the next connection.
+/// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
+/// policies apply to the next connection.
 #[cold]
 fn outdated(session: &Session) -> Failure {
     session.is_outdated.set(true);
     Reason::ProtocolChanged.into()
 }
 
-/// Whether a client may be kept at an endpoint of a port: where it may not, another backend may do.
-/// `called`: the port that the request was for, where that is one of a service.
+/// Returns a predicate for session persistence: true if a request may stay at an endpoint of a port. Otherwise
+/// another backend may be used. `called`: the port of the called service, if any.
 pub(crate) fn may_keep<'a>(
     worker: &'a Rc<Worker>,
     (scene, called): (&'a Scene, Option<&'a PortPlan>),
@@ -288,7 +290,7 @@ pub(crate) fn may_keep<'a>(
     }
 }
 
-/// The endpoints of a port that take a request, with who watches over them.
+/// Returns the endpoints of a port that may receive a request, with their upstream cluster state.
 pub(crate) fn to_port(
     worker: &Rc<Worker>,
     (scene, port): (Arc<Scene>, &PortPlan),
@@ -303,12 +305,12 @@ pub(crate) fn to_port(
     Ok(Bound { ward, hashed, unusual, ..bound })
 }
 
-/// The treatment of a request, where it has faults or second attempts.
+/// Returns the traffic policy of a request if it includes fault injection or hedging.
 fn unusual(treatment: Option<&Arc<PortTreatment>>) -> Option<Arc<PortTreatment>> {
     treatment.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
 }
 
-/// What a policy hashes of a request, or of a connection in which none is seen.
+/// Returns the hash of a request, or of a connection without visible requests.
 pub(crate) fn hashed(
     (scene, port): (&Scene, &PortPlan),
     (treatment, places): EffectivePolicies<'_>,
@@ -321,8 +323,8 @@ pub(crate) fn hashed(
     Some(Hashed { key, places })
 }
 
-/// The endpoints that take a request by the tag rules of their port, or a connection in which none
-/// is seen.
+/// Returns the endpoints that the tag rules of the port permit for a request, or for a connection without
+/// visible requests.
 pub(crate) fn tagged(
     worker: &Worker,
     port: &PortPlan,
@@ -340,7 +342,7 @@ pub(crate) fn tagged(
     priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 
-/// The endpoints that tag rules leave.
+/// Returns the endpoints that tag rules permit.
 fn priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
     Some(Priorities::new(decision.endpoints?.clone(), decision.others.cloned()))
 }

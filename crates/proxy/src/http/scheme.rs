@@ -1,4 +1,4 @@
-//! Schemes of absolute targets: a request for `https` goes no further without TLS, and one for another scheme not at all.
+//! Schemes of absolute targets: `https` requires TLS, and other schemes except `http` are rejected.
 
 use std::sync::Arc;
 
@@ -10,9 +10,10 @@ use super::request::{Aim, Request};
 use crate::error::Failure;
 use crate::session::Session;
 
-/// Reads an absolute target with another scheme than `http`. Its sender expects TLS for `https` (RFC 9110 §4.2.2), so it has
-/// to have arrived in TLS. HTTP/2 is no different in that, but for `:scheme`, which says nothing about the last hop: clients behind
-/// a load balancer that ends TLS send `https` in clear, and it is not read.
+/// Parses an absolute target with another scheme than `http`. The sender of an `https` target expects TLS (RFC
+/// 9110 §4.2.2), so the request must have arrived over TLS. The same holds for HTTP/2, except that `:scheme` is
+/// ignored, because it does not describe the last hop: clients behind a load balancer that terminates TLS send
+/// `https` in plaintext.
 ///
 /// # Errors
 /// `unsupported` with a hint, or `reason` for a target of another form.
@@ -45,11 +46,11 @@ pub(super) fn aim<'b>(
     Err(Failure { answer, ..Failure::from(Reason::Unsupported) })
 }
 
-/// True where the client has sent the request in TLS.
+/// True if the client has sent the request over TLS.
 fn is_in_tls(session: &Session) -> bool {
     session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https)
         || matches!(session.carrier, Carrier::Tls { .. })
 }
 
-/// The most bytes of a scheme in an answer.
+/// The maximum number of bytes of a scheme in a response.
 const SHOWN_BYTES_MAX: usize = 32;

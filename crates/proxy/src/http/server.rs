@@ -1,4 +1,4 @@
-//! Serving HTTP/1.1: requests of a connection one after another, streams of a link as they come.
+//! HTTP/1.1 server: requests of a connection in sequence, streams of a link concurrently.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -28,20 +28,20 @@ use crate::patience::finished_within;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 
-/// What a connection turned out to be when `serve` returned.
+/// The result of serving a connection.
 pub(crate) enum Served {
-    /// It is over.
+    /// The connection is over.
     Done,
-    /// The client asked for a tunnel to this authority; what it sent already waits in `early`.
+    /// The client requested a tunnel to this authority; `early` holds the bytes already received.
     Tunnel { authority: String, early: BytesMut },
-    /// The client goes on in HTTP/2; `first` is the frame with the request by which it offered that.
+    /// The client continues in HTTP/2; `first` is the frame with the request that offered the upgrade.
     Http2 { first: Bytes, early: BytesMut },
-    /// The client of the HTTP proxy speaks HTTP/2 with prior knowledge; its first bytes wait in `early`.
+    /// The client of the HTTP proxy uses HTTP/2 with prior knowledge; `early` holds its first bytes.
     PriorKnowledge { early: BytesMut },
 }
 
-/// Serves the requests of one connection until either side ends it, and closes it then. One that
-/// nobody has used for a while holds no more than it needs to wait.
+/// Serves the requests of one connection until either side ends it, and then closes it. A connection that is
+/// idle for some time releases its buffers.
 pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Served {
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
@@ -57,7 +57,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
             waited = timeout(patience, readable()) => matches!(waited, Ok(Ok(()))),
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
                 let last_call = last_call(&session.worker.config.limits).min(patience);
-                // Boxed: an idle connection needs no room for it before.
+                // Boxed: most idle connections never need it.
                 matches!(Box::pin(timeout(last_call, readable())).await, Ok(Ok(())))
             }
             () = session.shed() => false,
@@ -69,7 +69,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
     }
 }
 
-/// The same, but nothing is returned when no request came for a while.
+/// Serves requests until the connection ends, or has been idle for some time (`None`).
 async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Served> {
     let worker = &session.worker;
     let mut reader = Reader::new(io.clone());
@@ -100,7 +100,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             if let Some(first) = offer::taken(session, io, (&head, &bytes)) {
                 return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
             }
-            // Only on a link it says what the client speaks.
+            // This field describes the client only on a link.
             head.http2 = false;
         }
         if session.edge.is_some() {
@@ -109,7 +109,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = bodiless && may_upgrade(&worker.config.upgrades, (&head, &bytes));
         let request = Request { bytes, head: &head, upgrade };
-        // Elsewhere a tunnel makes no sense: the exchange says so.
+        // For other listeners, the request pipeline rejects a tunnel.
         if session.entrance == Entrance::HttpProxy && request.method() == "CONNECT" {
             let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
             return Some(Served::Tunnel { authority, early: reader.buffer });
@@ -117,7 +117,8 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let mut responder = Responder::Http1 {
             writer: &mut writer,
             version: head.version,
-            // RFC 9112 §9.3: a client of HTTP/1.0 would have to be told, and read to the end.
+            // RFC 9112 §9.3: keeping an HTTP/1.0 connection open would require an explicit header and a
+            // delimited body.
             keep_alive: head.keep_alive && head.version == Version::Http11,
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
@@ -125,7 +126,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let (started, to) = (Cell::new(false), &mut responder);
         let ended = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
-        // After an upgrade that was refused the connection is as it was.
+        // After a rejected upgrade the connection remains usable.
         let whole = body.is_complete() || upgrade;
         if ended.is_err() {
             io.reset();
@@ -138,7 +139,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
     }
 }
 
-/// Takes the offer of a client.
+/// Accepts a client's offer of HTTP/2.
 async fn go_on_in_http2(writer: &mut Writer, (first, early): (Bytes, BytesMut)) -> Served {
     writer.room().extend_from_slice(offer::SWITCHING);
     match writer.flush().await {
@@ -147,18 +148,18 @@ async fn go_on_in_http2(writer: &mut Writer, (first, early): (Bytes, BytesMut)) 
     }
 }
 
-/// What a connection does between two requests.
+/// The next step of a connection between two requests.
 enum Next {
     Request,
-    /// Nothing, for so long that it need not be kept ready.
+    /// The connection is idle for so long that its buffers are released.
     Rest,
-    /// The drain has begun; a request may be on its way.
+    /// Draining has begun; a request may be in transit.
     LastCall,
-    /// It is over, or has to be.
+    /// The connection is over, or has to be closed.
     End,
 }
 
-/// Waits for a request that was on its way when the drain began.
+/// Waits for a request that was in transit when draining began.
 #[cold]
 fn is_last_request<'a>(
     session: &'a Session,
@@ -176,7 +177,7 @@ async fn next_request(
 ) -> Next {
     let limits = &session.worker.config.limits;
     let mut patience = session.patience();
-    // Bytes of TLS may wait where only reading finds them.
+    // With TLS, decrypted bytes may be pending that only a read returns.
     let rests = reader.io.is_plain() && limits.rest_after < patience;
     if rests {
         patience = limits.rest_after;
@@ -186,7 +187,7 @@ async fn next_request(
         waited = timeout(patience, reader.wait()) => match waited {
             Ok(Ok(true)) => Next::Request,
             Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
-            // Half an empty line, which begins no request yet.
+            // A part of an empty line, which begins no request yet.
             Err(_) if rests => match timeout(session.patience(), reader.wait()).await {
                 Ok(Ok(true)) => Next::Request,
                 Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
@@ -198,13 +199,14 @@ async fn next_request(
     }
 }
 
-/// True where a client of the HTTP proxy begins in HTTP/2. Other listeners look at the first bytes before they read a head.
+/// True if a client of the HTTP proxy starts with HTTP/2. Other listeners sniff the first bytes before they
+/// parse a head.
 #[cold]
 fn speaks_http2_to_proxy(session: &Session, reader: &Reader) -> bool {
     session.entrance == Entrance::HttpProxy && sniff(&reader.buffer) == Sniffed::Http2
 }
 
-/// Answers what goes no further, and ends the connection: its next byte has no meaning.
+/// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
 pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served {
     let record = Record::unread(session, reason);
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
@@ -267,7 +269,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     }
 }
 
-/// On a link the END flag says whether a body follows; the head says how long it is, or does not.
+/// Parses a head. On a link the END flag says if a body follows; the head may declare its length.
 fn parse(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
     match head.parse(&opened.head)? {
         Parsed::Complete(length) if length == opened.head.len() => {}

@@ -1,21 +1,21 @@
-//! Things that are needed for a moment and keep their allocation for the next.
+//! A pool of temporary objects that keep their allocation.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
-/// Values of one thread that nobody uses right now.
+/// Unused values of one thread.
 #[derive(Default)]
 pub(crate) struct Spare<T>(RefCell<Vec<T>>);
 
 impl<T: Default> Spare<T> {
-    /// One that was used before, or a new one. Its last content is still there.
+    /// Returns a used or a new value. A used value still has its previous content.
     pub(crate) fn lend(&self) -> Lent<'_, T> {
         let value = self.0.borrow_mut().pop().unwrap_or_default();
         Lent { owner: self, value }
     }
 }
 
-/// A value that goes back when it is dropped.
+/// A value that returns to the pool when it is dropped.
 pub(crate) struct Lent<'a, T: Default> {
     owner: &'a Spare<T>,
     value: T,
@@ -44,5 +44,5 @@ impl<T: Default> Drop for Lent<'_, T> {
     }
 }
 
-/// Values kept by one thread: as many as a turn of its event loop uses at once.
+/// The maximum number of values kept by one thread: as many as one turn of its event loop uses at once.
 const SPARE_MAX: usize = 64;

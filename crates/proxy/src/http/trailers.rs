@@ -1,7 +1,8 @@
-//! Trailer sections of requests: the fields that go on.
+//! Filter of request trailers.
 //!
-//! Policies decide when the head of a request is there. A server may merge trailer fields into the headers (RFC 9110
-//! §6.5.1 lets it, where a field permits that), and would take a late field for one that a policy has seen.
+//! Policies decide when the head of a request has arrived. A server may merge trailer fields into the headers
+//! (RFC 9110 §6.5.1 permits it for fields that allow it), and would treat a late field as one that a policy has
+//! evaluated.
 
 use std::time::Instant;
 
@@ -12,11 +13,11 @@ use super::body::Piece;
 use super::claims::is_claim;
 use crate::session::{Entrance, Session};
 
-/// The fields of a raw trailer section that go on; `None` when none does.
+/// Returns the permitted fields of a raw trailer section; `None` if there are none.
 ///
-/// * A field with the name of a header that is set or removed on the way goes no further, in any spelling of the name.
-/// * At a gateway, the same holds for the fields by which clients claim an address, a host or a certificate.
-/// * At the server's sidecar, no field goes on where an access policy decides about the peer by request.
+/// * A field is removed if a header with its name, or with a similar one, is set or removed.
+/// * A gateway also removes the fields by which clients claim an address, a host or a certificate.
+/// * The server's sidecar removes all fields if an access policy decides about the peer by request.
 pub(crate) fn permitted(
     session: &Session,
     actions: Option<&CompiledActions>,
@@ -33,7 +34,7 @@ pub(crate) fn permitted(
     })
 }
 
-/// The same for a body that was kept.
+/// Filters the trailers of a buffered body.
 pub(crate) fn permitted_of(
     session: &Session,
     actions: Option<&CompiledActions>,
@@ -46,15 +47,16 @@ pub(crate) fn permitted_of(
     permitted.collect()
 }
 
-/// True where the access policies of the port do not let opaque bytes of the peer in: they look at requests, or the peer
-/// has no permit any more.
+/// True if the access policies of the port do not permit opaque bytes from the peer: they depend on requests,
+/// or the peer is no longer permitted.
 fn is_decided_by_request(session: &Session) -> bool {
     let Some(scene) = session.worker.world.scene() else { return true };
     let permit = session.permit(&scene, Instant::now());
     !permit.is_ok_and(|permit| scene.plans.access.tcp(&permit).is_ok())
 }
 
-/// A section without the fields with such names. The section has been checked: each line is one field.
+/// Returns a section without the fields that have such names. The section has been validated: each line is one
+/// field.
 fn without(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
     let name = |line: &[u8]| {
         let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());

@@ -1,4 +1,4 @@
-//! Speaking HTTP/2 to a server: few connections, shared by the requests of one thread.
+//! HTTP/2 client: a few connections to a server, shared by the requests of one thread.
 
 mod room;
 
@@ -32,7 +32,7 @@ use crate::upstream::pool;
 pub(crate) struct Http2Pool {
     open: Rc<Open>,
     server: Rc<Server>,
-    /// The time between two looks for connections that are not used.
+    /// The interval at which unused connections are checked.
     look: Duration,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Http2Pool {
 #[derive(Default)]
 struct Open {
     connections: RefCell<Vec<Rc<Connection>>>,
-    /// A task closes the surplus.
+    /// True while a task closes surplus connections.
     is_observed: Cell<bool>,
     /// The requests that wait for room.
     queue: Queue,
@@ -48,47 +48,47 @@ struct Open {
     openings: Openings,
 }
 
-/// The knowledge of a server that its connections share.
+/// The state of a server, shared by its connections.
 struct Server {
-    /// Told when a stream has ended, and all when connections have come or gone.
+    /// Notified when a stream has ended; all waiters when connections have been added or removed.
     room: Notify,
-    /// The streams that the server processed on one connection before it refused further ones by GOAWAY, as nginx does
-    /// (`keepalive_requests`); more than there can be as long as it refused none.
+    /// The number of streams that the server processes on one connection before it refuses further ones with
+    /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it refused none.
     streams_per_connection: Cell<u32>,
-    /// The streams before the first one that it refused by GOAWAY on the last connection that ended so; 0 before the first.
+    /// The number of streams before the first one refused by the last GOAWAY; 0 before the first.
     ended_after: Cell<u32>,
-    /// The streams that it has processed.
+    /// The number of streams that the server has processed.
     processed: Cell<u64>,
-    /// The connections that it ended by GOAWAY before it processed a stream of them, since it processed one.
+    /// The number of consecutive connections that the server ended with GOAWAY before it processed any stream.
     unused: Cell<u32>,
-    /// Wakes a request after its stream was refused: another one was processed, or none is left.
+    /// Wakes a request after its stream was refused: another stream was processed, or none is left.
     progress: Notify,
 }
 
 struct Connection {
     send: SendRequest<Bytes>,
     streams: Cell<usize>,
-    /// The streams since its begin.
+    /// The number of streams opened so far.
     opened: Cell<u32>,
-    /// The first stream that the server refused when it ended the connection, as far as is known.
+    /// The first stream known to be refused when the server ended the connection.
     refused_from: Cell<u32>,
-    /// The streams before that, once all refused ones are known.
+    /// The number of streams before that, once all refused ones are known.
     accepted: Cell<u32>,
-    /// The streams after which the connection before it ended; 0 where none did.
+    /// The number of streams after which the previous connection ended; 0 if unknown.
     expected: u32,
-    /// The streams since its begin, at the last look for connections that are not used.
+    /// The number of streams opened at the last check for unused connections.
     seen: Cell<Option<u32>>,
-    /// When its peer's certificate expires; never for the application, which has none.
+    /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
-    /// That of its pool.
+    /// The server state of the pool.
     server: Rc<Server>,
 }
 
-/// A connection with room for one stream, which it keeps until this is dropped.
+/// A connection with a slot for one stream, held until dropped.
 pub(crate) struct Http2Lease {
     send: SendRequest<Bytes>,
     connection: Rc<Connection>,
-    /// The streams of the connection before the one that was opened.
+    /// The number of streams of the connection before this one.
     number: Option<u32>,
 }
 
@@ -118,7 +118,7 @@ impl Http2Lease {
         Self { send: connection.send.clone(), connection, number: None }
     }
 
-    /// Whether the server takes extended CONNECT (RFC 8441).
+    /// True if the server supports extended CONNECT (RFC 8441).
     pub(crate) fn takes_upgrades(&self) -> bool {
         self.send.is_extended_connect_protocol_enabled()
     }
@@ -126,7 +126,7 @@ impl Http2Lease {
     /// Opens the stream. `end`: no body follows.
     ///
     /// # Errors
-    /// The connection has ended meanwhile.
+    /// The connection has ended.
     pub(crate) fn send(
         &mut self,
         head: http::Request<()>,
@@ -138,7 +138,7 @@ impl Http2Lease {
         Ok(sent)
     }
 
-    /// The server has processed the stream.
+    /// Records that the server has processed the stream.
     pub(crate) fn processed(&self) {
         let server = &self.connection.server;
         server.processed.set(server.processed.get() + 1);
@@ -150,9 +150,9 @@ impl Http2Lease {
         }
     }
 
-    /// Waits, after the server has refused the stream, until it has processed another one. False where that is not to be
-    /// expected: then the server would refuse the stream again. `is_reset`: it has reset the stream, and not ended the
-    /// connection by GOAWAY.
+    /// Waits, after the server has refused the stream, until it has processed another one. False if it is
+    /// expected to refuse the stream again. `is_reset`: the server has reset the stream rather than sent
+    /// GOAWAY.
     pub(crate) async fn progresses(self, is_reset: bool) -> bool {
         let connection = self.connection.clone();
         let before = connection.server.processed.get();
@@ -160,7 +160,7 @@ impl Http2Lease {
             connection.refused_from.set(connection.refused_from.get().min(number));
         }
         drop(self);
-        // A GOAWAY wakes all streams that it refuses at once: after a turn of each, the first of them is known.
+        // A GOAWAY wakes all refused streams at once: after a turn of each, the first of them is known.
         tokio::task::yield_now().await;
         if !is_reset {
             let accepted = connection.refused_from.get();
@@ -177,8 +177,9 @@ impl Http2Lease {
         is_processed()
     }
 
-    /// The same for a request that may also be sent again where the server ended the connection before it processed any stream, as
-    /// one does that has no room for connections: on another connection. False where it did so several times in a row.
+    /// Like `progresses`, for a request that may also be sent again on another connection if the server ended
+    /// this one before it processed any stream, as a server out of connections does. False after several such
+    /// connections in a row.
     pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
         self.progresses(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)
@@ -197,12 +198,12 @@ impl Drop for Http2Lease {
 }
 
 impl Http2Pool {
-    /// Keeps a connection that was greeted, until its peer's certificate expires.
+    /// Adds an established connection, until its peer's certificate expires.
     pub(crate) fn keep(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
         drop(self.insert(send, expires));
     }
 
-    /// The same, with room for one stream.
+    /// Adds an established connection, and returns a slot for one stream.
     pub(crate) fn add(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Http2Lease {
         Http2Lease::new(self.insert(send, expires))
     }
@@ -230,7 +231,7 @@ impl Http2Pool {
         added
     }
 
-    /// The first connection with room; those that are over are forgotten.
+    /// Returns the first connection with room, and removes those that have ended.
     fn with_room(&self) -> Option<Http2Lease> {
         let mut open = self.open.connections.borrow_mut();
         let before = open.len();
@@ -247,12 +248,12 @@ impl Http2Pool {
         open.iter().find(|connection| is_it(connection)).cloned().map(Http2Lease::new)
     }
 
-    /// True while a connection is open, with room or not.
+    /// True if a connection is open, with room or not.
     pub(crate) fn is_open(&self) -> bool {
         !self.open.connections.borrow().is_empty()
     }
 
-    /// Opens no more streams; those under way go on.
+    /// Opens no more streams; those in progress continue.
     pub(crate) fn clear(&self) {
         self.open.connections.borrow_mut().clear();
         self.server.room.notify_waiters();
@@ -260,21 +261,21 @@ impl Http2Pool {
 }
 
 impl Connection {
-    /// True where the server permits another stream now.
+    /// True if the server permits another stream now.
     fn may_open(&self) -> bool {
         self.streams.get() < self.send.current_max_send_streams()
     }
 
-    /// True where the server is likely to process another stream. Beyond the number of streams after which it ended a
-    /// connection before, one at a time shows that the server takes more.
+    /// True if the server is likely to process another stream. Beyond the number of streams after which it
+    /// ended previous connections, one stream at a time probes for a higher limit.
     fn has_room(&self) -> bool {
         let is_short = self.opened.get() >= self.server.streams_per_connection.get();
         self.may_open() && (!is_short || self.streams.get() == 0)
     }
 
-    /// The server has ended the connection by GOAWAY, and has refused the stream with so many before it. A server that counts
-    /// streams ends the next connection after about as many. Once proves nothing: a server that drains, or ends a connection for
-    /// its age or because it was idle, refuses the streams that are on their way as well.
+    /// Records that a GOAWAY refused the stream with this number. A server that counts streams ends the next
+    /// connection after a similar number. A single GOAWAY proves nothing: a server that drains, or closes a
+    /// connection for its age or idleness, also refuses the streams in transit.
     fn accept_only(&self, streams: u32) {
         if streams >= self.accepted.get() {
             return;
@@ -283,8 +284,8 @@ impl Connection {
         let Server { streams_per_connection, ended_after, unused, .. } = &*self.server;
         if streams == 0 {
             unused.set(unused.get().saturating_add(1));
-            // Once, it may lack room for connections, and still take as many streams on the next one. A server that refuses all
-            // streams says nothing about their number.
+            // A single one may be due to a lack of connections. A server that refuses all streams does not
+            // reveal a limit on their number.
             if unused.get() > 1 {
                 streams_per_connection.set(u32::MAX);
                 ended_after.set(0);
@@ -298,27 +299,28 @@ impl Connection {
         }
     }
 
-    /// True where no request has used it since the last look.
+    /// True if no request has used the connection since the last check.
     fn was_unused(&self) -> bool {
         let opened = Some(self.opened.get());
         self.seen.replace(opened) == opened && self.streams.get() == 0
     }
 
-    /// Whether no stream may be opened any more.
+    /// True if no stream may be opened any more.
     fn is_over(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
-        // The codec's own answer is about the connection only; streams are ours to count.
+        // The codec's result covers the connection only; streams are counted here.
         matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             || self.expires.is_some_and(|expires| expires <= Instant::now())
     }
 }
 
 impl Open {
-    /// Closes the connections that no request has used since the last look, but for the one that the next request uses.
+    /// Closes the connections not used since the last check, except for the one that the next request would
+    /// use.
     fn close_unused(&self) {
         let mut connections = self.connections.borrow_mut();
         let over = connections.extract_if(.., |connection| connection.is_over());
-        // A request that waits for room may open another connection now.
+        // A request that waits for room may now open another connection.
         over.for_each(|connection| connection.server.room.notify_waiters());
         let mut has_first = false;
         connections.retain(|connection| {
@@ -328,7 +330,7 @@ impl Open {
     }
 }
 
-/// Looks at the connections of a pool until there is no surplus.
+/// Checks the connections of a pool until there is no surplus.
 async fn close_surplus(open: Weak<Open>, look: Duration) {
     loop {
         sleep(look).await;
@@ -341,24 +343,26 @@ async fn close_surplus(open: Weak<Open>, look: Duration) {
     }
 }
 
-/// True where the server did not process the stream that has this error, so that it may be sent again. The codec gives the error of
-/// a GOAWAY to the streams above the last one that the server processed (RFC 9113 §6.8), and that of the connection to the others.
+/// True if the server did not process the stream with this error, so that it may be sent again. The codec
+/// reports GOAWAY to streams above the last processed one (RFC 9113 §6.8), and the error of the connection to
+/// the others.
 pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
     error.reason() == Some(Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
 }
 
-/// Begins to speak HTTP/2 over a connection. `kept` lives as long as that does.
+/// Performs the HTTP/2 handshake on a connection. `kept` lives as long as the connection.
 ///
 /// # Errors
-/// `protocol-mismatch` when the peer answers in another protocol, `connect-failed` when it ends the connection or takes no stream.
+/// `protocol-mismatch` if the peer responds in another protocol, `connect-failed` if it ends the connection or
+/// accepts no stream.
 pub(crate) async fn greet(
     io: Io,
     kept: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
     let shaken = builder().handshake(Transport::new(io.clone(), BytesMut::new()));
     let (mut send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
-    // Its settings come before its answer: how many streams it takes is known then, and that it
-    // speaks HTTP/2 at all.
+    // The server's SETTINGS precede its PING response: afterwards its stream limit is known, and that it
+    // supports HTTP/2 at all.
     if let Some(mut ping) = connection.ping_pong() {
         let over = poll_fn(|cx| {
             let polled = Pin::new(&mut connection).poll(cx);
@@ -389,19 +393,19 @@ pub(crate) async fn greet(
     Ok(send)
 }
 
-/// True where the server has sent GOAWAY: it takes no further stream.
+/// True if the server has sent GOAWAY: it accepts no further stream.
 fn has_gone_away(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
     matches!(send.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
 }
 
-/// The reason of a connection that ended before its server's settings and answer came.
+/// Returns the reason for a connection that ended before the server's SETTINGS and PING response.
 async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
     match ended {
-        // The codec found no frames in the bytes that came.
+        // The codec found no valid frames in the received bytes.
         Err(error) if error.is_go_away() && error.is_library() => Reason::ProtocolMismatch,
         Err(error) if !error.is_io() => Reason::ConnectFailed,
-        // Bytes that came before the end may be unread, where the codec could not write any more. No frame that a server
-        // begins with is so long that its first byte is not zero.
+        // Received bytes may still be unread if the codec failed to write. The first frame of a server is
+        // always short enough that its first byte is zero.
         Ok(()) | Err(_) => {
             let mut first = [0];
             let mut room = ReadBuf::new(&mut first);
@@ -426,21 +430,22 @@ fn builder() -> Builder {
     builder
 }
 
-/// Connections of one thread to one server; each has as many streams as it allows.
+/// The maximum number of connections of one thread to one server; the server limits the streams on each.
 const CONNECTIONS_MAX: usize = 8;
-/// Streams below which a connection is short.
+/// The number of streams below which a connection counts as short.
 const FEW_STREAMS: u32 = 64;
-/// The connections of one thread to a server that makes them short.
+/// The maximum number of connections of one thread to a server with short connections.
 const SHORT_CONNECTIONS_MAX: usize = 64;
-/// The time between two looks for connections that are not used: one closes after one to two times as long.
+/// The interval at which unused connections are checked; a connection closes after one to two intervals.
 const LOOK: Duration = pool::AGE_MAX;
-/// Two numbers of streams are similar where one is at most so many times the other.
+/// The maximum ratio between two stream counts that are considered similar.
 const SIMILAR: u32 = 2;
-/// The connections in a row that a server may end before it processes a stream of them, before its refusals count.
+/// The number of consecutive connections that a server may end before it processes any stream, until its
+/// refusals are final.
 const UNUSED_MAX: u32 = 4;
 /// The time in which a server that has refused a stream has to process another one.
 const PROGRESS_TIME: Duration = Duration::from_secs(1);
-/// Small frames of a server that may wait for slow readers on one connection.
+/// The maximum number of small frames of a server that may be pending for slow readers on one connection.
 const SMALL_FRAMES_MAX: usize = 256 * 1024;
 
 #[cfg(test)]

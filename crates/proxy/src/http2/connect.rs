@@ -1,4 +1,4 @@
-//! Extended CONNECT (RFC 8441): what HTTP/2 has where HTTP/1.1 upgrades, as one and as the other.
+//! Extended CONNECT (RFC 8441): conversion to HTTP/1.1 upgrades and back.
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use base64::Engine as _;
@@ -15,8 +15,8 @@ use leno_wire::http1::ResponseHead;
 use super::head;
 use crate::http::request::Request;
 
-/// Rewrites a request for another protocol as HTTP/1.1 asks for it, with `nonce` as the key of a
-/// WebSocket (RFC 6455 §4.1). False: it is none.
+/// Rewrites an extended CONNECT request as an HTTP/1.1 upgrade, with `nonce` as the key of a WebSocket (RFC
+/// 6455 §4.1). Returns false for any other request.
 pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8; 16]) -> bool {
     let Some(protocol) = parts.extensions.get::<Protocol>() else {
         return false;
@@ -24,7 +24,7 @@ pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
     let Ok(protocol) = HeaderValue::from_str(protocol.as_str()) else {
         return false;
     };
-    // HTTP/2 has no key: who sends one does not mean the one that the application will answer.
+    // HTTP/2 has no key; the application responds to the generated one, not to a key of the client.
     parts.headers.remove(SEC_WEBSOCKET_KEY);
     if protocol == WEBSOCKET
         && let Ok(key) = HeaderValue::from_str(&STANDARD.encode(nonce()))
@@ -37,10 +37,10 @@ pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
     true
 }
 
-/// An upgrade as HTTP/2 asks for it, to `target` at `authority` by `scheme`.
+/// Returns the extended CONNECT request for an upgrade, to `target` at `authority` by `scheme`.
 ///
 /// # Errors
-/// `unsupported` when it offers a choice of protocols, and as [`head::request_to`].
+/// `unsupported` if it offers a choice of protocols, and as [`head::request_to`].
 pub(crate) fn from_upgrade(
     request: &Request<'_>,
     place: (&str, &str, &str),
@@ -49,13 +49,13 @@ pub(crate) fn from_upgrade(
     let protocol = protocol(request).ok_or(Reason::Unsupported)?;
     *asked.method_mut() = Method::CONNECT;
     asked.headers_mut().remove(SEC_WEBSOCKET_KEY);
-    // What follows is no body (RFC 9113 §8.1.1 would count it).
+    // The data of the new protocol is not a body (RFC 9113 §8.1.1 would count it).
     asked.headers_mut().remove(CONTENT_LENGTH);
     asked.extensions_mut().insert(Protocol::from(protocol.as_str()));
     Ok(asked)
 }
 
-/// The answer of an HTTP/2 server that agrees, as HTTP/1.1 writes it.
+/// Returns the successful response of an HTTP/2 server as an HTTP/1.1 response to an upgrade.
 pub(crate) fn switching(parts: &mut response::Parts, request: &Request<'_>) -> Bytes {
     parts.status = StatusCode::SWITCHING_PROTOCOLS;
     parts.headers.remove(CONTENT_LENGTH);
@@ -73,12 +73,12 @@ pub(crate) fn switching(parts: &mut response::Parts, request: &Request<'_>) -> B
     head::response(parts)
 }
 
-/// Whether an answer in HTTP/1.1 may be told to a client of HTTP/2 that asked for another protocol:
-/// there any 2xx means that its server agrees.
+/// Checks an HTTP/1.1 response for an HTTP/2 client that sent an extended CONNECT, where any 2xx accepts the
+/// protocol.
 ///
 /// # Errors
-/// `unsupported` when the application went on in HTTP, `upstream-malformed` when it agrees to
-/// something else than it was asked.
+/// `unsupported` if the application ignored the upgrade, `upstream-malformed` if its WebSocket accept key is
+/// wrong.
 pub(crate) fn may_tell(
     request: &Request<'_>,
     bytes: &[u8],
@@ -98,7 +98,7 @@ pub(crate) fn may_tell(
     }
 }
 
-/// The one protocol that an upgrade asks for, as HTTP/2 spells it.
+/// Returns the only protocol that an upgrade requests, in lower case as in HTTP/2.
 fn protocol(request: &Request<'_>) -> Option<String> {
     let mut asked = request.head.find(&request.bytes, UPGRADE.as_str());
     let only = asked.next().filter(|value| !value.contains(&b','))?;
@@ -110,7 +110,7 @@ fn key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
     request.head.find(&request.bytes, SEC_WEBSOCKET_KEY.as_str()).next()
 }
 
-/// What proves that a key was understood (RFC 6455 §4.2.2).
+/// Returns the accept key for a WebSocket key (RFC 6455 §4.2.2).
 pub(crate) fn accept(key: &[u8]) -> String {
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, SUFFIX].concat()))
 }

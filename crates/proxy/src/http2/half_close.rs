@@ -1,4 +1,4 @@
-//! The end of a client's direction, which its streams outlive: requests that are whole get their answers (RFC 9112 §9.6).
+//! Half-closed client connections: complete requests still get their responses (RFC 9112 §9.6).
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -8,17 +8,17 @@ use tokio::sync::Notify;
 
 use crate::io::Io;
 
-/// The streams of one connection, and the end of its client's direction. To the codec this end breaks all streams, so it
-/// is held back until they are over and their output is written.
+/// The streams of one connection, and the end of its client's direction. The codec would fail all streams at
+/// this end, so it is withheld until they are over and their output is written.
 #[derive(Default)]
 pub(super) struct HalfClose {
     streams: Cell<usize>,
     has_ended: Cell<bool>,
-    /// Wakes the streams when the client's direction ends: a request that is not whole then never will be.
+    /// Wakes the streams when the client's direction ends: an incomplete request can no longer be completed.
     ended: Notify,
-    /// The last read found no stream, and the codec has had time to hand over those that it keeps.
+    /// True if the last read found no stream, and the codec has had time to deliver those that it queues.
     is_quiet: Cell<bool>,
-    /// The last write waits for the client.
+    /// True if the last write was blocked by the client.
     is_blocked: Cell<bool>,
     connection: RefCell<Option<Waker>>,
 }
@@ -52,7 +52,7 @@ impl HalfClose {
         }
     }
 
-    /// Resolves when the codec may learn of the end.
+    /// Resolves when the end may be reported to the codec.
     pub(super) fn poll_end(&self, io: &Io, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.has_ended.replace(true) {
             self.ended.notify_waiters();

@@ -1,4 +1,4 @@
-//! Heads of HTTP/2 as heads of HTTP/1.1 and back, so that one set of rules reads them all.
+//! Conversion of HTTP/2 heads to HTTP/1.1 and back, so that one set of rules applies to both.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{
@@ -8,10 +8,10 @@ use http::{Method, Request, Response, StatusCode, Uri, request, response};
 use leno_model::Reason;
 use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
 
-/// The request of an HTTP/2 client as HTTP/1.1 writes it (RFC 9113 §8.3.1, §8.2.3).
+/// Returns the request of an HTTP/2 client in HTTP/1.1 format (RFC 9113 §8.3.1, §8.2.3).
 ///
 /// # Errors
-/// `bad-request` when it names two authorities, `unsupported` for CONNECT.
+/// `bad-request` for two different authorities, `unsupported` for CONNECT.
 pub(crate) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
     if parts.method == Method::CONNECT {
         return Err(Reason::Unsupported);
@@ -40,7 +40,7 @@ pub(crate) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
     Ok(out)
 }
 
-/// The answer of an HTTP/2 server as HTTP/1.1 writes it.
+/// Returns the response of an HTTP/2 server in HTTP/1.1 format.
 pub(crate) fn response(parts: &response::Parts) -> Bytes {
     let mut out = BytesMut::with_capacity(HEAD_BYTES);
     out.put_slice(b"HTTP/1.1 ");
@@ -53,8 +53,8 @@ pub(crate) fn response(parts: &response::Parts) -> Bytes {
     out.freeze()
 }
 
-/// A trailer section as HTTP/1.1 writes it, of those fields that may be in one (RFC 9110 §6.5.1);
-/// `None` when none is.
+/// Returns a trailer section in HTTP/1.1 format, with the fields permitted in trailers (RFC 9110 §6.5.1);
+/// `None` if there are none.
 pub(super) fn trailers(fields: &HeaderMap) -> Option<Bytes> {
     let mut out = BytesMut::with_capacity(TRAILER_BYTES);
     for (name, value) in fields {
@@ -69,7 +69,7 @@ pub(super) fn trailers(fields: &HeaderMap) -> Option<Bytes> {
     Some(out.freeze())
 }
 
-/// `host` stands for itself, the crumbs of a cookie become one, and the rest is as it came.
+/// Appends the fields, without `host` and with the crumbs of a cookie joined.
 fn put_fields(fields: &HeaderMap, out: &mut BytesMut) {
     for (name, value) in fields {
         if name != HOST && name != COOKIE {
@@ -95,10 +95,10 @@ fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
     out.put_slice(b"\r\n");
 }
 
-/// What an HTTP/2 server is asked: the request parsed from `bytes`, to `target` at `authority` by `scheme`.
+/// Returns the request parsed from `bytes` for an HTTP/2 server, to `target` at `authority` by `scheme`.
 ///
 /// # Errors
-/// `bad-request` for what HTTP/1.1 can say and HTTP/2 cannot.
+/// `bad-request` for a head that HTTP/2 cannot express.
 pub(crate) fn request_to(
     bytes: &[u8],
     head: &RequestHead,
@@ -111,12 +111,12 @@ pub(crate) fn request_to(
     *request.uri_mut() = uri.map_err(|_| Reason::BadRequest)?;
     *request.version_mut() = http::Version::HTTP_2;
     *request.headers_mut() = fields(bytes, &head.fields).ok_or(Reason::BadRequest)?;
-    // What every hop of ours can: gRPC insists on it (RFC 9113 §8.2.2).
+    // Every hop supports trailers, and gRPC requires the field (RFC 9113 §8.2.2).
     request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
     Ok(request)
 }
 
-/// Adds fields that were checked where they were read, some of them in place of others.
+/// Adds validated fields; those in `replaced` replace existing ones.
 pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: &[&str]) {
     for name in replaced {
         request.headers_mut().remove(*name);
@@ -130,12 +130,12 @@ pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: 
     }
 }
 
-/// What an HTTP/2 client is answered: the response parsed from `bytes`.
+/// Returns the response parsed from `bytes` for an HTTP/2 client.
 pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());
     *response.headers_mut() = fields(bytes, &head.fields)?;
     if head.tunnel {
-        // RFC 8441 §5: any 2xx agrees to another protocol, and nothing proves it.
+        // RFC 8441 §5: any 2xx accepts the protocol, without a key.
         response.headers_mut().remove(SEC_WEBSOCKET_ACCEPT);
         response.headers_mut().remove(CONTENT_LENGTH);
     } else {
@@ -144,7 +144,7 @@ pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<
     Some(response)
 }
 
-/// The fields that go on, in HTTP/2 (RFC 9113 §8.2).
+/// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2).
 fn fields(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
@@ -154,7 +154,7 @@ fn fields(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
     Some(map)
 }
 
-/// A trailer section that was checked already, in HTTP/2.
+/// Returns a validated trailer section for HTTP/2.
 pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
     let mut map = HeaderMap::new();
     for line in section.split(|byte| *byte == b'\n') {
@@ -171,9 +171,9 @@ pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
     map
 }
 
-/// Room for a usual head.
+/// The initial capacity for a head.
 const HEAD_BYTES: usize = 512;
-/// Room for usual trailers.
+/// The initial capacity for trailers.
 const TRAILER_BYTES: usize = 128;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The offer of an HTTP/1.1 client to go on in HTTP/2 on the same connection (RFC 7540 §3.2).
+//! Upgrades of HTTP/1.1 clients to HTTP/2 on the same connection (RFC 7540 §3.2).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,13 +8,13 @@ use leno_wire::http1::{BodyLength, Field, FieldName, RequestHead};
 use crate::io::Io;
 use crate::session::{Entrance, Session};
 
-/// What says that the offer is taken.
+/// The response that accepts the upgrade.
 pub(crate) const SWITCHING: &[u8] =
     b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
 
-/// The request that makes the offer, as the frame that opens stream 1 with it; none when the offer
-/// is not taken. Whoever is less than exact goes on in HTTP/1.1: proxies that pass such requests on
-/// without understanding them do not name both fields in `Connection`.
+/// Returns the request that offers the upgrade, as the frame that opens stream 1; `None` if the offer is not
+/// accepted. Inexact offers are ignored: proxies that forward such requests without understanding them do not
+/// list both fields in `Connection`.
 pub(crate) fn taken(
     session: &Session,
     io: &Io,
@@ -26,7 +26,7 @@ pub(crate) fn taken(
         | Entrance::Service { .. }
         | Entrance::Pinned { .. }
         | Entrance::Gateway { .. } => io.is_plain(),
-        // The one names a server with each request, the other may be none of the mesh.
+        // Clients of the HTTP proxy name a server with each request; an address may be outside the mesh.
         Entrance::HttpProxy | Entrance::Address(_) => false,
     };
     let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
@@ -39,24 +39,24 @@ pub(crate) fn taken(
     opening(head, bytes)
 }
 
-/// The one field of this name; none when there are several.
+/// Returns the only field of this name; `None` if there are several.
 fn only<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field> {
     let mut found = fields.iter().filter(|it| it.name.of(bytes).eq_ignore_ascii_case(name));
     found.next().filter(|_| found.next().is_none())
 }
 
-/// The payload of a SETTINGS frame. Its meaning is not looked at: the client says the same again in
-/// the SETTINGS that it has to begin with (RFC 7540 §3.2.1), and nothing is answered before those.
+/// True for the payload of a SETTINGS frame. Its content is ignored: the client repeats it in the SETTINGS
+/// frame that it must send first (RFC 7540 §3.2.1), and no response precedes that.
 fn are_settings(value: &[u8]) -> bool {
     let decoded = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
     !decoded.is_empty() && decoded.len().is_multiple_of(SETTING_BYTES)
 }
 
-/// A HEADERS frame with all fields that go on, which ends its stream.
+/// Returns a HEADERS frame with all end-to-end fields, which ends its stream.
 fn opening(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     let target = head.target.of(bytes);
     let host = head.host.map(|host| host.of(bytes)).filter(|host| !host.is_empty())?;
-    // Another form names an authority of its own.
+    // Other forms contain an authority.
     if !target.starts_with(b"/") && target != b"*" {
         return None;
     }
@@ -78,7 +78,7 @@ fn opening(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     Some(frame.freeze())
 }
 
-/// A field that is written out and kept in no table (RFC 7541 §6.2.2).
+/// Appends a literal field without indexing (RFC 7541 §6.2.2).
 fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
     out.put_u8(0);
     put_length(name.len(), out);
@@ -87,7 +87,7 @@ fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
     out.put_slice(value);
 }
 
-/// The length of a string that is not compressed (RFC 7541 §5.1, §5.2).
+/// Appends the length of an uncompressed string (RFC 7541 §5.1, §5.2).
 fn put_length(length: usize, out: &mut BytesMut) {
     let Some(mut rest) = length.checked_sub(PREFIX_MAX) else {
         return out.put_u8(length as u8);
@@ -103,12 +103,12 @@ fn put_length(length: usize, out: &mut BytesMut) {
 const HEADERS: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// The stream that the request of the offer has (RFC 7540 §3.2).
+/// The stream of the request that offers the upgrade (RFC 7540 §3.2).
 const FIRST_STREAM: u32 = 1;
 const FRAME_HEAD_BYTES: usize = 9;
-/// The largest frame that is taken without settings that say more (RFC 9113 §4.2).
+/// The maximum frame size without other settings (RFC 9113 §4.2).
 const FRAME_BYTES_MAX: u32 = 16 * 1024;
-/// A number and a value (RFC 9113 §6.5.1).
+/// An identifier and a value (RFC 9113 §6.5.1).
 const SETTING_BYTES: usize = 6;
-/// From here on a length has more than the seven bits of its first byte.
+/// The maximum of the 7-bit prefix of a length; longer lengths have more bytes.
 const PREFIX_MAX: usize = 127;

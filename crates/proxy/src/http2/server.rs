@@ -1,4 +1,4 @@
-//! Serving HTTP/2: each stream of a connection walks the corridor by itself.
+//! HTTP/2 server: each stream of a connection passes the request pipeline on its own.
 
 mod proxy_port;
 
@@ -40,12 +40,12 @@ use crate::io::Io;
 use crate::record::Record;
 use crate::session::{Entrance, Session};
 
-/// Serves one connection until either side ends it. `early`: what was read of it already.
+/// Serves one connection until either side ends it. `early`: the bytes already read.
 pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
     serve_over(session, io, Transport::new(io.clone(), early)).await;
 }
 
-/// The same for a client of HTTP/1.1 that goes on in HTTP/2; `first` is the frame with its request.
+/// Serves a client that upgraded from HTTP/1.1; `first` is the frame with its request.
 pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes, BytesMut)) {
     serve_over(session, io, Transport::with_frame(io.clone(), early, first)).await;
 }
@@ -60,12 +60,13 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
         return io.linger().await;
     };
     let end = match session.entrance == Entrance::HttpProxy {
-        // Boxed, so that the others need no room for it.
+        // Boxed to keep the future small for other connections.
         true => Box::pin(proxy_port::reject(&session, connection)).await,
         false => carry(&session, connection, half_close).await,
     };
     if let End::InOrder = end {
-        // The client may still read responses, and frames that it sends meanwhile would reset a closed connection.
+        // The client may still read responses, and frames that it sends meanwhile would reset a closed
+        // connection.
         io.linger().await;
     }
 }
@@ -86,7 +87,7 @@ async fn carry(
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
-        // Who was told that this connection ends is not told again, nor waited for without need.
+        // After GOAWAY only a short time is granted to the client.
         let patience = if ending { FAREWELL } else { session.patience() };
         let accepted = tokio::select! {
             biased;
@@ -127,9 +128,9 @@ async fn carry(
                     drop(open);
                 });
             }
-            // The codec has told the client why, and goes on saying the same to us.
+            // The codec has reported the error to the client, and returns the same error from now on.
             Ok(Some(Err(error))) => {
-                // The client broke a rule of the protocol, or sent a head far beyond the limit.
+                // The client violated the protocol, or sent a head far beyond the limit.
                 if error.is_go_away() && error.is_library() {
                     session.worker.shard.refuse(Reason::BadRequest.label());
                 }
@@ -147,8 +148,8 @@ async fn carry(
     }
 }
 
-/// The streams that a client took back before anything of their answers was out: each has cost an
-/// exchange, and him nothing (CVE-2023-44487).
+/// The streams that a client reset before any part of their responses was sent: each costs the server an
+/// exchange, and the client nothing (CVE-2023-44487).
 struct Resets {
     since: Cell<Option<Instant>>,
     count: Cell<u32>,
@@ -156,8 +157,8 @@ struct Resets {
 }
 
 impl Resets {
-    /// None for the application's own sidecar: it harms nobody but itself, and what it takes back is
-    /// counted on its links.
+    /// Returns `None` for the application's own sidecar: its resets harm only itself, and are counted on its
+    /// links.
     fn for_clients_of(session: &Session) -> Option<Rc<Self>> {
         let max = match (session.edge.is_some(), session.is_inbound()) {
             (true, _) => RESETS_MAX,
@@ -181,10 +182,10 @@ impl Resets {
     }
 }
 
-/// What became of a stream.
+/// The result of a stream.
 enum Served {
     Answered,
-    /// Its client took it back before.
+    /// The client reset the stream before any part of its response was sent.
     Unwanted,
 }
 
@@ -220,7 +221,7 @@ async fn serve_stream(
         Responder::Http2 { reply: reply.clone(), patience, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
     let parsed = parse(&mut lent, (&parts, upgrade), &body);
-    // RFC 8441 §4 has no way to go on without the protocol.
+    // RFC 8441 §4 has no way to continue without the protocol.
     let parsed = parsed.and_then(|bytes| match upgrade {
         true if !may_upgrade(&worker.config.upgrades, (&lent, &bytes)) => Err(Reason::Unsupported),
         _ => Ok(bytes),
@@ -280,7 +281,7 @@ async fn serve_stream(
     Served::Answered
 }
 
-/// True where the codec has reset the stream, for a body or a trailer section that breaks a rule of HTTP/2.
+/// True if the codec has reset the stream because of a malformed body or trailer section.
 #[cold]
 fn is_malformed(body: &mut Source<'_>, cx: &mut Context<'_>) -> bool {
     loop {
@@ -293,7 +294,8 @@ fn is_malformed(body: &mut Source<'_>, cx: &mut Context<'_>) -> bool {
 }
 
 /// Reads and drops the rest of a body after the response, within limits. The codec resets the stream of a body
-/// that is dropped before its end (RFC 9113 §8.1), and some clients lose a response when a reset follows it at once.
+/// that is dropped before its end (RFC 9113 §8.1), and some clients lose a response that is followed
+/// immediately by a reset.
 async fn read_out(source: &mut Source<'_>) {
     let read = async {
         let mut left = READ_OUT_BYTES_MAX;
@@ -307,7 +309,7 @@ async fn read_out(source: &mut Source<'_>) {
     drop(timeout(READ_OUT_TIME, read).await);
 }
 
-/// Reads the head as one of HTTP/1.1, by the same strict rules.
+/// Parses the head as HTTP/1.1, by the same strict rules.
 fn parse(
     head: &mut RequestHead,
     (parts, upgrade): (&http::request::Parts, bool),
@@ -320,7 +322,8 @@ fn parse(
         Err(error) => return Err(downstream_reason(&error.into())),
     }
     if upgrade {
-        // What was asked for must be left of it: HTTP/2 is nothing to go on in, and no body.
+        // The upgrade must still be valid after parsing: a request to upgrade to HTTP/2, or with a body, is
+        // not.
         let agreed = head.upgrade && head.body == BodyLength::Empty;
         return if agreed { Ok(bytes) } else { Err(Reason::BadRequest) };
     }
@@ -357,25 +360,25 @@ fn builder(at_the_edge: bool) -> Builder {
     builder
 }
 
-/// The time, and the bytes of one body, for which a client may go on to send after the response.
+/// The time, and the bytes of one body, for which a client may continue to send after the response.
 const READ_OUT_TIME: Duration = Duration::from_secs(2);
 const READ_OUT_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How long a client may take to notice that the connection ends.
+/// The time limit for a client to close after GOAWAY.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// Streams open at once on one connection.
+/// The maximum number of concurrent streams on one connection.
 const STREAMS_MAX: u32 = 256;
-/// The same of a stranger's connection to a gateway.
+/// The same for connections of external clients to a gateway.
 const EDGE_STREAMS_MAX: u32 = 100;
-/// Streams that a stranger may take back on one connection in so much time.
+/// The maximum number of streams that an external client may reset on one connection within `RESETS_PERIOD`.
 const RESETS_MAX: u32 = 200;
-/// The same of a peer without a sidecar: it may be a proxy that shares the connection among many
-/// clients, who have no patience when something is slow.
+/// The same for a peer without a sidecar, which may be a proxy that shares the connection among many impatient
+/// clients.
 const PEER_RESETS_MAX: u32 = 1000;
 const RESETS_PERIOD: Duration = Duration::from_secs(10);
-/// Streams that were reset and are still remembered, or not yet looked at (CVE-2023-44487).
+/// The maximum number of reset streams that are remembered, or not yet processed (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 64;
-/// Small frames of a client that may wait for a slow application on one connection; each costs
-/// the codec some two hundred bytes.
+/// The maximum number of small frames of a client that may be pending for a slow application on one connection;
+/// each costs the codec about 200 bytes.
 const SMALL_FRAMES_MAX: usize = 16 * 1024;
-/// Broken rules after which the connection is given up.
+/// The number of protocol errors after which the connection is closed.
 const ERROR_RESETS_MAX: usize = 256;

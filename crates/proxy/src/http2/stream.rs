@@ -1,4 +1,4 @@
-//! One stream of HTTP/2: a body that arrives, a body that is sent, and the answer to a client.
+//! One HTTP/2 stream: a received body, a sent body, and the response to a client.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -22,12 +22,12 @@ use crate::http::body::Piece;
 use crate::http::message::ReadError;
 use crate::http::respond::ClientGone;
 
-/// A body that arrives. What was handed out is granted again when the next piece is asked for.
+/// A received body. Flow control credit for a piece is returned when the next piece is requested.
 pub(crate) struct Received {
     stream: RecvStream,
     owed: usize,
     phase: Phase,
-    /// The connection of the client that sends it.
+    /// The client connection from which it arrives.
     half_close: Option<Rc<HalfClose>>,
 }
 
@@ -43,24 +43,25 @@ impl Received {
         Self { stream, owed: 0, phase: Phase::Data, half_close: None }
     }
 
-    /// The body of a request, which stays incomplete when its client's direction ends before.
+    /// Returns the body of a request, which fails if its client half-closes the connection before the end of
+    /// the body.
     pub(super) fn of_request(stream: RecvStream, half_close: Rc<HalfClose>) -> Self {
         Self { half_close: Some(half_close), ..Self::new(stream) }
     }
 
-    /// Whether all of it has been taken.
+    /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// The next piece; `None` at the end. The codec holds the peer to a declared length.
+    /// Returns the next piece; `None` at the end. The codec enforces a declared length.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Piece>, ReadError>> {
         let owed = std::mem::take(&mut self.owed);
         if owed > 0 {
-            // Failing means that the stream is gone, which the next read tells.
+            // An error means that the stream is gone, which the next read reports.
             drop(self.stream.flow_control().release_capacity(owed));
         }
         match self.poll_stream(cx) {
@@ -78,8 +79,8 @@ impl Received {
                     Some(Ok(data)) if data.is_empty() => {}
                     Some(Ok(data)) => {
                         self.owed = data.len();
-                        // What ends with this piece is told to end with it: some servers give up
-                        // an answer that is whole before they heard the end of its request.
+                        // If this piece ends the stream, the end is reported together with it: some servers
+                        // cancel a complete response if they have not received the end of the request.
                         if self.stream.is_end_stream() {
                             self.phase = Phase::Ended;
                         }
@@ -108,18 +109,18 @@ impl Received {
 
 fn broken(error: h2::Error) -> ReadError {
     match error.reason() {
-        // The codec resets a stream for a broken rule: of trailers, or of the length of a body.
+        // The codec resets a stream for malformed trailers or a wrong body length.
         Some(Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
         Some(code) if error.is_reset() => ReadError::Reset(ResetCode::of_http2(code.into())),
         _ => ReadError::Io(io::Error::other(error)),
     }
 }
 
-/// A body that is sent, as its peer grants room.
+/// A sent body, subject to flow control.
 #[derive(Clone)]
 pub(crate) struct Outgoing(Rc<RefCell<SendStream<Bytes>>>);
 
-/// A stream to a server, while its answer is awaited.
+/// A stream to a server with a pending response.
 pub(crate) struct Asked(Option<Outgoing>);
 
 impl Asked {
@@ -127,14 +128,14 @@ impl Asked {
         Self(Some(outgoing.clone()))
     }
 
-    /// The answer is over.
+    /// Records that the response is complete.
     pub(crate) fn finish(mut self) {
         self.0 = None;
     }
 }
 
 impl Drop for Asked {
-    /// The client gives its request up by a code of HTTP/2; without one the codec says CANCEL.
+    /// Resets the stream with the client's HTTP/2 code; without one the codec sends CANCEL.
     fn drop(&mut self) {
         if let (Some(outgoing), Some(code)) = (&self.0, cancel::code().to_http2()) {
             outgoing.0.borrow_mut().send_reset(code.into());
@@ -142,7 +143,7 @@ impl Drop for Asked {
     }
 }
 
-/// The peer takes no more.
+/// The peer accepts no more data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gone;
 
@@ -151,7 +152,7 @@ impl Outgoing {
         Self(Rc::new(RefCell::new(stream)))
     }
 
-    /// Sends from the front of `data` until it is empty; with `end`, its last frame is the stream's.
+    /// Sends from the front of `data` until it is empty; with `end`, the last frame ends the stream.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
@@ -180,7 +181,7 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends a trailer section that was checked already; nothing follows.
+    /// Sends a validated trailer section; no frame follows it.
     pub(crate) fn send_trailers(&self, section: &[u8]) -> Result<(), Gone> {
         self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| Gone)
     }
@@ -191,7 +192,7 @@ impl Outgoing {
     }
 }
 
-/// The answer to one request. Clones are the same answer.
+/// The response to one request. Clones refer to the same response.
 #[derive(Clone)]
 pub(crate) struct Reply(Rc<RefCell<State>>);
 
@@ -205,12 +206,12 @@ impl Reply {
         Self(Rc::new(RefCell::new(State::Unanswered(respond))))
     }
 
-    /// Passes an interim (1xx) head on.
+    /// Forwards an interim (1xx) head.
     pub(crate) fn interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
         self.inform(head::response_to(bytes, head).ok_or(ClientGone)?)
     }
 
-    /// Asks for the body (`100 Continue`).
+    /// Requests the body (`100 Continue`).
     pub(crate) fn ask_for_body(&self) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::CONTINUE;
@@ -226,8 +227,7 @@ impl Reply {
         }
     }
 
-    /// Begins the final response, with more fields and edited as a rule says; what is returned
-    /// takes its body.
+    /// Starts the final response, with additional fields and the edits of a rule. Returns the sink of its body.
     pub(crate) fn start(
         &self,
         bytes: &[u8],
@@ -247,7 +247,7 @@ impl Reply {
         self.answer(response, bodiless)
     }
 
-    /// Sends a final head; what is returned takes its body. `end`: none follows.
+    /// Sends a final head, and returns the sink of its body. `end`: there is no body.
     pub(crate) fn answer(&self, head: Response<()>, end: bool) -> Result<Outgoing, ClientGone> {
         let mut state = self.0.borrow_mut();
         let State::Unanswered(respond) = &mut *state else {
@@ -259,7 +259,7 @@ impl Reply {
         Ok(outgoing)
     }
 
-    /// Resolves when the client has cancelled the request, with the code, or is gone.
+    /// Resolves when the client has canceled the request, with its code, or is gone.
     pub(super) async fn gone(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
             State::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
@@ -269,12 +269,12 @@ impl Reply {
         .map_or(ResetCode::Cancelled, |code| ResetCode::of_http2(code.into()))
     }
 
-    /// Whether no part of the answer is out.
+    /// True if no part of the response was sent.
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(*self.0.borrow(), State::Unanswered(_))
     }
 
-    /// Gives the stream up, with an answer that is not whole. The client gets the code of HTTP/2 that broke it.
+    /// Resets the stream of an incomplete response. The client receives the HTTP/2 code of the upstream.
     pub(super) fn reset(&self, code: ResetCode) {
         let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
         match &mut *self.0.borrow_mut() {
@@ -284,5 +284,5 @@ impl Reply {
     }
 }
 
-/// What is reserved of the connection's room at once, so that streams take turns.
+/// The amount of connection credit that is reserved at once, so that streams take turns.
 const SEND_BYTES_MAX: usize = 16 * 1024;

@@ -1,4 +1,4 @@
-//! A connection as the HTTP/2 codec wants it, with what was read of it already in front.
+//! The transport of the HTTP/2 codec: a connection, preceded by the bytes already read from it.
 
 use std::io;
 use std::pin::Pin;
@@ -11,19 +11,19 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::half_close::HalfClose;
 use crate::io::Io;
 
-/// A connection, and what was read of it before its protocol was known.
+/// A connection, and the bytes that were read before its protocol was known.
 pub(super) struct Transport {
     io: Io,
     early: BytesMut,
-    /// A frame that its client never wrote.
+    /// A frame to insert that the client did not send.
     splice: Option<Box<Splice>>,
     /// The streams of a client, which may outlive its own direction.
     half_close: Option<Rc<HalfClose>>,
 }
 
-/// A frame, and how much of what the client says first is still to be read before it.
+/// A frame to insert, and the number of client bytes that precede it.
 struct Splice {
-    /// The client's preface and the head of its first frame, as far as they have come.
+    /// The client's preface and the header of its first frame, as far as they have arrived.
     opening: Vec<u8>,
     left: usize,
     frame: Bytes,
@@ -34,14 +34,14 @@ impl Transport {
         Self { io, early, splice: None, half_close: None }
     }
 
-    /// One on which `frame` is read after the preface and the first frame of the client.
+    /// Returns a transport that inserts `frame` after the preface and the first frame of the client.
     pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
         let opening = Vec::with_capacity(OPENING_BYTES);
         let splice = Splice { opening, left: OPENING_BYTES, frame };
         Self { io, early, splice: Some(Box::new(splice)), half_close: None }
     }
 
-    /// The same, for the connection of a client; its streams are counted in `half_close`.
+    /// Returns the transport for a client connection; its streams are counted in `half_close`.
     pub(super) fn serving(self, half_close: Rc<HalfClose>) -> Self {
         Self { half_close: Some(half_close), ..self }
     }
@@ -99,8 +99,8 @@ impl Transport {
 
 impl Splice {
     /// # Errors
-    /// The client does not begin with SETTINGS (RFC 9113 §3.4), to which the codec has no objection:
-    /// its request would be answered without.
+    /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
+    /// would get a response without them.
     fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.left = self.left.saturating_sub(bytes.len());
         if self.opening.len() < OPENING_BYTES {
@@ -155,7 +155,7 @@ impl AsyncWrite for Transport {
 }
 
 const SETTINGS: u8 = 4;
-/// What every client of HTTP/2 says first (RFC 9113 §3.4).
+/// The length of the client connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
-/// The same with the head of the frame that follows, in which its length is.
+/// The same with the header of the next frame, which contains its length.
 const OPENING_BYTES: usize = PREFACE_BYTES + 9;

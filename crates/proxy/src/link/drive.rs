@@ -1,4 +1,5 @@
-//! Driving a link: bytes between its state and its connection, and an end when the peer is silent.
+//! The driver of a link: moves bytes between its state and its connection, and detects a peer that does not
+//! respond.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
@@ -14,12 +15,12 @@ use crate::buffers::{self, Size};
 use crate::io::Io;
 
 impl LinkHandle {
-    /// Drives the link over `io` until either side ends it. `on_open` hears of streams that the
-    /// peer opens. One turn reads all there is, then writes once all that the turn produced.
-    /// After `idle` without a stream it retires.
+    /// Drives the link over `io` until either side ends it. `on_open` receives the streams that the peer opens.
+    /// Each turn reads all available bytes, then writes all output at once. After `idle` without a stream the
+    /// link retires.
     ///
     /// # Errors
-    /// When the peer broke the protocol of links.
+    /// The peer violated the link protocol.
     pub(crate) async fn drive(
         self,
         io: Io,
@@ -61,12 +62,12 @@ impl LinkHandle {
     }
 }
 
-/// The times of a link.
+/// The intervals of a link.
 #[derive(Debug, Clone, Copy)]
 struct Rhythm {
-    /// The time between two beats.
+    /// The interval of beats, which renew allowances.
     beat: Duration,
-    /// The time between two looks at a link that is in use.
+    /// The interval of liveness checks while streams are open.
     tick: Duration,
     /// The time without a stream after which the link retires.
     idle: Duration,
@@ -80,35 +81,35 @@ struct Driver<F> {
     output: BytesMut,
     on_open: F,
     rhythm: Rhythm,
-    /// The next look. There is one timer for all that a link waits for.
+    /// The time of the next check. One timer serves all waits of a link.
     timer: Pin<Box<Sleep>>,
-    /// The next beat.
+    /// The time of the next beat.
     beat_at: Instant,
     pace: Pace,
-    /// Something arrived since the last look.
+    /// True if bytes arrived since the last check.
     heard: bool,
-    /// The number of looks since a ping that has no answer yet.
+    /// The number of checks since an unanswered ping.
     unanswered: Option<u32>,
-    /// A stream was opened or written to since the last beat.
+    /// True if a stream was opened or written to since the last beat.
     used: bool,
-    /// The rest of the time without a stream.
+    /// The remaining idle time.
     idle_left: Duration,
-    /// Beats that a peer still has to answer the ping of a link that retires.
+    /// The remaining beats for the peer to answer the ping of a retiring link.
     parting: u32,
-    /// The peer's breach of the protocol, if there was one.
+    /// The peer's protocol violation, if there was one.
     misuse: Option<LinkError>,
 }
 
-/// The time between two looks at a link.
+/// The interval of liveness checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pace {
-    /// As long as between two beats: no stream is open.
+    /// The beat interval: no stream is open.
     Idle,
-    /// A tick, doubled so many times: streams are open.
+    /// A tick, doubled this many times: streams are open.
     Watched(u32),
 }
 
-/// Whether more can arrive.
+/// The state of the read half.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Input {
     Open,
@@ -116,7 +117,7 @@ enum Input {
 }
 
 impl<F: FnMut(Opened)> Driver<F> {
-    /// One turn. Ready: the link is over.
+    /// Runs one turn. `Ready` when the link is over.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_used = {
             let mut state = self.link.0.state.borrow_mut();
@@ -137,7 +138,7 @@ impl<F: FnMut(Opened)> Driver<F> {
             match self.io.poll_write_all(cx, &mut self.output) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(()),
-                // A peer that has gone, or broken a rule, need not hear the rest.
+                // After a disconnect or a protocol violation, pending output is dropped.
                 Poll::Pending if input == Input::Over || !is_alive => return Poll::Ready(()),
                 Poll::Pending if self.link.is_broken() => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
@@ -145,7 +146,8 @@ impl<F: FnMut(Opened)> Driver<F> {
         }
     }
 
-    /// A stream was opened or written to: from now on a silent peer is noticed soon.
+    /// Shortens the check interval because a stream was opened or written to, so that an unresponsive peer is
+    /// detected soon.
     #[inline(never)]
     fn watch_closely(&mut self) {
         self.pace = Pace::Watched(0);
@@ -155,11 +157,12 @@ impl<F: FnMut(Opened)> Driver<F> {
         }
     }
 
-    /// Looks at the link when it is time. False: the peer did not answer the last ping, so it is gone without a word.
+    /// Runs a check when the timer fires. Returns false if the peer did not answer the last ping and counts as
+    /// gone.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            // After a stall of this process what the peer said meanwhile may not have been read yet.
+            // After a stall of this process, received bytes may not have been read yet.
             let is_late = now > self.timer.deadline() + self.rhythm.tick;
             let is_alive = self.look(is_late);
             if now >= self.beat_at {
@@ -171,7 +174,7 @@ impl<F: FnMut(Opened)> Driver<F> {
             }
             let next = match self.pace {
                 Pace::Idle => self.beat_at,
-                // A ping that waits for its answer.
+                // A ping is unanswered.
                 Pace::Watched(_) if self.unanswered.is_some() => now + self.rhythm.tick,
                 Pace::Watched(doubled) => now + self.rhythm.tick.saturating_mul(1 << doubled),
             };
@@ -180,7 +183,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         true
     }
 
-    /// A ping for a silent peer while streams are open, a notice when it stays silent, and an end of the patience with it.
+    /// Pings a silent peer while streams are open, reports it if it remains silent, and finally returns false.
     fn look(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
         if self.heard && was_silent {
@@ -194,7 +197,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         self.pace = match self.pace {
             _ if is_used => Pace::Watched(0),
             _ if !is_needed => Pace::Idle,
-            // Streams without a word in either direction: the peer answers, and pings become rare.
+            // Open streams without data in either direction: the peer responds, so pings become less frequent.
             Pace::Watched(doubled) if was_answered => Pace::Watched((doubled + 1).min(DOUBLED_MAX)),
             Pace::Watched(doubled) => Pace::Watched(doubled),
             Pace::Idle => Pace::Watched(0),
@@ -222,13 +225,13 @@ impl<F: FnMut(Opened)> Driver<F> {
         true
     }
 
-    /// Every so often: new allowances for the peer, and an end of a link without streams for long.
+    /// Renews the peer's allowances, and retires a link that has been idle for too long.
     fn beat(&mut self) {
         let mut state = self.link.0.state.borrow_mut();
         state.link.renew_allowances();
         let unused = state.slots.is_empty() && !std::mem::take(&mut self.used);
         if state.retired && !state.concluded {
-            // A peer that leaves the ping unanswered and goes on opening streams has had its time.
+            // A peer that keeps opening streams without answering the ping has reached its limit.
             match self.parting {
                 0 => state.conclude(),
                 left => self.parting = left - 1,
@@ -242,7 +245,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         }
     }
 
-    /// Takes what the turn has produced. False: nothing.
+    /// Takes the output of the turn. Returns false if there is none.
     fn refill(&mut self) -> bool {
         // An idle link holds no buffer.
         buffers::give(&mut self.output, Size::Turn);
@@ -256,7 +259,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         !self.output.is_empty()
     }
 
-    /// Reads and hands out what has arrived.
+    /// Reads and dispatches received frames.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Input {
         for _ in 0..READS_PER_TURN {
             match self.io.poll_read(cx, &mut self.input) {
@@ -276,27 +279,29 @@ impl<F: FnMut(Opened)> Driver<F> {
                 }
             }
         }
-        // More may be waiting; let the streams of this turn run first.
+        // More bytes may be available; the streams of this turn run first.
         cx.waker().wake_by_ref();
         Input::Open
     }
 }
 
-/// The time after which a peer has its allowances again (`docs/link.md`, Floods).
+/// The interval at which the peer's allowances are renewed (`docs/link.md`, Floods).
 const BEAT: Duration = Duration::from_secs(10);
-/// The time between two looks at a link in use. A peer is pinged at the first look at which nothing arrived since the one before.
+/// The interval of checks of a link in use. A peer is pinged at the first check without bytes since the
+/// previous one.
 const TICK: Duration = Duration::from_millis(500);
-/// Looks after a ping without an answer from which on new requests go to another endpoint: 2 s after the ping, and within
-/// 3 s of the last byte of the peer.
+/// The number of checks after an unanswered ping from which on new requests go to another endpoint: 2 s after
+/// the ping, and within 3 s of the last byte of the peer.
 const SILENT_LOOKS: u32 = 4;
-/// Looks after which the streams of the link are lost as well, 6 s after the ping. A peer that is short of CPU time, or
-/// that serves a thousand streams before the ping has its turn, is silent for seconds and goes on.
+/// The number of checks after which the streams of the link are lost as well, 6 s after the ping. A peer that
+/// is short of CPU time, or that serves a thousand streams before the ping, can be silent for seconds and then
+/// continue.
 const LOST_LOOKS: u32 = 12;
-/// The most doublings of the time between two looks: streams that are silent cost a ping every 4.5 s at most.
+/// The maximum number of doublings of the check interval: idle streams cost at most one ping every 4.5 s.
 const DOUBLED_MAX: u32 = 3;
-/// Beats that a peer has to answer the ping of a link that retires.
+/// The number of beats in which a peer has to answer the ping of a retiring link.
 const PARTING_BEATS: u32 = 1;
-/// Reads of one turn before the streams get to run: bounds how long they wait.
+/// The maximum number of reads in one turn; bounds the delay of the streams.
 const READS_PER_TURN: usize = 4;
 
 #[cfg(test)]
@@ -313,7 +318,8 @@ mod tests {
     use crate::link::Lost;
     use crate::tests::fixture::{Application, run, until};
 
-    /// A link over plain TCP to a peer that greets, and then says `word` whenever it hears anything.
+    /// A link over plain TCP to a peer that sends its greeting, and then `word` for everything that it
+    /// receives.
     async fn link_to(word: &'static [u8]) -> LinkHandle {
         link_for(IDLE, word).await
     }
@@ -323,7 +329,7 @@ mod tests {
         link_with((rhythm, Duration::ZERO), word).await
     }
 
-    /// The same, with a peer that takes its time for each word.
+    /// The same, with a peer that pauses before each `word`.
     async fn link_with((rhythm, pause): (Rhythm, Duration), word: &'static [u8]) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
             client.send(Link::new(Role::Acceptor, Limits::default()).output()).await;
@@ -372,7 +378,7 @@ mod tests {
     #[test]
     fn a_peer_that_is_silent_for_less_than_the_bound_is_not_given_up() {
         run(async {
-            // Its answers come between the second and the third look after each ping.
+            // The responses arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
             let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
             let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
@@ -384,7 +390,7 @@ mod tests {
     #[test]
     fn streams_outlive_a_silence_that_suspends_their_link() {
         run(async {
-            // Each answer comes between the sixth and the seventh look after its ping.
+            // Each response arrives between the sixth and the seventh check after its ping.
             let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
             let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
             let noted = Rc::new(RefCell::new(Vec::new()));

@@ -1,4 +1,4 @@
-//! What arrived for one stream of a link, and who waits for it.
+//! The receive queue of one stream of a link, and its waiting tasks.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -7,52 +7,52 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::ResetCode;
 
-/// What arrived for one stream, and who waits for it.
+/// The receive queue of one stream, and its waiting tasks.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) arrived: VecDeque<Incoming>,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
-    /// The writer waits for the output of the whole link to drain.
+    /// True if the writer waits for the output of the whole link to drain.
     pub(super) is_congested: bool,
-    /// Our side has said its last word.
+    /// True if our direction has ended.
     pub(super) ours_ended: bool,
-    /// The peer has said its last word.
+    /// True if the peer's direction has ended.
     pub(super) theirs_ended: bool,
-    /// Reset by the peer, or lost with the connection.
+    /// Set if the stream was reset by the peer, or lost with the connection.
     pub(super) ended: Option<Lost>,
     /// The reason that the peer reports with its reset, for counts only.
     pub(super) reported: Option<Reason>,
 }
 
-/// What arrives on a stream.
+/// An item that arrives on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     /// A response head; `interim` ones (1xx) precede the final one. `rejected`: the peer's sidecar wrote it.
     Head { head: Bytes, interim: bool, rejected: bool, end: bool },
     /// Body bytes.
     Data { data: Bytes, end: bool },
-    /// A trailer section; nothing follows.
+    /// A trailer section; nothing follows it.
     Trailers(Bytes),
 }
 
-/// Why a stream ended before its time.
+/// The reason why a stream ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// The peer never looked at it: safe to send elsewhere.
+    /// The peer did not process it: safe to retry elsewhere.
     Refused,
-    /// The application behind the peer takes no connection: safe to send elsewhere.
+    /// The peer's application accepts no connection: safe to retry elsewhere.
     Unreachable,
     /// A policy does not allow the TCP connection.
     Denied,
-    /// The peer gave it up, or the connection broke.
+    /// The peer abandoned it, or the connection broke.
     Broken,
-    /// A stream of HTTP/2 behind the peer was reset by this code.
+    /// The peer's HTTP/2 stream to its application was reset with this code.
     Http2(ResetCode),
 }
 
 impl Slot {
-    /// Keeps what arrived until the reader takes it.
+    /// Queues an item until the reader takes it.
     pub(super) fn deliver(&mut self, incoming: Incoming) {
         self.theirs_ended |= incoming.is_last();
         match (self.arrived.back_mut(), incoming) {
@@ -78,8 +78,7 @@ impl Slot {
         self.ours_ended && self.theirs_ended
     }
 
-    /// Ends the stream before its time. One whose directions have both ended is whole, and what
-    /// arrived of it may still be read.
+    /// Ends the stream early. If both directions have ended it is complete, and queued items can still be read.
     pub(super) fn lose(&mut self, lost: Lost) {
         if self.is_whole() {
             return;
@@ -100,15 +99,15 @@ impl Incoming {
     }
 }
 
-/// One piece of two. Each received piece keeps the whole buffer that it is a slice of: a peer that
-/// sends a window byte by byte to a reader that is slow would make us hold a thousand times more.
+/// Joins two pieces. Each received piece keeps the whole buffer that it is a slice of alive: a peer that sends
+/// a window byte by byte to a slow reader would multiply memory use by a thousand.
 fn joined(before: Bytes, data: &[u8]) -> Bytes {
     let mut joined = BytesMut::from(before);
     joined.extend_from_slice(data);
     joined.freeze()
 }
 
-/// Pieces that wait are joined up to this size: one full DATA frame.
+/// The maximum size to which queued pieces are joined: one full DATA frame.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
 #[cfg(test)]

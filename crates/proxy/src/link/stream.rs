@@ -1,4 +1,4 @@
-//! One stream of a link, as its request sees it.
+//! One stream of a link, as used by its request.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ impl LinkStream {
         Self { shared, id }
     }
 
-    /// The next thing that arrived. Taking data gives its credit back to the sender.
+    /// Returns the next item. Taking data returns its credit to the sender.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Lost>> {
         let mut state = self.shared.state.borrow_mut();
         let Some(slot) = state.slots.get_mut(&self.id) else {
@@ -34,7 +34,7 @@ impl LinkStream {
         match slot.arrived.pop_front() {
             Some(incoming) => {
                 if let Incoming::Data { data, .. } = &incoming {
-                    // A stream's data is bounded by its window, far below u32.
+                    // A stream's data is bounded by its window, far below `u32::MAX`.
                     let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     state.link.consumed(self.id, bytes);
                     if !state.link.output().is_empty() {
@@ -53,12 +53,12 @@ impl LinkStream {
         }
     }
 
-    /// Waits for the next thing that arrives.
+    /// Waits for the next item.
     pub(crate) async fn next(&self) -> Result<Incoming, Lost> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The head of the final answer, which is left where it is; interim ones before it are dropped.
+    /// Returns the head of the final response without removing it; interim heads before it are dropped.
     pub(crate) async fn final_head(&self) -> Result<ReceivedHead, Lost> {
         loop {
             self.answered().await?;
@@ -76,13 +76,13 @@ impl LinkStream {
         }
     }
 
-    /// Whether something has arrived that nobody has taken.
+    /// True if an item has arrived that was not taken.
     pub(crate) fn has_more(&self) -> bool {
         let state = self.shared.state.borrow();
         state.slots.get(&self.id).is_some_and(|slot| !slot.arrived.is_empty())
     }
 
-    /// Resolves when something has arrived, which is left where it is.
+    /// Resolves when an item has arrived, without removing it.
     pub(crate) async fn answered(&self) -> Result<(), Lost> {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
@@ -101,8 +101,7 @@ impl LinkStream {
         .await
     }
 
-    /// Resolves when the peer has reset the stream or the connection is gone, before the stream
-    /// was whole.
+    /// Resolves when the peer has reset the stream or the connection is gone, before the stream was complete.
     pub(crate) async fn lost(&self) -> Lost {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
@@ -120,8 +119,8 @@ impl LinkStream {
         .await
     }
 
-    /// Resolves when the output of the link has room for a head or more data; `None` if the peer
-    /// does not make some within `patience`.
+    /// Resolves when the output of the link has room for a head or more data; `None` if it has none after
+    /// `patience`.
     pub(crate) async fn uncongested(&self, patience: Duration) -> Option<Result<(), Lost>> {
         within(patience, |cx| self.poll_uncongested(cx)).await
     }
@@ -145,7 +144,7 @@ impl LinkStream {
         Poll::Pending
     }
 
-    /// Sends a response head; wait until the link is [uncongested](Self::uncongested) before.
+    /// Sends a response head; call after the link is [uncongested](Self::uncongested).
     pub(crate) fn send_head(
         &self,
         interim: bool,
@@ -162,7 +161,7 @@ impl LinkStream {
         sent.map_err(|_| Lost::Broken)
     }
 
-    /// Sends the final head of a rejection by this sidecar; wait as for [`send_head`](Self::send_head).
+    /// Sends the final head of a rejection by this sidecar; call as [`send_head`](Self::send_head).
     pub(crate) fn send_rejection(
         &self,
         end: bool,
@@ -178,7 +177,7 @@ impl LinkStream {
         sent.map_err(|_| Lost::Broken)
     }
 
-    /// Sends from the front of `data` as credit allows; done when it is empty.
+    /// Sends from the front of `data` as credit permits; ready when it is empty.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
@@ -206,7 +205,7 @@ impl LinkStream {
         if done { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    /// Sends a trailer section; nothing follows.
+    /// Sends a trailer section; nothing follows it.
     pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.writable().send_trailers(self.id, trailers);
@@ -218,7 +217,7 @@ impl LinkStream {
         sent.map_err(|_| Lost::Broken)
     }
 
-    /// Gives the stream up with a code the peer can act on.
+    /// Resets the stream with a code on which the peer can act.
     pub(crate) fn reset(&self, code: ResetCode) {
         let mut state = self.shared.state.borrow_mut();
         state.link.reset(self.id, code);
@@ -232,28 +231,28 @@ impl LinkStream {
         state.wake_driver();
     }
 
-    /// Gives up an attempt, while the client still waits.
+    /// Abandons an attempt while the client still waits.
     pub(crate) fn abandon(&self) {
         self.reset_for(ABANDONED, Reason::AttemptAbandoned);
     }
 
-    /// True where the peer's sidecar abandoned the attempt, and its client still waits. It is for counts only.
+    /// True if the peer's sidecar abandoned the attempt while its client still waits. Used for counts only.
     pub(crate) fn is_abandoned(&self) -> bool {
         let state = self.shared.state.borrow();
         let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
         reported == Some(Reason::AttemptAbandoned)
     }
 
-    /// The reason that the peer's sidecar reports for an application that could not be reached; `None` where the code of the reset
-    /// says as much.
+    /// Returns the reason that the peer's sidecar reports for an unreachable application; `None` if the reset
+    /// code says as much.
     pub(crate) fn unreachable_for(&self) -> Option<Reason> {
         let state = self.shared.state.borrow();
         let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
         reported.filter(|it| matches!(it, Reason::PortTaken | Reason::ProtocolMismatch))
     }
 
-    /// The reason for which the peer's sidecar rejected the stream. It is for counts only: the code of the reset
-    /// decides.
+    /// Returns the reason for which the peer's sidecar rejected the stream. Used for counts only: the reset
+    /// code decides.
     pub(crate) fn rejection(&self) -> Option<Reason> {
         let state = self.shared.state.borrow();
         let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);

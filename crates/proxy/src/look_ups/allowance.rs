@@ -1,16 +1,16 @@
-//! How many questions about new names there may be. No IO.
+//! Rate limit of control plane queries for new names. No IO.
 
 use std::time::Duration;
 
 use leno_model::ServiceName;
 use tokio::time::Instant;
 
-/// Questions that may still be asked: some at once, and then so many in a second. Most names that
-/// are looked up under the cluster's domain are those of others, which the search list makes so.
+/// A token bucket of control plane queries. Most names that are queried under the cluster's domain do not
+/// exist, and result from the search list.
 pub(super) struct Allowance {
     left: u32,
     since: Instant,
-    /// What was asked about last: one look-up for each version of IP is one question.
+    /// The last permitted name: the queries for both IP versions count once.
     last: Option<ServiceName>,
 }
 
@@ -19,7 +19,7 @@ impl Allowance {
         Self { left: BURST, since: now, last: None }
     }
 
-    /// Whether it may be asked now about a name that nobody asked about before.
+    /// True if a query for a new name is permitted now.
     pub(super) fn permits(&mut self, name: &ServiceName, now: Instant) -> bool {
         if self.last.as_ref() == Some(name) {
             return true;
@@ -35,9 +35,9 @@ impl Allowance {
     }
 }
 
-/// As many at once as an application that starts asks for.
+/// The initial tokens: enough for the queries of an application at startup.
 pub(super) const BURST: u32 = 50;
-/// From then on.
+/// The interval of further tokens.
 const EVERY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
             range.filter(|index| allowance.permits(&name(index), now)).count()
         };
         assert_eq!(asked(0..100, began), 50);
-        // The same once more: over the other version of IP.
+        // The second query for the same name, for the other IP version, is free.
         assert_eq!(asked(49..50, began), 1);
         assert_eq!(asked(100..200, began + Duration::from_millis(1050)), 10);
         assert_eq!(asked(200..300, began + Duration::from_millis(1100)), 1);

@@ -1,4 +1,4 @@
-//! A look-up as it came: whether it is for the address of a service, and the answer to that. No IO.
+//! DNS query parsing: recognizes queries for the addresses of a service, and builds the responses. No IO.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use leno_model::{ServiceName, Whereabouts};
 
 use super::Over;
 
-/// The domain of a cluster, under which its services have names: `cluster.local` in most.
+/// The domain of a cluster, under which its services have names: usually `cluster.local`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterDomain(Vec<String>);
 
@@ -41,8 +41,8 @@ impl FromStr for ClusterDomain {
 }
 
 impl ClusterDomain {
-    /// The one under which a `resolv.conf` looks for services: `svc.DOMAIN` and
-    /// `NAMESPACE.svc.DOMAIN` are in its search list. Both, since a namespace may be called `svc`.
+    /// Returns the domain under which a `resolv.conf` looks for services: its search list contains `svc.DOMAIN`
+    /// and `NAMESPACE.svc.DOMAIN`. Both are required, since a namespace may have the name `svc`.
     #[must_use]
     pub fn searched(text: &str) -> Option<Self> {
         let list = |line: &str| {
@@ -52,7 +52,7 @@ impl ClusterDomain {
                 .then(|| words.map(|word| word.trim_end_matches('.').to_ascii_lowercase()))
                 .map(Iterator::collect::<Vec<_>>)
         };
-        // As resolv.conf(5) has it: the last one counts.
+        // According to resolv.conf(5), the last list counts.
         let words = text.lines().filter_map(list).next_back()?;
         let has_namespace = |services: &str| {
             words.iter().any(|word| word.split_once('.').is_some_and(|(_, rest)| rest == services))
@@ -68,23 +68,23 @@ impl fmt::Display for ClusterDomain {
     }
 }
 
-/// A text that is no domain.
+/// A text that is not a valid domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is not the domain of a cluster; use one such as cluster.local")]
 pub struct BadDomain;
 
-/// What a packet is.
+/// The result of parsing a packet.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// No look-up, whoever reads it.
+    /// Not a DNS query, for any reader.
     Nonsense,
-    /// One that is not for the mesh to answer.
+    /// A query outside the mesh.
     Foreign,
-    /// One for the addresses of a service.
+    /// A query for the addresses of a service.
     Service(Box<Asked>),
 }
 
-/// A look-up for the addresses of a service.
+/// A query for the addresses of a service.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) service: ServiceName,
@@ -93,7 +93,7 @@ pub(super) struct Asked {
     zone: Name,
 }
 
-/// Reads a look-up. What is not understood in full is somebody else's.
+/// Parses a query. Queries that are not fully understood are forwarded.
 pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> Reading {
     let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
         return Reading::Nonsense;
@@ -125,7 +125,7 @@ fn asked(query: Message, domain: &ClusterDomain) -> Option<Asked> {
     Some(Asked { service, query, question, zone })
 }
 
-/// The service that `NAME.NAMESPACE.svc.DOMAIN` means.
+/// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to.
 fn service_of(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
     let mut labels = name.iter();
     let (name, namespace) = (text(labels.next()?)?, text(labels.next()?)?);
@@ -140,14 +140,14 @@ fn text(label: &[u8]) -> Option<String> {
 }
 
 impl Asked {
-    /// The answer: the addresses of the version that was asked for, or that there are none.
+    /// Returns the response: the addresses of the requested IP version, or an empty answer.
     pub(super) fn answer(&self, found: &Whereabouts, over: Over) -> Option<Vec<u8>> {
         let mut reply = reply_to(&self.query);
         reply.metadata.authoritative = true;
         reply.add_query(self.question.clone());
         let mut records: Vec<Record> =
             found.addresses().iter().filter_map(|it| self.record(*it)).collect();
-        // Clients take the first one.
+        // Clients use the first one.
         let first = usize::from(self.query.metadata.id) % records.len().max(1);
         records.rotate_left(first);
         if records.is_empty() {
@@ -160,7 +160,7 @@ impl Asked {
         if over == Over::Tcp || bytes.len() <= usize::from(room) {
             return Some(bytes);
         }
-        // Who does not take what fits asks again, over TCP.
+        // Clients that do not accept a truncated response query again over TCP.
         let mut records = std::mem::take(&mut reply.answers);
         reply.metadata.truncation = true;
         let bare = reply.to_vec().ok()?.len();
@@ -170,7 +170,7 @@ impl Asked {
         reply.to_vec().ok()
     }
 
-    /// Whether an address is of the version that was asked for.
+    /// True if an address has the requested IP version.
     pub(super) fn wants(&self, address: IpAddr) -> bool {
         match self.question.query_type() {
             RecordType::A => address.is_ipv4(),
@@ -188,7 +188,7 @@ impl Asked {
         Some(Record::from_rdata(self.question.name().clone(), TTL_SECONDS, data))
     }
 
-    /// What says that there is nothing of the kind, and for how long (RFC 2308 §3).
+    /// Returns the SOA record for a negative response, with its lifetime (RFC 2308 §3).
     fn nothing(&self) -> Option<Record> {
         let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
         let person = Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
@@ -198,7 +198,7 @@ impl Asked {
     }
 }
 
-/// Says that nobody could answer; `None` when it was no look-up that anybody understands.
+/// Returns a SERVFAIL response; `None` if the packet is not a valid query.
 pub(super) fn failure(packet: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(packet).ok()?;
     let mut reply = reply_to(&query);
@@ -220,16 +220,16 @@ fn reply_to(query: &Message) -> Message {
     reply
 }
 
-/// How long an application may remember an answer.
+/// The TTL of responses.
 const TTL_SECONDS: u32 = 5;
-/// What every client takes over UDP (RFC 1035 §2.3.4).
+/// The UDP response size that every client accepts (RFC 1035 §2.3.4).
 const PACKET_BYTES_MIN: u16 = 512;
-/// What passes without being cut on its way.
+/// The UDP response size that is not fragmented.
 const PACKET_BYTES_MAX: u16 = 1232;
-/// The bit in a header by which answers differ from questions.
+/// The header bit that distinguishes responses from queries.
 const IS_ANSWER: u8 = 0x80;
 const LABEL_BYTES_MAX: usize = 63;
-/// The longest domain that leaves room for the names of services.
+/// The maximum length of a domain that leaves room for service names.
 const DOMAIN_BYTES_MAX: usize = 120;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whoever answers names beside the mesh: the name servers of a `resolv.conf`, asked one after another.
+//! Forwarding of DNS queries to the name servers of a `resolv.conf`, one after another.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -12,29 +12,29 @@ use tokio::time::{Instant, timeout};
 
 use super::Over;
 
-/// The name servers that look-ups are passed on to.
+/// The name servers to which queries are forwarded.
 pub(super) struct Resolvers {
     file: PathBuf,
     port: u16,
-    /// Which name servers are passed over.
+    /// Returns true for name servers that are skipped.
     is_passed_over: fn(IpAddr) -> bool,
-    /// Who had an answer last: who is silent is not waited for each time.
+    /// The last server that responded, tried first so that unresponsive servers do not delay each query.
     last: Cell<Option<SocketAddr>>,
     servers: RefCell<Option<(Instant, Vec<SocketAddr>)>>,
-    /// Where answers arrive, before as much is kept of them as there is.
+    /// The receive buffer; responses are copied from it at their actual size.
     arrived: RefCell<Box<[u8]>>,
 }
 
 impl Resolvers {
-    /// Those that a file names, looked at again while it is used.
+    /// Uses the name servers that a file lists; the file is read again while in use.
     pub(super) fn new(file: PathBuf, port: u16, is_passed_over: fn(IpAddr) -> bool) -> Self {
         let arrived = RefCell::new(vec![0; MESSAGE_BYTES_MAX].into_boxed_slice());
         let (last, servers) = (Cell::new(None), RefCell::default());
         Self { file, port, is_passed_over, last, servers, arrived }
     }
 
-    /// Passes a look-up on as it is; the answer comes as it is, or none of them had one in time. One
-    /// that could not or would not answer is believed when no other has more to say.
+    /// Forwards a query unchanged, and returns the response unchanged; `None` if no server responds in time. An
+    /// error response is returned only if no other server has a better one.
     pub(super) async fn pass_on(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
         let mut servers = self.servers();
         let last = self.last.get();
@@ -93,7 +93,7 @@ impl Resolvers {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        // A port of its own for each, which strangers do not know.
+        // A random port for each query, unknown to attackers.
         let socket = UdpSocket::bind((any, 0)).await?;
         socket.connect(server).await?;
         socket.send(query).await?;
@@ -126,15 +126,15 @@ async fn over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A message with its length before it; none is longer than that can say.
+/// Returns a message with its length prefix; no message is longer than the prefix permits.
 pub(super) fn framed(message: &[u8]) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap_or(u16::MAX);
     let message = message.get(..usize::from(length)).unwrap_or_default();
     [&length.to_be_bytes(), message].concat()
 }
 
-/// Whether this has the number of the question, says that it is an answer, and repeats the question
-/// byte for byte; who could not read it may leave it out.
+/// True if a message is the response to a query: it has the same ID, the response bit, and the same question
+/// byte for byte. The question may be missing in an error response to a malformed query.
 pub(crate) fn is_answer(query: &[u8], answer: &[u8]) -> bool {
     let is_answer = answer.len() >= HEADER_BYTES
         && answer.get(..2) == query.get(..2)
@@ -147,14 +147,14 @@ pub(crate) fn is_answer(query: &[u8], answer: &[u8]) -> bool {
     is_answer && (repeats() || is_bare_error())
 }
 
-/// The part of a message with the questions; `None` when it ends before them.
+/// Returns the question section of a message; `None` if it is truncated.
 fn questions(message: &[u8]) -> Option<&[u8]> {
     let count = u16::from_be_bytes([*message.get(4)?, *message.get(5)?]);
     let mut end = HEADER_BYTES;
     for _ in 0..count {
         loop {
             let length = *message.get(end)?;
-            // The end of a name, what is elsewhere in the message, or a label (RFC 1035 §4.1.4).
+            // The end of a name, a compression pointer, or a label (RFC 1035 §4.1.4).
             end += match length {
                 0 => 1,
                 POINTER.. => 2,
@@ -169,17 +169,18 @@ fn questions(message: &[u8]) -> Option<&[u8]> {
     message.get(HEADER_BYTES..end)
 }
 
-/// How it went (RFC 1035 §4.1.1).
+/// Returns the response code (RFC 1035 §4.1.1).
 fn code(answer: &[u8]) -> Option<u8> {
     answer.get(3).map(|flags| flags & 0x0f)
 }
 
-/// Whether another server may have more to say: it failed, does not know how, or does not want to.
+/// True for a server failure, a query that is not implemented, or a refusal: another server may have a better
+/// response.
 fn gives_up(answer: &[u8]) -> bool {
     matches!(code(answer), Some(2 | 4 | 5))
 }
 
-/// As resolv.conf(5) has it, three at most; but nobody when there are none.
+/// Returns at most three name servers, as in resolv.conf(5), except that there is no default.
 pub(super) fn name_servers(text: &str, is_passed_over: fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let servers = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -189,20 +190,20 @@ pub(super) fn name_servers(text: &str, is_passed_over: fn(IpAddr) -> bool) -> Ve
     servers.take(SERVERS_MAX).collect()
 }
 
-/// How many are asked, as by the C library.
+/// The maximum number of name servers, as in the C library.
 const SERVERS_MAX: usize = 3;
-/// How long one is waited for at most.
+/// The maximum wait for one server.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long all of them are waited for: clients ask again after 5 s. Each has its share of what is
-/// left of it.
+/// The maximum wait for all servers: clients repeat a query after 5 s. Each server gets its share of the
+/// remaining time.
 const PATIENCE_FOR_ALL: Duration = Duration::from_millis(4500);
-/// How often the file is looked at.
+/// The interval at which the file is read.
 const READ_AGAIN: Duration = Duration::from_secs(5);
-/// The longest message.
+/// The maximum message size.
 const MESSAGE_BYTES_MAX: usize = 65_535;
 const HEADER_BYTES: usize = 12;
 const TYPE_AND_CLASS_BYTES: usize = 4;
-/// From this on the first byte of a label says where the rest of the name is.
+/// The value of a label's first byte from which on it is a compression pointer.
 const POINTER: u8 = 0xc0;
 
 #[cfg(test)]
@@ -245,7 +246,7 @@ mod tests {
         assert!(!is_answer(&query, &bare));
         bare[3] |= 1;
         assert!(is_answer(&query, &bare));
-        // A question that never ends.
+        // A truncated question.
         assert!(!is_answer(&query[..14], &answer));
     }
 

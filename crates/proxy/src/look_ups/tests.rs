@@ -1,4 +1,4 @@
-//! Look-ups over real sockets, with a name server that answers as it is told.
+//! DNS queries over real sockets, with a scripted name server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,7 +18,7 @@ use crate::world::World;
 
 const WEB: &str = "web.shop.svc.cluster.local.";
 
-/// A sidecar without interception, whose name server is at a port of its own.
+/// A sidecar without interception, and its name server on a separate port.
 struct Bench {
     answerer: Rc<Answerer>,
     telemetry: Arc<Telemetry>,
@@ -45,7 +45,7 @@ impl Bench {
         (Self { answerer: Rc::new(answerer), telemetry, scratch }, wanted)
     }
 
-    /// The control plane said this.
+    /// Sets the records from the control plane.
     fn know(&self, names: &[(&str, &[IpAddr])]) {
         let names = names.iter().map(|(name, addresses)| {
             (name.parse().unwrap(), Arc::new(addresses.iter().copied().collect()))
@@ -79,7 +79,7 @@ fn packet(name: &str) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// A port that is free over UDP and TCP: others may take the one of the other kind.
+/// Binds a port that is free for UDP and TCP.
 async fn sockets() -> (UdpSocket, TcpListener) {
     loop {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -89,7 +89,7 @@ async fn sockets() -> (UdpSocket, TcpListener) {
     }
 }
 
-/// What nobody else would say.
+/// A REFUSED response, to recognize the test server.
 fn refusal(query: &[u8]) -> Vec<u8> {
     let mut answer = query.to_vec();
     answer[2] |= 0x80;
@@ -97,7 +97,7 @@ fn refusal(query: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// A name server that refuses everything, over UDP and TCP, after an answer to somebody else.
+/// A name server that refuses all queries, over UDP and TCP, after a response to another query.
 async fn name_server() -> u16 {
     let (udp, tcp) = sockets().await;
     let port = udp.local_addr().unwrap().port();
@@ -166,12 +166,12 @@ fn nobody_waits_for_a_control_plane_that_says_nothing() {
         let began = Instant::now();
         assert!(bench.ask(WEB, Over::Udp).await.is_some());
         assert!(began.elapsed() >= PATIENCE);
-        // It did not answer: for a while nobody waits at all, but everybody asks.
+        // After a timeout, queries do not wait for the control plane, but are still sent to it.
         assert!(bench.answerer.silent_until.get().is_some());
         assert!(bench.ask("api.shop.svc.cluster.local.", Over::Udp).await.is_some());
         assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/web".parse().unwrap())));
         assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/api".parse().unwrap())));
-        // Without a control plane what is known may be old.
+        // Without a control plane, known records may be outdated.
         bench.know(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         bench.answerer.follower.connected.set(false);
         let reply = bench.ask(WEB, Over::Udp).await.unwrap();
@@ -184,7 +184,7 @@ fn nobody_waits_for_a_control_plane_that_says_nothing() {
 fn the_next_name_server_is_asked_when_one_fails() {
     run(async {
         let port = name_server().await;
-        // Nobody is at the first one.
+        // The first address has no server.
         let (bench, _wanted) = Bench::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
         let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
@@ -260,7 +260,7 @@ fn what_is_known_is_answered_while_all_others_wait() {
         let reply = bench.ask("example.com.", Over::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(bench.counts(), [1, 0, 1]);
-        // No connection follows to an address of the other version.
+        // No connection to an address of the other IP version is expected.
         assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
         assert!(wanted.try_recv().is_err());
     });
@@ -271,7 +271,7 @@ fn nobody_asks_without_end_about_names_that_are_new() {
     run(async {
         let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
         bench.know(&[]);
-        // Nobody waits for the control plane, which is asked all the same.
+        // Queries do not wait for the control plane, but are sent to it.
         bench.answerer.silent_until.set(Some(Instant::now() + SILENCE));
         let count = allowance::BURST * 4;
         let began = Instant::now();
@@ -298,7 +298,7 @@ fn a_port_that_somebody_has_is_tried_again() {
         let address = udp.local_addr().unwrap();
         tokio::task::spawn_local(bench.answerer.clone().packets(address));
         tokio::task::spawn_local(bench.answerer.clone().connections(address, slots()));
-        // Both have their turn, and find it taken.
+        // Both tasks get a turn, and find the address in use.
         tokio::task::yield_now().await;
         assert!(UdpSocket::bind(address).await.is_err());
         drop((udp, tcp));
@@ -349,7 +349,7 @@ fn it_listens_over_udp_and_tcp_and_takes_no_nonsense() {
             tcp.read_exact(&mut reply).await.unwrap();
             assert_eq!(Message::from_vec(&reply).unwrap().answers.len(), 1);
         }
-        // Too long for a question: it ends.
+        // Too long for a query: the connection ends.
         tcp.write_all(&[0xff, 0xff]).await.unwrap();
         assert!(tcp.read_u8().await.is_err());
         assert_eq!(bench.counts(), [3, 0, 4]);

@@ -1,4 +1,4 @@
-//! Requests that are hidden in the bytes of a port that is declared `TCP`: policies that decide by request reject them.
+//! Detection of HTTP requests on a port declared `TCP`, for policies that decide by request and reject them.
 
 use std::cell::Cell;
 use std::future::{pending, poll_fn};
@@ -15,18 +15,18 @@ use crate::http::body::{Broken, Piece, Sink, Source};
 use crate::session::Session;
 use crate::world::Scene;
 
-/// The examination of the bytes of one client.
+/// The inspection of the bytes of one client.
 pub(crate) struct Examination<'a> {
     session: &'a Session,
     port: u16,
-    /// HTTP began.
+    /// True once an HTTP request was detected.
     has_begun: Cell<bool>,
     begun: Notify,
 }
 
 impl<'a> Examination<'a> {
-    /// The examination of a connection to a port, if the port is declared `TCP`: others reject all bytes where a policy
-    /// decides by request.
+    /// Returns the inspection of a connection to a port that is declared `TCP`. Other ports reject all bytes if
+    /// a policy decides by request.
     pub(super) fn of(session: &'a Session, port: u16) -> Option<Self> {
         let scene = session.worker.world.scene()?;
         let is_declared = scene.plans.snapshot.plan.declared(port) == Protocol::Tcp;
@@ -34,8 +34,8 @@ impl<'a> Examination<'a> {
         is_declared.then_some(Self { session, port, has_begun, begun })
     }
 
-    /// Carries bytes of the client until it is decided whether HTTP begins in them. Bytes that a policy rejects are not
-    /// carried: the denial ends the connection.
+    /// Forwards bytes of the client until it is known if they start with an HTTP request. Rejected bytes are
+    /// not forwarded: the denial ends the connection.
     pub(crate) async fn carry(
         &self,
         source: &mut Source<'_>,
@@ -74,13 +74,13 @@ impl<'a> Examination<'a> {
         scene.is_some_and(|scene| self.permits(&scene).is_err())
     }
 
-    /// Resolves when HTTP has begun that a policy rejects.
+    /// Resolves when a rejected HTTP request was detected.
     pub(super) async fn rejected(&self) {
         self.begun.notified().await;
     }
 
     /// # Errors
-    /// `denied-by-policy` when HTTP has begun and a policy has to see requests.
+    /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
     pub(super) fn permits(&self, scene: &Scene) -> Result<(), Failure> {
         if !self.has_begun.get() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Opaque bytes at the port of an application: which peers may send them, and policies that need to see requests.
+//! Opaque bytes at an application port: authorization of peers, and policies that depend on requests.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -30,7 +30,7 @@ use crate::splice::splice;
 use crate::upstream::{Application, Http1Upstream};
 use crate::world::Scene;
 
-/// Carries a stream of a link to the application.
+/// Forwards a stream of a link to the application.
 pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
     if needs_requests(session, port) {
         return Box::pin(serve_requests(session, port, &opened.stream)).await;
@@ -55,7 +55,7 @@ async fn attempt(
     let connection = connected(session, port, record).await;
     record.count_opened();
     let connection = connection?;
-    // The other sidecar waits for this before it gives its client's bytes away.
+    // The other sidecar sends its client's bytes only after this.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let patience = session.worker.config.limits.idle_connection;
     let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), patience));
@@ -73,8 +73,8 @@ async fn attempt(
     carried
 }
 
-/// True at a port without a declared protocol that rejects the opaque bytes of a peer and may let in its requests. Its bytes
-/// are awaited, and served when they are HTTP.
+/// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
+/// Its bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
     let Some(scene) = session.worker.world.scene() else { return false };
     let access = &scene.plans.access;
@@ -88,7 +88,7 @@ pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
 /// Serves the requests in a stream of bytes.
 async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     let limits = &session.worker.config.limits;
-    // The other sidecar waits for this before it gives its client's bytes away.
+    // The other sidecar sends its client's bytes only after this.
     if stream.send_head(false, false, |_| {}).is_err() {
         return;
     }
@@ -116,8 +116,8 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     }
 }
 
-/// Serves bytes by the protocol in which they begin. A connection without any ends, and nothing is counted: it may be a health
-/// check.
+/// Serves bytes according to the detected protocol. A connection without any bytes ends and is not counted: it
+/// may be a health check.
 async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
     let limits = &session.worker.config.limits;
     let mut early = BytesMut::new();
@@ -144,7 +144,7 @@ async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason>
     Ok(())
 }
 
-/// Carries a connection that came without mutual TLS to the application.
+/// Forwards a connection without mutual TLS to the application.
 pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
     if carry_plainly(session, port, &io, early).await.is_err() {
         io.reset();
@@ -195,7 +195,7 @@ async fn attempt_plainly(
     }
 }
 
-/// A connection to the application, if the rules let this peer's bytes in.
+/// Connects to the application, if the policies permit bytes of this peer.
 async fn connected(
     session: &Session,
     port: u16,
@@ -205,7 +205,7 @@ async fn connected(
     Ok(application.connect(&session.worker).await?)
 }
 
-/// The application, if the rules let this peer's bytes in.
+/// Returns the application, if the policies permit bytes of this peer.
 fn admitted(
     session: &Session,
     port: u16,
@@ -223,22 +223,22 @@ fn admitted(
     }
 }
 
-/// Bytes in which no request is seen would get past policies that decide by request.
+/// Rejects bytes without visible requests, which would bypass policies that decide by request.
 ///
 /// # Errors
-/// `denied-by-policy`, where one of them applies.
+/// `denied-by-policy`, if such a policy applies.
 fn sees_requests(scene: &Scene, port: u16) -> Result<(), Failure> {
     let Some(policy) = scene.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
     let policy = Some(Ruling::whole_policy(policy, &Arc::default()));
     Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into())
 }
 
-/// Resolves when the rules of the day do not let the peer's bytes in any more.
+/// Resolves when the current policies no longer permit the peer's bytes.
 async fn denied(session: &Session, port: u16, examination: Option<&Examination<'_>>) -> Failure {
     let world = &session.worker.world;
     let mut changes = world.access_changes();
     loop {
-        // Also at the beginning: the rules may have changed since the stream was accepted.
+        // Checked at the start as well: the policies may have changed since the stream was accepted.
         if let Some(scene) = world.scene() {
             let access = &scene.plans.access;
             let peer = (session.identity.as_deref(), port);
@@ -262,7 +262,7 @@ async fn denied(session: &Session, port: u16, examination: Option<&Examination<'
         tokio::select! {
             changed = changes.changed() => {
                 if changed.is_err() {
-                    // The world ends with the sidecar.
+                    // The configuration ends with the sidecar.
                     std::future::pending::<()>().await;
                 }
             }
@@ -271,10 +271,10 @@ async fn denied(session: &Session, port: u16, examination: Option<&Examination<'
     }
 }
 
-/// The code for resetting a stream.
+/// Returns the code for resetting a stream.
 fn code_of(reason: Reason) -> ResetCode {
     match reason.status() {
-        // Another endpoint counts for itself.
+        // Other endpoints have their own limits.
         429 => ResetCode::Refused,
         403 => ResetCode::Denied,
         503 | 504 => ResetCode::Unreachable,
@@ -282,5 +282,5 @@ fn code_of(reason: Reason) -> ResetCode {
     }
 }
 
-/// The time in which a stream ends after its last answer.
+/// The time in which a stream has to end after its last response.
 const LAST_BYTES: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! Clients that are silent while the protocol is detected: a delay to report where the server speaks first.
+//! Clients that send nothing during protocol detection: delays of server-first protocols are reported.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use crate::session::Session;
 use crate::splice::splice;
 use crate::worker::Worker;
 
-/// True when the service of a connection declares no protocol at its port.
+/// True if the service of a connection declares no protocol for its port.
 pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
     let scene = session.worker.world.scene();
     let Some((scene, service)) = scene.as_ref().zip(record.subject.service.as_ref()) else {
@@ -24,14 +24,15 @@ pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
     port.is_some_and(|port| port.protocol == Protocol::Detect)
 }
 
-/// True where the client's sidecar injects faults into requests, so that it lets no opaque bytes pass.
+/// True if the client's sidecar injects faults into requests, and therefore rejects opaque bytes.
 pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
     let Some(scene) = worker.world.scene() else { return false };
     let port = scene.plans.service(service).and_then(|plan| plan.ports.get(&port));
     port.is_some_and(|port| ChosenPort::direct(port).has_faults())
 }
 
-/// Carries the bytes of a client that was silent while the protocol was detected: when the server speaks first, the delay is reported.
+/// Forwards the bytes of a client that sent nothing during protocol detection. If the server sends first, the
+/// delay is reported.
 pub(super) async fn pass(
     session: &Session,
     passage: Passage,
@@ -62,7 +63,7 @@ pub(super) async fn pass(
         is_known |= sent > 0 || received > 0;
         Poll::<Infallible>::Pending
     });
-    // The same task carries the bytes: it is polled after each of them.
+    // The same task forwards the bytes: it is polled after each of them.
     tokio::select! {
         biased;
         carried = carried => carried,
@@ -70,7 +71,7 @@ pub(super) async fn pass(
     }
 }
 
-/// Reports that the detection delays the connections to a service port.
+/// Reports that protocol detection delays connections to a service port.
 fn note_delay(session: &Session, record: &Record<'_>) {
     let Some(service) = &record.subject.service else { return };
     let limit = session.worker.config.limits.detect_timeout;

@@ -1,4 +1,4 @@
-//! Health checks: questions of our own to the endpoints of a port, for the watch over them.
+//! Active health checks of the endpoints of a port, for outlier detection.
 
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::http::mirror::{discard, plain, send_whole};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
-/// Checks of the endpoints of a watch, one after the other, until this is dropped.
+/// The health check task of an outlier detector, running until dropped.
 pub(super) struct Checking(AbortHandle);
 
 impl Checking {
-    /// Begins to check the endpoints of a watch that is being made.
+    /// Starts to check the endpoints of an outlier detector under construction.
     pub(super) fn start(
         worker: &Rc<Worker>,
         (watch, removal): (Weak<Watch>, Arc<Removal>),
         check: HealthCheck,
     ) -> Self {
-        // Sidecars that hear of a policy together do not all begin with the same endpoint.
+        // Sidecars that receive a policy at the same time start with different endpoints.
         let first = usize::try_from(worker.draw() >> 32).unwrap_or(0);
         let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
         let checks = Checks { worker, watch, removal, check, first };
@@ -44,19 +44,19 @@ impl Drop for Checking {
     }
 }
 
-/// Who asks. Between two questions it holds nothing of the thread.
+/// The task's state. Between two checks it holds no strong references to the thread's state.
 struct Checks {
     worker: Weak<Worker>,
     watch: Weak<Watch>,
-    /// The policy of the watch.
+    /// The policy of the outlier detector.
     removal: Arc<Removal>,
     check: Rc<HealthCheck>,
-    /// The place of the endpoint with which each round begins, for any number of them.
+    /// The index of the first endpoint of each round, modulo their number.
     first: usize,
 }
 
 impl Checks {
-    /// Asks each endpoint once, evenly over the interval; `None` when nobody wants to know.
+    /// Checks each endpoint once, evenly over the interval; `None` if the detector is gone.
     async fn round(&self) -> Option<()> {
         let (begun, interval) = (Instant::now(), self.interval()?);
         let endpoints = self.endpoints()?;
@@ -71,7 +71,7 @@ impl Checks {
         Some(())
     }
 
-    /// Up to a tenth longer or shorter, so that sidecars that began together do not stay together.
+    /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
     fn interval(&self) -> Option<Duration> {
         let chance = u32::try_from(self.worker.upgrade()?.draw() >> 48).unwrap_or(0);
         let tenth = self.check.interval / 10;
@@ -81,8 +81,8 @@ impl Checks {
         )
     }
 
-    /// Who is to be asked in the current world, which the thread gets to know too: where no requests
-    /// go, nobody else tells it.
+    /// Returns the endpoints of the current configuration, and updates the thread to it: without requests, no
+    /// other code does.
     fn endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
         let (worker, watch) = (self.worker.upgrade()?, self.watch.upgrade()?);
         if worker.is_draining() {
@@ -96,26 +96,26 @@ impl Checks {
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }
-        // What is opaque has no requests to be asked by.
+        // Opaque ports have no requests, so the state of their endpoints is unknown.
         for endpoint in port.endpoints.iter() {
             watch.hears_check(&worker.upstream(endpoint), Failed::Unknown, now);
         }
         Some(Arc::new([]))
     }
 
-    /// Asks one endpoint, unless the world has let go of it.
+    /// Checks one endpoint, unless it was removed from the configuration.
     fn ask(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
         let (worker, watch) = (self.worker.upgrade()?, self.watch.clone());
         if worker.world.is_current(endpoint) {
             let (endpoint, check) = (endpoint.clone(), self.check.clone());
-            // It ends by itself, within its timeout, which is no longer than the interval.
+            // The task ends by itself, within its timeout, which is at most the interval.
             tokio::task::spawn_local(Asked { worker, watch, endpoint, check }.ask());
         }
         Some(())
     }
 }
 
-/// One question to one endpoint.
+/// One check of one endpoint.
 struct Asked {
     worker: Rc<Worker>,
     watch: Weak<Watch>,
@@ -171,7 +171,7 @@ impl Asked {
                 let to = (upstream, connection);
                 let asked = plain::over_http1(&self.worker, to, head.into(), Vec::new()).await;
                 asked.map_err(|reason| match reason {
-                    // A server may close a connection that was idle for as long as it likes.
+                    // A server may close a connection after any idle time.
                     Reason::UpstreamReset if reused => Reason::UpstreamRefused,
                     reason => reason,
                 })?
@@ -209,6 +209,6 @@ impl Asked {
 }
 
 const AGENT: &str = concat!("leno-probe/", env!("CARGO_PKG_VERSION"));
-/// Statuses of gRPC: who serves, and who does not.
+/// gRPC statuses for serving and not serving.
 const OK: u8 = 0;
 const UNAVAILABLE: u8 = 14;

@@ -1,4 +1,4 @@
-//! Opening connections: bounded in time, shared by the requests that wait for the same endpoint.
+//! Connection establishment: limited in time, and shared by the requests that wait for the same endpoint.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -28,25 +28,25 @@ use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
 use crate::worker::Worker;
 use crate::world::World;
 
-/// The time for which a request waits for a connection to an endpoint.
+/// The time limit of a request's wait for a connection to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// As long as connecting may take.
+    /// The full connect timeout.
     Whole,
-    /// Shorter: there are other endpoints to try. The connection attempt goes on.
+    /// A shorter time, because there are other endpoints to try. The connection attempt continues.
     Short,
-    /// The `connectTimeout` of the policies on the way. The connection attempt goes on for other requests.
+    /// The `connectTimeout` of the applicable policies. The connection attempt continues for other requests.
     Limited(Duration),
 }
 
 impl Wait {
-    /// The wait under the policies on a way, which may limit it.
+    /// Returns the wait under the policies of a port, which may limit it.
     pub(crate) fn under(ward: Option<&Ward>, otherwise: impl FnOnce() -> Self) -> Self {
         ward.and_then(Ward::connect_timeout).map_or_else(otherwise, Self::Limited)
     }
 }
 
-/// The wait of an attempt for a connection, after so many retries and with so many endpoints.
+/// Returns the wait of an attempt for a connection, by the number of retries and of endpoints.
 pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
     let number = usize::try_from(retries).unwrap_or(usize::MAX);
     match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
@@ -55,11 +55,11 @@ pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
     }
 }
 
-/// One attempt to reach an endpoint. It goes on if the request that began it is gone.
+/// One attempt to connect to an endpoint. It continues if the request that started it is gone.
 #[derive(Default)]
 pub(crate) struct Attempt {
     outcome: Cell<Option<Result<(), Reason>>>,
-    /// The first connection to a foreign peer, for whoever comes first.
+    /// The first connection to a foreign peer, for the first request that takes it.
     foreign: RefCell<Option<Http1Upstream>>,
     done: Notify,
 }
@@ -76,8 +76,8 @@ impl Attempt {
     }
 }
 
-/// A lease of `upstream`, over a connection that several requests may be waiting for: within the
-/// time for connecting, and once more that for being greeted.
+/// Checks out a connection to `upstream`, which several requests may be waiting for: within the connect
+/// timeout, plus the same time for the greeting.
 pub(crate) async fn endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -90,14 +90,14 @@ pub(crate) async fn endpoint(
         if let Ok(leased) = tokio::time::timeout(patience, &mut leased).await {
             return leased;
         }
-        // Without an attempt, or with a connection that is full, it is busy, not silent.
+        // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
         if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
             upstream.lose(worker);
             return Err(Reason::ConnectTimeout);
         }
     }
     let patience = patience.saturating_mul(2);
-    // Connecting has a limit of its own: who waited that long found an endpoint that was busy.
+    // Connecting has a limit of its own: after this wait the endpoint is busy.
     tokio::time::timeout(patience, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
@@ -113,12 +113,12 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
             outcome = attempt.ended() => outcome,
             Some(lease) = upstream.http2.room_on_open() => return Ok(Lease::Http2(lease)),
         };
-        // Also when the attempt failed: a link that was silent may carry requests again.
+        // Even after a failed attempt, a suspended link may have resumed.
         if let Some(link) = upstream.open_link() {
             return Ok(Lease::Link(link));
         }
         if let Err(reason) = outcome {
-            // The peer may take only a few connections.
+            // The peer may accept only a few connections.
             let lease = upstream.http2.room_on_open().await.ok_or(reason)?;
             return Ok(Lease::Http2(lease));
         }
@@ -128,7 +128,7 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
         if let Some(connection) = attempt.foreign.take() {
             return Ok(Lease::Http1(Box::new(connection)));
         }
-        // Other requests took the room of a connection that is still open: there is progress.
+        // If other requests took the room of a connection that is still open, there is progress.
         if !upstream.http2.is_open() {
             attempts += 1;
         }
@@ -136,7 +136,7 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
     Err(Reason::UpstreamRefused)
 }
 
-/// A connection of one's own to a peer that speaks HTTP/2, and is asked to speak HTTP/1.1 for once.
+/// Returns an exclusive HTTP/1.1 connection to a peer that normally uses HTTP/2.
 pub(crate) async fn foreign_http1(
     upstream: &Upstream,
     worker: &Worker,
@@ -154,7 +154,7 @@ pub(crate) async fn foreign_http1(
     Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
 }
 
-/// A connection of HTTP/1.1 for the requests of one client. A peer without such gives an ordinary lease.
+/// Returns an HTTP/1.1 connection for one client, or a shared one if the peer has no such connections.
 pub(crate) async fn alone(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -165,7 +165,7 @@ pub(crate) async fn alone(
             Speaks::Http1 => {
                 let connected = plain_bytes(upstream, worker, wait).await;
                 connected.map(|mut connection| {
-                    // No other proxy cleans its responses.
+                    // No other proxy normalizes its responses.
                     connection.reader.is_tolerant = true;
                     Lease::Http1(Box::new(connection))
                 })
@@ -197,7 +197,7 @@ fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) 
     Http1Upstream::new(io, patience, counted).until(expires)
 }
 
-/// A lease of an endpoint without a sidecar, in the protocol that is spoken there.
+/// Checks out a connection to an endpoint without a sidecar, for this protocol.
 pub(crate) async fn plainly(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -212,7 +212,7 @@ pub(crate) async fn plainly(
             upstream.is_foreign.set(true);
             let connected = application(address, worker, patience).await;
             connected.map(|mut connection| {
-                // No other proxy cleans its responses.
+                // No other proxy normalizes its responses.
                 connection.reader.is_tolerant = true;
                 Lease::Http1(Box::new(connection))
             })
@@ -222,7 +222,7 @@ pub(crate) async fn plainly(
     leased
 }
 
-/// A connection of one's own to an endpoint without a sidecar, for bytes.
+/// Returns an exclusive connection to an endpoint without a sidecar, for opaque bytes.
 pub(crate) async fn plain_bytes(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -235,14 +235,14 @@ pub(crate) async fn plain_bytes(
     connected
 }
 
-/// The protocol that the service of an endpoint without a sidecar declares.
+/// Returns the protocol that the service of an endpoint without a sidecar declares.
 pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
     let Some(scene) = worker.world.scene() else { return Speaks::Http1 };
     let plan = scene.plans.service(service).and_then(|plan| plan.ports.get(port));
     let gateway = scene.plans.gateway.as_ref();
     match plan.map_or(Protocol::Detect, |port| port.protocol) {
-        // Where calls of gRPC are led to and nobody says what is spoken, it can only be this.
+        // A gateway route for gRPC to a port without a declared protocol implies HTTP/2.
         Protocol::Detect if gateway.is_some_and(|it| it.takes_calls(service, *port)) => {
             Speaks::Http2
         }
@@ -250,11 +250,11 @@ pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
     }
 }
 
-/// Learns from an attempt to connect.
+/// Updates the endpoint with the outcome of a connection attempt.
 fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
     match outcome {
         Ok(()) => upstream.welcome(),
-        // Lack of room, here or there, tells nothing of the endpoint.
+        // A lack of capacity on either side says nothing about the endpoint's health.
         Err(Reason::TooManyConnections | Reason::UpstreamRefused) => {}
         Err(Reason::ConnectTimeout) => upstream.lose(worker),
         Err(_) => upstream.avoid(worker),
@@ -262,9 +262,9 @@ fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
     worker.shard.add(count_of(outcome), 1);
 }
 
-/// The attempt under way, or a new one.
+/// Returns the attempt in progress, or starts one.
 fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
-    // A peer without links needs a connection for each request; only the first look is shared.
+    // A peer without links needs a connection for each request; only the first attempt is shared.
     if !upstream.is_foreign.get()
         && let Some(attempt) = upstream.attempt.borrow().as_ref()
     {
@@ -332,11 +332,11 @@ async fn reach(
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
-        // Only the opener opens streams; the state machine refuses any from the other side.
+        // Only the opener opens streams; the state machine rejects streams from the other side.
         let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
         let ended = tokio::select! {
             ended = &mut driving => Some(ended),
-            // Who the peer is was proved until then.
+            // The peer's identity is valid until its certificate expires.
             () = tokio::time::sleep_until(expires.into()) => None,
         };
         let ended = match ended {
@@ -353,7 +353,7 @@ async fn reach(
             worker.log_misuse(address, error);
         }
     });
-    // In TLS 1.3 the peer judges our certificate after we have judged its; its first word tells.
+    // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
     let greeted = match tokio::time::timeout(patience, link.ready()).await {
         Ok(greeted) => greeted.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
@@ -365,7 +365,7 @@ async fn reach(
     greeted
 }
 
-/// Begins to speak HTTP/2 over a session, or over another one where the peer ends it before any stream.
+/// Performs the HTTP/2 handshake on a session, or on another one if the peer ends it before any stream.
 async fn reach_http2(
     upstream: &Upstream,
     worker: &Worker,
@@ -392,7 +392,7 @@ async fn reach_http2(
     Ok(())
 }
 
-/// Suspends the link at its endpoint while its peer is silent.
+/// Suspends the link at its endpoint while its peer does not respond.
 fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     let (upstream, worker) = (Rc::downgrade(upstream), Rc::downgrade(worker));
     link.on_silence(move |link, is_silent| {
@@ -410,7 +410,7 @@ fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worke
     });
 }
 
-/// Waits for a step of a connection attempt that requests share, as long as the most patient of them.
+/// Waits for a step of a shared connection attempt, up to the longest limit of its requests.
 async fn in_time<T>(
     upstream: &Upstream,
     worker: &Worker,
@@ -421,14 +421,14 @@ async fn in_time<T>(
         let patience = upstream.patience(worker);
         match tokio::time::timeout_at(began + patience, step.as_mut()).await {
             Ok(done) => return Ok(done),
-            // A request with more time has joined meanwhile.
+            // A request with a longer limit has joined meanwhile.
             Err(_) if upstream.patience(worker) > patience => {}
             Err(_) => return Err(Reason::ConnectTimeout),
         }
     }
 }
 
-/// What it takes to begin a session with an endpoint.
+/// The dependencies of a TLS session to an endpoint.
 pub(crate) struct Way<'a> {
     pub(crate) config: &'a Config,
     pub(crate) world: &'a World,
@@ -436,7 +436,7 @@ pub(crate) struct Way<'a> {
     pub(crate) shard: &'a Shard,
 }
 
-/// The session, and when its peer's certificate expires.
+/// Opens a TLS session. Returns it with the expiration of the peer's certificate.
 async fn handshake(
     upstream: &Upstream,
     worker: &Worker,
@@ -446,14 +446,14 @@ async fn handshake(
     session(&upstream.endpoint, &Way { config, world, tls, shard }, offer).await
 }
 
-/// The same for whoever has the way.
+/// Opens a TLS session with explicit dependencies.
 pub(crate) async fn session(
     endpoint: &Endpoint,
     way: &Way<'_>,
     offer: Offer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let credential = way.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
-    // Nobody is expected where there is no sidecar, and no session begun.
+    // Without a sidecar there is no expected identity, and no session.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
     let config = way.tls.client(&credential, (expected, offer))?;
@@ -465,7 +465,7 @@ pub(crate) async fn session(
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
     way.shard.add(count, 1);
     let tls = shaken.map_err(|error| reason_of(&error, Side::Upstream))?;
-    // A resumed session is not verified again: its certificate may have expired since.
+    // A resumed session is not verified again: the certificate may have expired since.
     match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
         Ok(Some(peer)) => Ok((tls, until(peer.not_after))),
         Ok(None) | Err(_) => Err(Reason::WrongIdentity),
@@ -480,13 +480,12 @@ fn count_of(outcome: Result<(), Reason>) -> Count {
     }
 }
 
-/// True where a server's sidecar answers, but its application takes no connection, or none of this protocol.
+/// True if a server's sidecar responds, but its application accepts no connection, or none of this protocol.
 pub(super) const fn is_of_application(reason: Reason) -> bool {
     matches!(reason, Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch)
 }
 
-/// A new connection to the application behind this sidecar, or to one that has none, within
-/// `patience`.
+/// Opens a connection to the local application, or to an unmeshed one, within `patience`.
 pub(crate) async fn application(
     address: SocketAddr,
     worker: &Worker,
@@ -494,7 +493,8 @@ pub(crate) async fn application(
 ) -> Result<Http1Upstream, Reason> {
     let place = worker.places.clone().try_acquire_owned();
     let place = place.map_err(|_| Reason::TooManyConnections)?;
-    // At the sidecar of a server a lack of descriptors is no end either: the client's sidecar may know another endpoint.
+    // A lack of file descriptors at a server's sidecar is not final either: the client's sidecar may know
+    // another endpoint.
     let tcp = tokio::time::timeout(patience, dial(address, &worker.config.interception))
         .await
         .map_err(|_| Reason::ConnectTimeout)?
@@ -509,5 +509,6 @@ pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStrea
     dial(address, &config.interception).await.map_err(|error| dial_reason(&error))
 }
 
-/// Attempts that one request joins before it gives up on an endpoint that ends each connection at once.
+/// The maximum number of attempts that one request joins at an endpoint that closes each connection
+/// immediately.
 const ATTEMPTS_MAX: usize = 12;

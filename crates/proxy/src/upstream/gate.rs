@@ -1,4 +1,4 @@
-//! Circuit breakers of one way to a port, as one data thread sees them.
+//! Circuit breakers of a port under one set of policies, as one data thread sees them.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -20,19 +20,19 @@ use crate::hits;
 use crate::worker::Worker;
 use crate::world::World;
 
-/// One circuit breaker. All ways to its port share it, and all ports that a route of its service
-/// forwards to.
+/// One circuit breaker, shared by all policy sets of its port, and by all ports to which a route of its service
+/// forwards.
 pub(crate) struct Gate {
     breaker: Arc<PortBreaker>,
     circuit: Option<RefCell<Circuit>>,
-    /// The number of the circuit among the conditions of the proxy.
+    /// The number of the circuit in the conditions of the proxy.
     number: u64,
     world: Arc<World>,
     shard: Rc<Shard>,
 }
 
-/// The circuit breakers that a request passes: that of the called service, then that of the port.
-/// Both hold.
+/// The circuit breakers that apply to a request: that of the called service, then that of the port. Both must
+/// permit it.
 #[derive(Clone)]
 pub(crate) struct Gates {
     called: Option<Rc<Gate>>,
@@ -40,7 +40,7 @@ pub(crate) struct Gates {
     pub(super) connect_timeout: Option<Duration>,
 }
 
-/// A request that was let through.
+/// A permitted attempt.
 pub(crate) struct Passage {
     /// One for each circuit, in the order of [`Gates::all`].
     tickets: [Option<Ticket>; 2],
@@ -60,7 +60,7 @@ impl Gate {
         }
     }
 
-    /// Lets an attempt through its circuit, if it has one.
+    /// Admits an attempt to its circuit, if it has one.
     fn admit(&self, now: Duration) -> Result<Option<Ticket>, Reason> {
         let Some(circuit) = &self.circuit else { return Ok(None) };
         let ticket = circuit.borrow_mut().admit(now);
@@ -87,7 +87,7 @@ impl Gate {
         }
     }
 
-    /// Enters one of its limits. True: it counts, and has to be left.
+    /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
     fn enter(&self, which: Which) -> Result<bool, Reason> {
         match which(&self.breaker.under_way).enter() {
             Entry::Free => Ok(false),
@@ -96,7 +96,7 @@ impl Gate {
         }
     }
 
-    /// Counts that something is let through no further, for this reason.
+    /// Counts a rejection, and returns its reason.
     fn turned_away(&self, reason: Reason) -> Reason {
         hits::whole(&self.shard, &self.breaker.breaker.policy, &self.breaker.hits);
         reason
@@ -129,7 +129,7 @@ impl Gate {
 }
 
 impl Gate {
-    /// Lists the circuit among the conditions of the proxy.
+    /// Adds the circuit to the conditions of the proxy.
     fn report(&self, trigger: Trigger) {
         let breaker = &self.breaker.breaker;
         let circuit = OpenCircuit {
@@ -153,8 +153,8 @@ impl Drop for Gate {
 }
 
 impl Gates {
-    /// The circuit breakers of a treatment, if it has any; `known` are those of other ways, which it
-    /// shares.
+    /// Returns the circuit breakers of a traffic policy, if it has any; `known` are those of other policy sets,
+    /// which are shared.
     pub(crate) fn new<'a>(
         treatment: &PortTreatment,
         worker: &Worker,
@@ -175,7 +175,7 @@ impl Gates {
         self.called.iter().chain(&self.own)
     }
 
-    /// Lets an attempt through, or returns the reason against it.
+    /// Admits an attempt, or returns the reason for the rejection.
     pub(crate) fn admit(&self, which: Option<Which>, now: Duration) -> Result<Passage, Reason> {
         let held = which.map_or(Ok(None), |which| self.hold(which))?;
         let mut tickets = [None, None];
@@ -191,14 +191,14 @@ impl Gates {
         Ok(Passage { tickets, began: now, _held: held })
     }
 
-    /// The attempt ended so.
+    /// Records the outcome of the attempt.
     pub(crate) fn end(&self, passage: &mut Passage, ending: Ending, now: Duration) {
         for (gate, ticket) in self.all().zip(&mut passage.tickets) {
             gate.end(ticket.take(), ending, (passage.began, now));
         }
     }
 
-    /// The attempt ended in a way that proves nothing.
+    /// Drops the attempt without an outcome.
     pub(crate) fn abandon(&self, passage: &mut Passage) {
         self.release(&mut passage.tickets);
     }
@@ -209,11 +209,11 @@ impl Gates {
         }
     }
 
-    /// Room for one more of a kind below each limit, or there is none.
+    /// Acquires a slot below each limit, or fails.
     pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
         let mut held = Held { which, breakers: [None, None] };
         for (gate, place) in self.all().zip(&mut held.breakers) {
-            // Limits that were entered before one that is reached are left on drop.
+            // Slots acquired before a limit that is reached are released on drop.
             if gate.enter(which)? {
                 *place = Some(gate.breaker.clone());
             }
@@ -221,7 +221,7 @@ impl Gates {
         Ok(held.breakers.iter().any(Option::is_some).then_some(held))
     }
 
-    /// Waits for something that is not there at once, if there is room for one more who waits.
+    /// Waits for a connection that is not available at once, subject to the limit of pending requests.
     pub(crate) async fn wait<T>(
         &self,
         lease: impl Future<Output = Result<T, Reason>>,
@@ -237,7 +237,7 @@ impl Gates {
         }
     }
 
-    /// The answer while a circuit is open, where its policy has one.
+    /// Returns the response while a circuit is open, if its policy has one.
     pub(crate) fn answer(&self, reason: Reason, now: Duration) -> Option<Arc<FixedAnswer>> {
         if reason != Reason::CircuitOpen {
             return None;
@@ -247,10 +247,10 @@ impl Gates {
     }
 }
 
-/// One of the numbers that are bounded.
+/// Selects one of the limited counters.
 pub(crate) type Which = fn(&UnderWay) -> &Bounded;
 
-/// One that was counted below the limits of one or two circuit breakers, until dropped.
+/// A slot of one or two circuit breakers, until dropped.
 pub(crate) struct Held {
     which: Which,
     breakers: [Option<Arc<PortBreaker>>; 2],
@@ -264,12 +264,12 @@ impl Drop for Held {
     }
 }
 
-/// That an exchange is sent once more, where that is bounded: counted once, until its end.
+/// A retry slot of an exchange: acquired once, and held until its end.
 #[derive(Default)]
 pub(crate) struct Retrying(Cell<Option<Held>>);
 
 impl Retrying {
-    /// Whether there is room for it.
+    /// Acquires the slot. Returns false at the limit.
     pub(crate) fn claim(&self, ward: Option<&Ward>) -> bool {
         let held = self.0.take();
         if held.is_some() {
@@ -286,7 +286,7 @@ impl Retrying {
         }
     }
 
-    /// It is not sent once more after all: others may be.
+    /// Releases the slot, because the exchange is not retried after all.
     pub(crate) fn give_back(&self) {
         drop(self.0.take());
     }

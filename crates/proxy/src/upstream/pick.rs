@@ -1,5 +1,5 @@
-//! Choosing an endpoint: the less loaded of two drawn at random, or as a policy says; avoiding the
-//! unreachable.
+//! Endpoint selection: the less loaded of two random choices, or a policy's algorithm; unreachable endpoints
+//! are avoided.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::priorities::Priorities;
 use super::ward::Ward;
 use crate::worker::Worker;
 
-/// What a policy hashes of one request, and the places of the port's endpoints.
+/// The hash key of one request, and the hash table of the port's endpoints.
 pub(crate) struct Hashed {
     pub(crate) key: Key,
     pub(crate) places: Option<(Endpoints, Arc<Places>)>,
 }
 
-/// Chooses among those whose turn it is and whom their ward admits, not `avoid` if there is another.
+/// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
 pub(crate) fn pick(
     worker: &Rc<Worker>,
     (priorities, ward): (&Priorities, Option<&Ward>),
@@ -36,7 +36,7 @@ pub(crate) fn pick(
     let endpoints: &[Arc<Endpoint>] = list;
     let now = Instant::now();
     let chooser = ward.and_then(|ward| Some((ward, ward.balancer()?)));
-    // Also where a key decides, for who shows none.
+    // Also with hash-based algorithms, for requests without a key.
     let times = chooser.is_none_or(|(_, balancer)| {
         !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
@@ -44,7 +44,7 @@ pub(crate) fn pick(
     let index = match chooser {
         None => balance::pick(&field, worker.draw()),
         Some((ward, balancer)) => {
-            // Only where all endpoints of the port may take it do their places count.
+            // The hash table applies only if all endpoints of the port are candidates.
             let keyed = hashed.map(|hashed| match &hashed.places {
                 Some((all, places)) if Arc::ptr_eq(all, list) => {
                     (hashed.key, Keyed::Places(places))
@@ -61,7 +61,7 @@ pub(crate) fn pick(
     Ok(upstream)
 }
 
-/// The endpoint that a client keeps to, as long as nothing speaks against it.
+/// Returns the endpoint of a session, as long as it is healthy.
 pub(crate) fn kept(
     worker: &Rc<Worker>,
     (endpoint, ward): (&Arc<Endpoint>, Option<&Ward>),
@@ -76,7 +76,7 @@ pub(crate) fn kept(
     Some(upstream)
 }
 
-/// Whether nothing speaks against an endpoint.
+/// True if an endpoint is healthy, not in backoff, and not to be avoided.
 pub(super) fn is_well(
     upstream: &Upstream,
     ward: Option<&Ward>,
@@ -93,7 +93,7 @@ struct Field<'a> {
     ward: Option<&'a Ward>,
     avoid: Option<&'a EndpointId>,
     now: Instant,
-    /// The same, where counts how long answers take.
+    /// The current time, if latency is considered.
     times: Option<Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! Warm HTTP/1.1 connections, used last-in first-out so that the surplus ages and closes.
+//! Idle HTTP/1.1 connections, used last-in first-out so that the surplus ages and closes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,36 +11,36 @@ use crate::connections::Counted;
 use crate::http::message::{Reader, Writer};
 use crate::io::Io;
 
-/// An HTTP/1.1 connection to an upstream, leased by one request at a time.
+/// An HTTP/1.1 connection to an upstream, checked out by one request at a time.
 pub(crate) struct Http1Upstream {
     pub(crate) reader: Reader,
     pub(crate) writer: Writer,
-    /// It has served before: the peer may be closing it this very moment.
+    /// True if it was used before: the peer may be closing it at this moment.
     pub(crate) reused: bool,
-    /// The peer is a verified sidecar over `leno-http/1`, which marks the requests that it rejects.
+    /// True if the peer is a verified sidecar over `leno-http/1`, which marks the requests that it rejects.
     pub(crate) marks_rejections: bool,
-    /// When its peer's certificate expires; never for the application, which has none.
+    /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
     _counted: Counted,
-    /// Its place among the connections to the application.
+    /// Its permit among the connections to the application.
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The clients of an HTTP/1.1 connection to an upstream.
+/// The clients that may use an HTTP/1.1 connection to an upstream.
 #[derive(Clone, Copy)]
 pub(crate) enum Sharing {
     /// Any client, unless a response authenticates the connection.
     Pooled,
-    /// One client, also when the connection is authenticated.
+    /// One client, even if the connection is authenticated.
     Pinned,
-    /// The same, to a verified sidecar that marks its rejections.
+    /// One client, to a verified sidecar that marks its rejections.
     PinnedAtSidecar,
 }
 
 /// Idle connections to one address.
 pub(crate) struct Pool {
     idle: RefCell<VecDeque<Idle>>,
-    /// The most connections that are kept: none while the pool is closed.
+    /// The maximum number of idle connections: 0 while the pool is closed.
     room: Cell<usize>,
 }
 
@@ -56,7 +56,7 @@ struct Idle {
 }
 
 impl Http1Upstream {
-    /// `patience`: how long the peer may take nothing of a request.
+    /// `patience`: the time after which a peer that takes no pending data counts as stalled.
     pub(crate) fn new(io: Io, patience: Duration, counted: Counted) -> Self {
         let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, patience));
         Self {
@@ -70,17 +70,17 @@ impl Http1Upstream {
         }
     }
 
-    /// The same, in a place among the connections to the application.
+    /// Adds a permit among the connections to the application.
     pub(crate) fn at(self, place: OwnedSemaphorePermit) -> Self {
         Self { _place: Some(place), ..self }
     }
 
-    /// The same, to a peer whose identity is proved until then.
+    /// Sets the expiration of the peer's certificate.
     pub(crate) fn until(self, expires: Instant) -> Self {
         Self { expires: Some(expires), ..self }
     }
 
-    /// Its clients; `is_pinned`: it serves one client alone.
+    /// Returns the clients that may use it; `is_pinned`: it is reserved for one client.
     #[inline]
     pub(crate) fn sharing(&self, is_pinned: bool) -> Sharing {
         match (is_pinned, self.marks_rejections) {
@@ -90,7 +90,7 @@ impl Http1Upstream {
         }
     }
 
-    /// True while the peer keeps it open and is silent.
+    /// True while the connection is open, and the peer has sent nothing.
     pub(crate) fn is_usable(&self) -> bool {
         self.reader.io.is_quiet() && !self.is_expired()
     }
@@ -101,7 +101,7 @@ impl Http1Upstream {
 }
 
 impl Pool {
-    /// The connection used last that is still open and silent.
+    /// Returns the most recently used connection that is still usable.
     pub(crate) fn take(&self) -> Option<Box<Http1Upstream>> {
         let mut idle = self.idle.borrow_mut();
         loop {
@@ -112,8 +112,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a connection whose exchange ended cleanly, and closes those that nobody has needed
-    /// for long.
+    /// Keeps a connection after a clean exchange, and closes those that have been idle for too long.
     pub(crate) fn put(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.idle.borrow_mut();
@@ -127,12 +126,13 @@ impl Pool {
         }
     }
 
-    /// Closes what is idle.
+    /// Closes all idle connections.
     pub(crate) fn clear(&self) {
         self.idle.borrow_mut().clear();
     }
 
-    /// Closes the pool with its idle connections, or opens it: requests need new connections while it is closed.
+    /// Opens the pool, or closes it with its idle connections: requests need new connections while it is
+    /// closed.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.room.set(if is_open { IDLE_MAX } else { 0 });
         if !is_open {
@@ -141,7 +141,7 @@ impl Pool {
     }
 }
 
-/// Idle connections kept per address and thread.
+/// The maximum number of idle connections per address and thread.
 const IDLE_MAX: usize = 512;
-/// How long the surplus of a busier time is kept; below what servers usually allow.
+/// The maximum idle time of a surplus connection; below the usual limits of servers.
 pub(crate) const AGE_MAX: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Priorities: who may take a request, and who helps out while none of these is well.
+//! Priority lists of endpoints, with failover to the next list while a list is unhealthy.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::worker::Worker;
 #[derive(Clone)]
 pub(crate) struct Priorities {
     first: Endpoints,
-    /// Mostly there are none.
+    /// The lists after the first; usually none.
     others: Option<Arc<[Endpoints]>>,
 }
 
@@ -37,15 +37,15 @@ impl Priorities {
         std::iter::once(&self.first).chain(others).flat_map(|list| list.iter())
     }
 
-    /// The same without the endpoints that have no sidecar.
+    /// Removes the endpoints without a sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
         let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed).collect();
         Self { first: meshed(self.first), others: self.others.as_ref().map(lists) }
     }
 
-    /// The list that an attempt chooses from: the first that has an endpoint, other than `avoid`, against
-    /// which nothing speaks, and that does not stay for the bounds of a policy alone; otherwise the first
-    /// that has another one of which not all have been removed.
+    /// Returns the list from which an attempt picks: the first with a healthy endpoint other than `avoid` that
+    /// is not kept in service only by the minimum of outlier detection; otherwise the first with any other
+    /// endpoint that is not ejected.
     #[inline]
     pub(crate) fn serving(
         &self,
@@ -59,7 +59,7 @@ impl Priorities {
         }
     }
 
-    /// Whether a list that serves is not the one that is preferred.
+    /// True if the serving list is not the preferred one.
     #[inline]
     pub(crate) fn has_yielded(&self, serving: &Endpoints) -> bool {
         self.others.is_some() && !Arc::ptr_eq(serving, &self.first)
@@ -76,7 +76,7 @@ impl Priorities {
         let well = |upstream: &Rc<Upstream>| {
             let is_well = is_well(upstream, ward, (avoid, now));
             if !is_well {
-                // While another list serves, no request finds out that it answers again.
+                // While another list serves, no request would detect that it responds again.
                 upstream.probe(worker, now);
             }
             is_well && !ward.is_some_and(|ward| ward.spares(upstream))
@@ -93,7 +93,7 @@ impl Priorities {
     }
 }
 
-/// A list without the endpoints that have no sidecar: the same where all have one.
+/// Returns a list without unmeshed endpoints; the same list if there are none.
 fn meshed(list: Endpoints) -> Endpoints {
     match list.iter().all(|endpoint| endpoint.account.is_some()) {
         true => list,

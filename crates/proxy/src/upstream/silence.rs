@@ -1,11 +1,11 @@
-//! Endpoints that do not answer in time: new requests go elsewhere.
+//! Endpoints that do not respond in time: new requests avoid them.
 
 use super::Upstream;
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
 impl Upstream {
-    /// It did not answer in time: others are preferred until it can be connected to.
+    /// Marks the endpoint unresponsive: others are preferred until a connection succeeds.
     pub(super) fn lose(&self, worker: &Worker) {
         self.avoid(worker);
         self.is_unresponsive.set(true);
@@ -13,21 +13,21 @@ impl Upstream {
         self.http2.clear();
     }
 
-    /// One of its links is silent: no new request goes there, and those in progress wait.
+    /// Suspends a link that does not respond: new requests avoid it, and those in flight wait.
     pub(super) fn suspend(&self, link: &LinkHandle, worker: &Worker) {
         self.links.borrow_mut().retain(|it| !it.is(link));
         self.suspended.borrow_mut().push(link.clone());
         self.lose(worker);
     }
 
-    /// A link that was silent carries requests again.
+    /// Resumes a suspended link.
     pub(super) fn resume(&self, link: &LinkHandle) {
         self.forget(link);
         self.welcome();
         self.add_link(link.clone());
     }
 
-    /// A link that was silent has ended, or returns.
+    /// Removes a suspended link.
     pub(super) fn forget(&self, link: &LinkHandle) {
         self.suspended.borrow_mut().retain(|it| !it.is(link));
     }

@@ -1,4 +1,5 @@
-//! A ward: one port of a service under the policies of one way to it, as one data thread knows it.
+//! Per-thread state of one upstream service port under one traffic policy: outlier detection, circuit breakers,
+//! balancer.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,25 +18,25 @@ use crate::error::Failure;
 use crate::worker::Worker;
 use crate::world::World;
 
-/// One port under the policies of one way to it. It lives as long as these are the same, and shares the
-/// state of common policies with other ways.
+/// One port under one traffic policy. It lives as long as the policy is unchanged, and shares the state of
+/// common policies with other instances.
 pub(crate) struct Ward {
-    /// What it was made for; held, so that nothing else has its address.
+    /// The traffic policy; held, so that its address stays unique.
     treatment: Arc<PortTreatment>,
     /// The clock of all policies.
     world: Arc<World>,
-    /// Outlier detection, if a policy has some.
+    /// Outlier detection, if a policy configures it.
     watch: Option<Rc<Watch>>,
-    /// What is let through, if a policy bounds it.
+    /// Circuit breakers, if a policy configures them.
     gates: Option<Gates>,
-    /// Who chooses, if a policy says how.
+    /// The load balancer, if a policy configures it.
     balance: Option<Rc<Balance>>,
 }
 
-/// Who is new at a port, for all wards that it has in turn.
+/// Slow-start endpoints of a port, shared by its successive states.
 pub(crate) type PortNewcomers = Rc<RefCell<Newcomers>>;
 
-/// How an endpoint is chosen, and who is new among them.
+/// A load balancer, and the slow-start endpoints.
 struct Balance {
     balancing: Arc<Balancing>,
     balancer: Balancer,
@@ -43,8 +44,8 @@ struct Balance {
 }
 
 impl Ward {
-    /// A ward for a treatment with something to watch for. `newcomers` are the endpoints that are new at
-    /// the port, `known` the wards that there are.
+    /// Creates the state for a traffic policy. `newcomers` are the slow-start endpoints of the port, `known`
+    /// the existing states.
     pub(crate) fn new<'a>(
         worker: &Rc<Worker>,
         treatment: &Arc<PortTreatment>,
@@ -75,17 +76,17 @@ impl Ward {
         })
     }
 
-    /// What identifies the treatment that it was made for.
+    /// Returns the key of a traffic policy.
     pub(crate) fn key(treatment: &Arc<PortTreatment>) -> usize {
         Arc::as_ptr(treatment).addr()
     }
 
-    /// Whether it was made for this treatment.
+    /// True if it was created for this traffic policy.
     pub(crate) fn is_for(&self, treatment: &Arc<PortTreatment>) -> bool {
         Arc::ptr_eq(&self.treatment, treatment)
     }
 
-    /// Keeps step with the world: these are the endpoints in this version of it, and time passes.
+    /// Updates the endpoints to those of this configuration version, and advances time.
     pub(crate) fn attend(
         &self,
         worker: &Rc<Worker>,
@@ -103,28 +104,28 @@ impl Ward {
         }
     }
 
-    /// Who chooses, if a policy says how.
+    /// Returns the load balancer, if a policy configures it.
     pub(crate) fn balancer(&self) -> Option<&Balancer> {
         self.balance.as_ref().map(|balance| &balance.balancer)
     }
 
-    /// For how long an endpoint has been there, if it is new to a policy that looks at that.
+    /// Returns the age of an endpoint, if it is in slow start.
     pub(crate) fn age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
         let balance = self.balance.as_ref()?;
         balance.newcomers.borrow().age(endpoint, worker.world.age())
     }
 
-    /// Whether requests may go to an endpoint.
+    /// True if requests may go to an endpoint.
     pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
         self.watch.as_ref().is_none_or(|watch| watch.admits(upstream))
     }
 
-    /// Whether requests may go to an endpoint only because too many others are left out.
+    /// True if an endpoint stays in service only because too many others are ejected.
     pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.spares(upstream))
     }
 
-    /// An attempt goes to an endpoint, if it is let through; what is returned takes how it ends.
+    /// Begins an attempt at an endpoint, if circuit breakers permit it. The result records its outcome.
     pub(crate) fn begin(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,
@@ -140,7 +141,7 @@ impl Ward {
         Ok(Trial { ward, upstream, probe, passage, ended: false, rejection })
     }
 
-    /// Waits for a connection, if there is room for one more who waits.
+    /// Waits for a connection, subject to the limit of pending requests.
     pub(crate) async fn wait<T>(
         &self,
         lease: impl Future<Output = Result<T, Reason>>,
@@ -151,17 +152,17 @@ impl Ward {
         }
     }
 
-    /// Room for one more of a kind, or there is none.
+    /// Acquires a slot of a limit, or fails.
     pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
         self.gates.as_ref().map_or(Ok(None), |gates| gates.hold(which))
     }
 
-    /// The time for connecting to an endpoint, where a policy bounds it.
+    /// Returns the connect timeout of the policies, if any.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.gates.as_ref()?.connect_timeout
     }
 
-    /// A failure, with the answer that a policy has for it.
+    /// Returns a failure, with the response that a policy configures for it.
     pub(crate) fn failure(&self, reason: Reason) -> Failure {
         let answer = self.gates.as_ref().and_then(|gates| gates.answer(reason, self.now()));
         Failure { answer, ..Failure::from(reason) }
@@ -172,32 +173,32 @@ impl Ward {
     }
 }
 
-/// An attempt under way at an endpoint that is watched. Dropped without an end it proves nothing.
+/// An attempt in progress. If dropped without an outcome, it is not counted.
 pub(crate) struct Trial {
     ward: Rc<Ward>,
     upstream: Rc<Upstream>,
     probe: bool,
     passage: Option<Passage>,
     ended: bool,
-    /// The reason for which the endpoint's sidecar rejected the request itself.
+    /// The reason for which the endpoint's sidecar rejected the request.
     rejection: Cell<Option<Reason>>,
 }
 
 impl Trial {
-    /// Who watches.
+    /// The upstream state that records the outcome.
     pub(crate) fn ward(&self) -> &Ward {
         &self.ward
     }
 
-    /// The endpoint's sidecar rejected the request, for a reason of its own or of the client: the status of
-    /// that response says nothing about the endpoint. Where its application broke the rules of HTTP, the
-    /// status counts.
+    /// Records that the endpoint's sidecar rejected the request, for a reason of its own or of the client: the
+    /// status of that response says nothing about the endpoint. If its application violated HTTP, the status
+    /// counts.
     pub(crate) fn rejected(&self, reason: Reason) {
         let says_nothing = reason.is_rejection() || reason == Reason::UpstreamRefused;
         self.rejection.set(says_nothing.then_some(reason));
     }
 
-    /// It ended so.
+    /// Records the outcome.
     pub(crate) fn end(mut self, worker: &Worker, ending: Ending) {
         // An exchange that breaks later has its own reason.
         let ending = match (ending, self.rejection.get()) {

@@ -1,4 +1,4 @@
-//! Who is left out of the endpoints of one port, by one policy, as one data thread knows it.
+//! Per-thread outlier detection for one service port under one policy.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -14,17 +14,17 @@ use super::check::Checking;
 use crate::removed::{Entry, RemovedEndpoints};
 use crate::worker::Worker;
 
-/// The endpoints of one port under one policy.
+/// The outlier detector of one port under one policy.
 pub(crate) struct Watch {
-    /// The policy; held, so that nothing else has its address.
+    /// The policy; held, so that its address stays unique.
     removal: Arc<Removal>,
-    /// Active health checks, if the policy has some.
+    /// Active health checks, if the policy configures them.
     _checking: Option<Checking>,
-    /// The version of the world that the endpoints are from.
+    /// The configuration version of the endpoints.
     version: Cell<u64>,
     state: RefCell<State>,
     shard: Rc<Shard>,
-    /// Where everybody can see what is out.
+    /// The list of ejected endpoints, shared with the admin interface.
     list: Arc<RemovedEndpoints>,
     number: u64,
 }
@@ -32,16 +32,16 @@ pub(crate) struct Watch {
 struct State {
     removed: Removed,
     endpoints: Arc<[Arc<Endpoint>]>,
-    /// In the same order.
+    /// In the order of `endpoints`.
     upstreams: Vec<Rc<Upstream>>,
-    /// What is out, by place: why, and since when.
+    /// The ejected endpoints by index, with cause and time.
     out: Vec<(usize, Cause, Instant)>,
-    /// Room for what happens.
+    /// A reused buffer of events.
     events: Vec<Event>,
 }
 
 impl Watch {
-    /// Begins to watch; no endpoint is left out yet.
+    /// Creates a detector; no endpoint is ejected yet.
     pub(crate) fn start(worker: &Rc<Worker>, removal: &Arc<Removal>) -> Rc<Self> {
         Rc::new_cyclic(|watch: &Weak<Self>| {
             let check = health_check(removal).cloned();
@@ -69,12 +69,12 @@ impl Watch {
         }
     }
 
-    /// Reports that it was made for this policy of this port.
+    /// True if it was created for this policy of this port.
     pub(crate) fn is_for(&self, removal: &Arc<Removal>) -> bool {
         Arc::ptr_eq(&self.removal, removal)
     }
 
-    /// Keeps step with the world: these are the endpoints in this version of it, and time passes.
+    /// Updates the endpoints to those of this configuration version, and advances time.
     pub(crate) fn attend(
         &self,
         worker: &Rc<Worker>,
@@ -82,7 +82,7 @@ impl Watch {
         now: Duration,
     ) {
         let mut state = self.state.borrow_mut();
-        // A request may hold an older world.
+        // A request may hold an older configuration.
         if version > self.version.get() {
             self.version.set(version);
             if !Arc::ptr_eq(&state.endpoints, endpoints) {
@@ -97,26 +97,26 @@ impl Watch {
         }
     }
 
-    /// Whether requests may go to an endpoint.
+    /// True if requests may go to an endpoint.
     pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
         state.slot(upstream).is_none_or(|slot| state.removed.standing(slot) != Standing::Out)
     }
 
-    /// Whether requests may go to an endpoint for the bounds alone.
+    /// True if an endpoint stays in service only because of the ejection limits.
     pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
         state.slot(upstream).is_some_and(|slot| state.removed.is_spared(slot))
     }
 
-    /// An attempt goes to an endpoint. True: it is a probe.
+    /// Begins an attempt at an endpoint. Returns true if it is a probe.
     pub(crate) fn begin(&self, upstream: &Upstream) -> bool {
         let mut state = self.state.borrow_mut();
         let slot = state.slot(upstream);
         slot.is_some_and(|slot| state.removed.begin(slot))
     }
 
-    /// It ended so. True: that says something.
+    /// Records the outcome of an attempt. Returns true if it is conclusive.
     pub(crate) fn end(
         &self,
         (worker, upstream): (&Worker, &Upstream),
@@ -140,7 +140,7 @@ impl Watch {
         true
     }
 
-    /// A health check of an endpoint has ended.
+    /// Records the result of a health check.
     pub(crate) fn hears_check(&self, upstream: &Upstream, heard: Failed, now: Duration) {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
@@ -151,7 +151,7 @@ impl Watch {
         }
     }
 
-    /// A probe ended in a way that proves nothing.
+    /// Drops a probe without a conclusive outcome.
     pub(crate) fn release(&self, upstream: &Upstream) {
         let mut state = self.state.borrow_mut();
         if let Some(slot) = state.slot(upstream) {
@@ -159,7 +159,7 @@ impl Watch {
         }
     }
 
-    /// What has happened goes into the log, the counters and the list.
+    /// Reports events to the log, the counters and the list.
     fn tell(&self, state: &mut State) {
         for event in std::mem::take(&mut state.events) {
             let (Event::Removed { slot, .. } | Event::Returned { slot }) = event;
@@ -187,7 +187,7 @@ impl Watch {
         self.settle(state);
     }
 
-    /// The list and the gauge say what is out now.
+    /// Updates the list and the gauge of ejected endpoints.
     fn settle(&self, state: &mut State) {
         let before = self.list.count(self.number);
         let State { removed, out, endpoints, .. } = state;
@@ -220,8 +220,8 @@ impl Drop for Watch {
 }
 
 impl State {
-    /// The place of an endpoint. Several policies may watch one endpoint, each from another version of
-    /// the world for a moment: then the place that it has noted is that of another policy.
+    /// Returns the index of an endpoint. Several policies may apply to one endpoint, briefly with different
+    /// configuration versions: then its cached index is that of another policy.
     #[inline]
     fn slot(&self, upstream: &Upstream) -> Option<usize> {
         let noted = upstream.slot.get();
@@ -235,7 +235,7 @@ impl State {
         }
     }
 
-    /// The endpoints are these now. What is known of those that stay where they are is kept.
+    /// Replaces the endpoints. Statistics of those that remain are kept.
     fn rearrange(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old = |endpoint: &Arc<Endpoint>| {
             let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
@@ -260,7 +260,7 @@ impl State {
     }
 }
 
-/// The active health checks of a policy.
+/// Returns the active health check of a policy.
 fn health_check(removal: &Removal) -> Option<&HealthCheck> {
     match &removal.algorithm {
         RemovalAlgorithm::Native(rule) => rule.health_check.as_deref(),
@@ -277,5 +277,5 @@ fn count_of(cause: Cause) -> Count {
     }
 }
 
-/// The place of an endpoint that nobody watches.
+/// The index of an endpoint without outlier detection.
 pub(crate) const NOWHERE: usize = usize::MAX;

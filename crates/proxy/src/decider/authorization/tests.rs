@@ -1,4 +1,4 @@
-//! What is asked, and what answers mean.
+//! Check requests and responses of authorization services.
 
 use super::super::protobuf::{Flag, HeaderValue, Status};
 use super::*;
@@ -72,16 +72,16 @@ fn a_denied_request_is_answered_as_the_service_says() {
         };
         assert_eq!((answer.status, answer.body), (Some(status), None));
     }
-    // Whatever of its headers cannot be told: it is denied.
+    // Invalid headers do not turn a denial into anything else.
     let wrong = vec![option("x-a", "b", None, 9), option("connection", "close", None, 0)];
     let Ok(Verdict::Denied(answer)) = read(&denied(401, wrong, "")) else { panic!("not denied") };
     assert_eq!((answer.status, answer.headers), (Some(401), Vec::new()));
-    // The service failed itself: that is no yes.
+    // An error of the service itself does not allow the request.
     let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
     assert!(read(&failed).is_err());
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
     assert!(matches!(read(&bare), Ok(Verdict::Denied(_))));
-    // Framing is not the service's to say, and it is denied all the same.
+    // The service must not change the framing; the request is denied all the same.
     let odd = denied(403, vec![option("transfer-encoding", "chunked", None, 0)], "");
     let Ok(Verdict::Denied(answer)) = read(&odd) else { panic!("not denied") };
     assert!(answer.headers.is_empty());

@@ -1,4 +1,4 @@
-//! What is asked, and what answers mean.
+//! Rate limit requests and responses.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +106,7 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
         let unknown = RateLimitResponse::default();
         let unknown = verdict(unknown.encode_to_vec().into(), limit, view);
         assert!(matches!(unknown, Err(NoAnswer::Unusable(_))));
-        // Whatever of its headers cannot be told: there is no room.
+        // Invalid headers do not lift the limit.
         let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
         let response = RateLimitResponse {
             overall_code: OVER_LIMIT,

@@ -1,4 +1,4 @@
-//! Bodies that an authorization service is shown.
+//! Request bodies that are sent to an authorization service.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ fn shown(decider: Decider, body: ShownBody) -> PortGuard {
     guard(Authorization { body: Some(body), ..authorization(decider) })
 }
 
-/// What the service heard of a request, and whether it was told that this is not all of a body.
+/// Returns the request that the service received, and the value of the partial body header.
 fn heard(asked: &Asked) -> (HttpRequest, Option<String>) {
     let http = asked.checks().pop().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
     let mut told = http.headers.iter().filter(|it| it.key == "x-envoy-auth-partial-body");
@@ -32,7 +32,7 @@ fn heard(asked: &Asked) -> (HttpRequest, Option<String>) {
     (http, partial)
 }
 
-/// Denies a body with `no` in it.
+/// Denies a body that contains `no`.
 fn by_body(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
@@ -56,7 +56,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
         let (http, partial) = heard(&asked);
         assert_eq!((http.body.as_str(), http.size, partial.as_deref()), ("yes", 3, Some("false")));
         assert!(http.raw_body.is_empty());
-        // Nothing before the last byte is asked about, in chunks neither, and trailers go on.
+        // The check request waits for the last byte, also with chunked encoding; trailers are forwarded.
         const CHUNKED: &str = "POST /ratings/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\
                                x-envoy-auth-partial-body: true\r\n\r\n";
         client.send(CHUNKED).await;
@@ -69,7 +69,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
         let (http, partial) = heard(&asked);
         let told = (http.body.as_str(), http.size, partial.as_deref());
         assert_eq!(told, ("abcdefgh", 8, Some("false")));
-        // Without a body nothing is shown, whatever the client says.
+        // Without a body no excerpt is sent, even if the client sets the header.
         let bare = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-envoy-auth-partial-body: true\r\n\r\n";
         assert_eq!(client.ask(bare).await.status, 200);
         let (http, partial) = heard(&asked);
@@ -80,7 +80,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
         assert_eq!(bodies, ["yes", "abcdefgh", ""]);
         assert_eq!(requests[1].trailers, "x-sum: 8");
         assert_eq!(requests[0].field("x-user"), Some("ann"));
-        // A denied one does not get there, and its connection goes on.
+        // A denied request does not reach the application, and its connection stays open.
         let answer = client.ask(&post("no")).await;
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
         assert_eq!(client.ask(&post("yes")).await.status, 200);
@@ -96,7 +96,7 @@ fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::answering(by_body).await;
         mesh.guard(vec![shown(asked.decider(Unanswered::Allow), TEXT)], Vec::new());
-        // One that says so is not waited for, nor told to go on.
+        // A body that declares its excessive length is rejected at once, without an interim response.
         const SAYS: &str = "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
                             content-length: 9\r\n\r\n";
         const TELLS: &str = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
@@ -113,7 +113,7 @@ fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
     });
 }
 
-/// An application of HTTP/2 that says again what it hears.
+/// An HTTP/2 application that echoes requests.
 async fn echo() -> Application {
     http2::application(|request, mut respond| async move {
         let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
@@ -153,7 +153,7 @@ fn a_service_may_decide_by_the_beginning() {
             ("yes", "yes", "false"),
             ("12345678", "12345678", "false"),
             ("123456789", "12345678", "true"),
-            // A character is not cut in two.
+            // A character is not truncated.
             ("1234567\u{e9}", "1234567", "true"),
         ] {
             assert_eq!(client.ask(&post(body)).await.status, 200);
@@ -162,7 +162,7 @@ fn a_service_may_decide_by_the_beginning() {
             assert_eq!(http.size, i64::try_from(body.len()).unwrap());
             assert_eq!(app.requests().last().unwrap().text(), body);
         }
-        // Once there is enough, the rest is not waited for.
+        // Once the excerpt is complete, the rest of the body is not awaited.
         client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
         client.send("8\r\n12345678\r\n").await;
         until(|| asked.questions.borrow().len() == 5).await;
@@ -171,7 +171,7 @@ fn a_service_may_decide_by_the_beginning() {
         client.send("2\r\nno\r\n0\r\n\r\n").await;
         assert_eq!(client.answer().await.status, 200);
         assert_eq!(app.requests().last().unwrap().text(), "12345678no");
-        // What is denied is answered, though its body is under way.
+        // A denied request gets its response while its body is in progress.
         let begun = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nno, no, no";
         let answer = client.ask(begun).await;
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
@@ -232,7 +232,7 @@ fn a_client_that_waits_for_a_word_is_told_to_go_on() {
             assert_eq!(client.ask(body).await.status, status);
         }
         let [request] = &app.requests()[..] else { panic!("one request") };
-        // It was told already: twice would be once too often.
+        // The sidecar has already sent 100 Continue; the application must not repeat it.
         assert_eq!((request.text(), request.field("expect")), ("yes", None));
     });
 }
@@ -284,13 +284,13 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
         setup.limits.body_stall_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
         let asked = Asked::answering(by_body).await;
-        // It must be the server that gives up, not the client's sidecar.
+        // The server must be the one that times out, not the client's sidecar.
         let at = mesh.inbound;
         let decider =
             Decider { timeout: Duration::from_millis(10), ..asked.decider(Unanswered::Allow) };
         for body in [TEXT, BEGUN] {
             take_plaintext(&mesh, vec![shown(decider.clone(), body)]);
-            // What calls itself one of gRPC is none where HTTP/1.1 is spoken.
+            // On HTTP/1.1 the content type does not make a request a gRPC call.
             for kind in ["text/plain", "application/grpc"] {
                 let begun = format!(
                     "POST / HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 3\r\n\r\nab"
@@ -302,7 +302,7 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
             }
         }
         assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
-        // One that goes away is not asked about either.
+        // No check request is sent for a client that disconnects.
         let mut client = Client::connect(at).await;
         client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
         drop(client);
@@ -330,7 +330,7 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
     });
 }
 
-/// The server takes those without a sidecar as well.
+/// Makes the server accept unmeshed clients as well.
 fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
     let protocol = mesh.setup.protocol;
     let port = mesh.server.port;
@@ -355,7 +355,7 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
         let asked = Asked::answering(by_body).await;
         let whole = ShownBody { bytes_max: ShownBody::BYTES_MAX, ..TEXT };
         take_plaintext(&mesh, vec![shown(asked.decider(Unanswered::Deny), whole)]);
-        // Longer than what any window or buffer holds at once.
+        // Longer than any window or buffer.
         let long = "abcdefg ".repeat(100_000);
         let mut client = Client::connect(mesh.inbound).await;
         for (body, status) in [("yes", 200), ("no", 401), (&*long, 200), ("yes", 200)] {
@@ -433,7 +433,7 @@ fn services_of_several_policies_see_as_much_as_each_may() {
             |body: &str, partial: Option<&str>| (body.to_owned(), partial.map(str::to_owned));
         assert_eq!(told, [said("", None), said("ab", Some("true")), said("abcd", Some("false"))]);
         assert_eq!(app.requests()[0].text(), "abcd");
-        // What waits for its body has no place at the application meanwhile.
+        // A request that waits for its body holds no concurrency permit meanwhile.
         mesh.guard(vec![shown(all.decider(Unanswered::Deny), TEXT)], vec![at_once("x", 1)]);
         let mut slow = Client::connect(mesh.door).await;
         slow.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;

@@ -1,4 +1,4 @@
-//! Deciders that go away: a question that they did not process is sent again (RFC 9113 §6.8), others are not.
+//! Check services that send GOAWAY: unprocessed requests are sent again (RFC 9113 §6.8), others are not.
 
 use leno_wire::link::GoAwayCode;
 
@@ -8,11 +8,11 @@ use crate::tests::fixture::frames::{
 };
 use crate::tests::fixture::{Short, endpoint};
 
-/// The frames of an answer, and the end of the connection after them.
+/// The frames of a response; true if the connection ends after them.
 type Frames = (Vec<u8>, bool);
 
-/// A decider that answers each question, given its number and that of its stream, in frames written by hand. Counts
-/// the questions.
+/// A check service that responds to each request, given its number and its stream, in handwritten frames.
+/// Counts the requests.
 async fn written(
     answer: impl Fn(usize, u32) -> Frames + 'static,
 ) -> (Application, Rc<Cell<usize>>) {
@@ -77,7 +77,7 @@ fn a_question_that_the_server_did_not_process_is_sent_again() {
     });
 }
 
-/// The verdicts on so many requests at once.
+/// Returns the statuses of this many concurrent requests.
 pub(super) async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
     let door = mesh.door;
     let each = (0..requests).map(|_| {

@@ -1,11 +1,11 @@
-//! Deciders that take one connection with few streams: questions wait for room on it.
+//! Check services that accept one connection with few streams: requests wait for a free stream.
 
 use super::goaway::{accepted, verdicts};
 use super::*;
 use crate::tests::fixture::frames::{DATA, END_STREAM, Frame};
 use crate::tests::fixture::narrow::{Surplus, narrow};
 
-/// A decider that takes one question at a time, on one connection.
+/// A check service that accepts one request at a time, on one connection.
 async fn narrow_decider(surplus: Surplus, answers: bool) -> Application {
     narrow(surplus, move |Frame { kind, flags, stream, .. }| {
         let is_whole = *kind == DATA && flags & END_STREAM != 0;

@@ -1,5 +1,4 @@
-//! Memory that bodies take while they are ahead: bounded for all of a data thread, and shared by its
-//! clients.
+//! Memory accounting of buffered bodies: bounded per data thread, and shared fairly by its clients.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -9,15 +8,15 @@ use rustc_hash::FxHashMap;
 
 use super::Unread;
 
-/// What bodies of one data thread take.
+/// The memory used by buffered bodies of one data thread.
 #[derive(Default)]
 pub(crate) struct Taken {
     pub(crate) all: Cell<usize>,
-    /// What of it each client takes that takes any.
+    /// The share of each client that uses any.
     each: RefCell<FxHashMap<IpAddr, usize>>,
 }
 
-/// What one body takes.
+/// The memory used by one body.
 pub(super) struct Room {
     own: usize,
     client: IpAddr,
@@ -29,8 +28,8 @@ impl Room {
         Self { own: 0, client, taken }
     }
 
-    /// A client may have as much as it leaves for others: one that sends slowly, and much, denies
-    /// nobody else.
+    /// A client may use at most as much as it leaves free, so that a slow client with large bodies does not
+    /// exclude others.
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), Unread> {
         if bytes == 0 {
             return Ok(());
@@ -66,8 +65,8 @@ impl Drop for Room {
     }
 }
 
-/// What bodies of one data thread may be ahead by together: 256 bodies of the default limit, as many
-/// as questions may be under way. Of one client alone it is half of that.
+/// The maximum number of bytes buffered by one data thread: 256 bodies of the default limit, as many as check
+/// requests may be in flight. A single client may use half of it.
 const AHEAD_BYTES_MAX: usize = 16 << 20;
 
 #[cfg(test)]
@@ -84,7 +83,7 @@ mod tests {
         assert!(matches!(again.take(1), Err(Unread::NoRoom)));
         assert!(other.take(AHEAD_BYTES_MAX / 4).is_ok());
         assert!(matches!(other.take(1), Err(Unread::NoRoom)));
-        // What goes on makes room, for its own client first.
+        // A forwarded body frees memory, for its own client first.
         one.give(AHEAD_BYTES_MAX / 4);
         assert!(again.take(1).is_ok() && other.take(1).is_ok());
         drop((one, again, other));

@@ -1,4 +1,4 @@
-//! What is read ahead of a body, and what goes on.
+//! Buffered prefixes of bodies, and the forwarded rest.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,4 @@
-//! Stations off the usual way of a request: redirections, answers of the sidecar, pages of other origins, copies, faults on purpose.
+//! Less common stages of a request: redirects, generated responses, CORS, mirrored copies, fault injection.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
@@ -29,7 +29,7 @@ use crate::http::route::Bound;
 use crate::http::trailers;
 
 impl Exchange<'_, '_> {
-    /// Sends the client elsewhere; nothing of its request goes on.
+    /// Responds with a redirect; no part of the request is forwarded.
     pub(super) async fn redirect(
         &mut self,
         redirection: &Redirection,
@@ -41,7 +41,7 @@ impl Exchange<'_, '_> {
         self.answer(redirection.status, &fields, edits).await
     }
 
-    /// Answers without a body; nothing of the request goes on.
+    /// Responds without a body; no part of the request is forwarded.
     pub(super) async fn answer(
         &mut self,
         status: u16,
@@ -63,8 +63,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// What pages of other origins may: the answer to a browser that asks, or edits of the answer
-    /// that is to come.
+    /// Evaluates CORS: returns the fields of a preflight response, or stores the edits of the response to come.
     pub(super) fn judge_origin(
         &mut self,
         cors: &Cors,
@@ -82,8 +81,8 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// What pages of other origins are told with an answer of our own, so that they may read why they
-    /// got no other. What the rule does to answers beside is for those of the application.
+    /// Returns the CORS headers of a generated response, so that the page can read the error. Other response
+    /// edits of the rule apply to responses of the application only.
     pub(super) fn edits_of_failure(&self) -> Option<FieldEdits> {
         self.cross_origin.as_ref()?;
         let cors = self.actions.as_ref()?.cors.as_ref()?;
@@ -94,8 +93,8 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Copies for other services, where rules want some. Those of a request without a body are on
-    /// their way when this returns; the others wait for it, which is kept while it passes.
+    /// Prepares mirrored copies if rules require them. Copies of a request without a body have been sent when
+    /// this returns; the others wait for the body, which is buffered while it is forwarded.
     #[inline]
     pub(super) fn copies(&mut self, bound: &Bound) -> Option<Copies> {
         let wants = bound.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
@@ -108,7 +107,7 @@ impl Exchange<'_, '_> {
         if to.is_empty() {
             return None;
         }
-        // What a backend has done to its requests is not for others.
+        // Edits of the selected backend do not apply to copies.
         let of_rule = bound.actions.as_deref().map(CompiledActions::of_copies);
         let mut aim = self.request.aim_of_any_scheme().ok()?;
         if let Some(target) = of_rule.and_then(|rule| rule.target(aim.path, aim.query)) {
@@ -124,13 +123,13 @@ impl Exchange<'_, '_> {
         Some(copies)
     }
 
-    /// The body for copies, where it was kept whole.
+    /// Returns the body for copies, if all of it was buffered.
     pub(super) fn kept_body(&self) -> Option<Vec<Piece>> {
         let kept = self.body.kept()?;
         Some(trailers::permitted_of(self.session, self.actions.as_deref(), kept))
     }
 
-    /// The head of the request as it is sent on a link, edited by these actions.
+    /// Returns the head of the request as it is sent on a link, edited by these actions.
     pub(super) fn head(&self, aim: &Aim<'_>, actions: Option<&CompiledActions>) -> BytesMut {
         let mut head = BytesMut::new();
         let context = self.span().map(Written::of);
@@ -140,7 +139,7 @@ impl Exchange<'_, '_> {
         head
     }
 
-    /// Keeps what passes of the body.
+    /// Buffers the body while it is forwarded.
     pub(super) fn keep_body(&mut self) -> Rc<Hold> {
         if let Some(hold) = &self.kept {
             return hold.clone();
@@ -151,7 +150,8 @@ impl Exchange<'_, '_> {
         hold
     }
 
-    /// Keeps a body until its answer begins: for a connection that may end before its request is looked at.
+    /// Buffers a body until the response starts: for a connection that may close before the request is
+    /// processed.
     #[inline(never)]
     pub(crate) fn hold_briefly(&mut self) {
         if !self.body.is_empty() && !self.request.upgrade && self.held.is_none() {
@@ -159,7 +159,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Waits, or fails, where a policy wants it so.
+    /// Injects a delay or an error, if a policy requires it.
     pub(super) async fn inject(
         &self,
         aim: &Aim<'_>,
@@ -189,7 +189,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Waits for something, as long as the client is there.
+    /// Waits for a future while the client is connected.
     pub(super) async fn while_there<T>(
         &self,
         awaited: impl Future<Output = T>,
@@ -198,7 +198,7 @@ impl Exchange<'_, '_> {
         let mut awaited = pin!(awaited);
         poll_fn(|cx| match (awaited.as_mut().poll(cx), &client) {
             (Poll::Ready(over), _) => Poll::Ready(Ok(over)),
-            // What is read of a body tells by itself whether its client is there.
+            // With a body, reading it detects that the client is gone.
             (Poll::Pending, Some(io)) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))
             }

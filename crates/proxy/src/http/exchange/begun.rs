@@ -1,4 +1,4 @@
-//! The station where the beginning of a body is read, for an authorization service to see.
+//! The stage that buffers the beginning of a body for an authorization service.
 
 use leno_model::{LongerBody, Protocol, Reason, ShownBody};
 use leno_telemetry::Count;
@@ -13,8 +13,8 @@ use crate::patience::finished_within;
 use crate::session::Entrance;
 
 impl Exchange<'_, '_> {
-    /// What a service is shown of the body, which is read as far as that takes; `beginning` has what
-    /// was read before. Nothing of what there never was, and of what is said in another protocol.
+    /// Returns the excerpt of the body for a service, after reading as far as necessary; `beginning` holds the
+    /// data read so far. `None` without a body, and for an upgrade.
     pub(super) async fn read_ahead(
         &mut self,
         (rule, shown): (&CompiledAuthorization, ShownBody),
@@ -35,7 +35,7 @@ impl Exchange<'_, '_> {
             return too_large();
         }
         if beginning.is_none() && self.request.head.expect_continue {
-            // It waits with its body for a word of the application, which has not been asked yet.
+            // The client waits for 100 Continue, and the application has not received the request yet.
             self.responder.ask_for_body().await.map_err(|_| Reason::DownstreamClosed)?;
         }
         let (worker, client) = (&self.session.worker, self.session.peer.ip());
@@ -50,7 +50,7 @@ impl Exchange<'_, '_> {
         let read = match finished_within(limit, beginning.read(self.body, until)).await {
             Some(read) => read,
             None if is_asked_early => Ok(()),
-            // A client that is slow must not get around the question: nothing less will do.
+            // A slow client must not bypass the check: a shorter excerpt is not sufficient.
             None => return Err(Reason::BodyStalled.into()),
         };
         match read {
@@ -58,7 +58,7 @@ impl Exchange<'_, '_> {
             Ok(()) => Ok(Some(beginning.excerpt(most))),
             Err(Unread::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(Unread::NoRoom) => {
-                // Clients together must not get around the question either.
+                // Many clients together must not bypass the check either.
                 worker.shard.add(Count::AuthorizationUnanswered, 1);
                 let policy = Some(rule.ruling());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
@@ -66,8 +66,8 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Whether it is a call of gRPC, which may say nothing more before it is answered. What only says so
-    /// is none: where the application does not speak gRPC alone, it may not mind the content type.
+    /// True for a gRPC call, which may pause until it gets a response. The content type alone is not
+    /// sufficient: applications that do not use gRPC only may ignore it.
     fn is_call(&self, bound: &Bound) -> bool {
         let Entrance::Inbound { port } = &self.session.entrance else { return false };
         let mut ports = bound.scene.plans.snapshot.plan.ports.iter();

@@ -1,4 +1,4 @@
-//! The stations where others decide: authorization services, then rate limit services.
+//! The stages that call check services: external authorization, then external rate limits.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::http::request::Aim;
 use crate::http::route::Bound;
 use crate::session::Entrance;
 
-/// A request as the application is to see it, and what was changed for that.
+/// A request as the application will see it, and the changes made for that.
 type Told<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
 
-/// Whether a request goes on about which nothing was said. An answer that came and cannot be used may
-/// have been meant as a denial: with it none does.
+/// True if a request continues without a decision. An unusable response may have been a denial, and never
+/// allows the request.
 fn may_go_on(none: &NoAnswer, unanswered: Unanswered) -> bool {
     unanswered == Unanswered::Allow && !matches!(none, NoAnswer::Unusable(_))
 }
 
-/// What all of them change of the heads of a request and of its answer.
+/// The header changes of all check services, for the request and its response.
 #[derive(Default)]
 struct Changes {
     request: HeaderEdits,
@@ -39,7 +39,7 @@ impl Changes {
     fn take(&mut self, (request, response): (HeaderEdits, HeaderEdits)) {
         for (all, more) in [(&mut self.request, request), (&mut self.response, response)] {
             let HeaderEdits { set, add, remove } = more;
-            // Whoever comes later decides about what came before.
+            // Later changes override earlier ones.
             let is_over = |known: &Header| {
                 set.iter().any(|it| it.name == known.name) || remove.contains(&known.name)
             };
@@ -53,7 +53,7 @@ impl Changes {
 }
 
 impl Exchange<'_, '_> {
-    /// Policies of the mesh decide first; whom they let in, others are asked about.
+    /// Evaluates the policies of the mesh first, and then calls the check services for permitted requests.
     pub(super) async fn authorize_guarded(
         &mut self,
         guards: &Guards,
@@ -70,7 +70,8 @@ impl Exchange<'_, '_> {
         let limited = self.limited(bound);
         if let Some(port) = limited {
             self.admit(port, &with_claims, bound)?;
-            // Nobody is asked where there is no place. It is taken when they have answered.
+            // No check request is sent without a free concurrency permit. The permit itself is acquired after
+            // the checks.
             self.enter(port, &with_claims, bound)?;
             self.witness = None;
         }
@@ -102,7 +103,7 @@ impl Exchange<'_, '_> {
         let mut beginning = None;
         for rule in guards.authorizations(view) {
             let excerpt = match rule.rule.body {
-                // Boxed, so that the others need no room for it.
+                // Boxed to keep the future small for other requests.
                 Some(body) => {
                     Box::pin(self.read_ahead((rule, body), &mut beginning, bound)).await?
                 }
@@ -117,14 +118,14 @@ impl Exchange<'_, '_> {
         if let Some(beginning) = beginning {
             self.body.begin_with(beginning);
             if self.request.head.expect_continue {
-                // The client was told to go on: nobody need tell it again.
+                // The client has already received 100 Continue.
                 changes.request.remove.push("expect".to_owned());
             }
         }
         Ok(changes)
     }
 
-    /// Asks an authorization service; what it changes, or what the client is told.
+    /// Calls an authorization service. Returns its changes, or the response for the client.
     async fn authorized_by(
         &self,
         rule: &CompiledAuthorization,
@@ -169,7 +170,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Asks a rate limit service; what it changes, or what the client is told.
+    /// Calls a rate limit service. Returns its changes, or the response for the client.
     async fn admitted_by(
         &self,
         rule: &CompiledGlobalLimit,

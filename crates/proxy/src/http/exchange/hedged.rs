@@ -1,4 +1,4 @@
-//! A second attempt beside the first, where a policy wants one when that is slow to answer.
+//! Hedging: a second attempt in parallel if the first is slow to respond.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -35,46 +35,46 @@ use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Lease, Timed, Upstream, Wait};
 use crate::worker::Worker;
 
-/// What two attempts, one beside the other, know of each other.
+/// State shared by two parallel attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
-    /// Where the first one goes.
+    /// The endpoint of the first attempt.
     first: RefCell<Option<EndpointId>>,
     is_answered: Cell<bool>,
     is_sent: Cell<bool>,
-    /// The first attempt has failed without an answer.
+    /// True if the first attempt has failed without a response.
     is_alone: Cell<bool>,
 }
 
 impl Beside {
-    /// The first attempt goes there.
+    /// Records the endpoint of the first attempt.
     pub(crate) fn went(&self, to: Option<EndpointId>) {
         self.first.replace(to);
     }
 
-    /// The client gets the answer of the first attempt.
+    /// Records that the client receives the response of the first attempt.
     pub(crate) fn answers(&self) {
         self.is_answered.set(true);
     }
 
-    /// Whether the second attempt was made.
+    /// True if the second attempt was sent.
     pub(crate) fn is_sent(&self) -> bool {
         self.is_sent.get()
     }
 }
 
-/// Which of two attempts ends the race.
+/// The attempt that ends the race.
 enum Raced {
     First(Result<(), Reason>),
     Second(Box<Answered>),
 }
 
 impl Exchange<'_, '_> {
-    /// The rule by which a second attempt may be made beside the next one.
+    /// Returns the hedging rule that applies to the next attempt.
     #[inline]
     pub(super) fn hedge<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
         let hedging = bound.unusual.as_ref()?.hedging.as_ref()?;
-        // A second attempt would go over a connection that is not the client's own.
+        // A second attempt would need a connection that does not belong to the client.
         if self.is_private() {
             return None;
         }
@@ -93,8 +93,8 @@ impl Exchange<'_, '_> {
         may_hedge(rule, retry, &request)
     }
 
-    /// An attempt, and one beside it when that has not answered in time. The client gets the answer
-    /// that comes first; the other attempt is cancelled, and proves nothing.
+    /// Makes an attempt, and a second one if the first has no response in time. The client receives the first
+    /// response; the other attempt is canceled, and does not count as a failure.
     pub(super) async fn hedged(
         &mut self,
         (aim, bound): (&Aim<'_>, &Bound),
@@ -125,7 +125,7 @@ impl Exchange<'_, '_> {
             Raced::Second(answered) => *answered,
         };
         let Answered { upstream, trial, stream, timed, retrying: _retrying } = answered;
-        // The first attempt is not sent once more, whatever it got; and all of the body was sent.
+        // The first attempt is not retried, whatever its result; and all of the body was sent.
         self.retrying.give_back();
         self.body.skip_kept();
         self.settle(Hedge::Won);
@@ -133,7 +133,7 @@ impl Exchange<'_, '_> {
         self.progress =
             Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
         self.record.head.rejection.set(None);
-        // Those of the first attempt end without an end.
+        // The guards of the first attempt are dropped without an outcome.
         (self.timed, self.trial) = (Some(timed), trial);
         *tried = Some(upstream.endpoint.id.clone());
         if let Some(sighting) = &mut self.record.sighting {
@@ -148,7 +148,7 @@ impl Exchange<'_, '_> {
         outcome
     }
 
-    /// Notes what became of a second attempt, if there was one.
+    /// Records the result of a second attempt, if there was one.
     pub(super) fn settle(&mut self, hedge: Hedge) {
         let hedged = self.witness.take_if(|witness| witness.beside().is_some());
         if hedged.as_ref().and_then(Witness::beside).is_some_and(Beside::is_sent) {
@@ -157,7 +157,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Both attempts, until one of them answers, or none will.
+    /// Runs both attempts until one of them has a response, or both have failed.
     async fn race(
         &mut self,
         (aim, bound, tried): (&Aim<'_>, &Bound, &mut Option<EndpointId>),
@@ -199,7 +199,7 @@ impl Exchange<'_, '_> {
                 }
             }
             match (&client, failed) {
-                // The first attempt, which looked after it, is over.
+                // The first attempt, which watched for a disconnect, is over.
                 (Some(io), Some(_)) if io.poll_gone(cx).is_ready() => {
                     Poll::Ready(Raced::First(Err(Reason::DownstreamClosed)))
                 }
@@ -216,13 +216,13 @@ impl Exchange<'_, '_> {
     }
 }
 
-/// A second attempt, before it is made.
+/// A second attempt before it is sent.
 struct Second<'a> {
     session: &'a Session,
     worker: &'a Rc<Worker>,
     bound: &'a Bound,
     head: Bytes,
-    /// What is kept of the body, if there is one.
+    /// The buffered body, if there is one.
     held: Option<Rc<Hold>>,
     service: Option<ServiceName>,
     actions: Option<Arc<CompiledActions>>,
@@ -230,7 +230,7 @@ struct Second<'a> {
     beside: Rc<Beside>,
 }
 
-/// A second attempt whose answer has begun.
+/// A second attempt with a response that has started.
 struct Answered {
     upstream: Rc<Upstream>,
     trial: Option<Trial>,
@@ -240,7 +240,7 @@ struct Answered {
 }
 
 impl Second<'_> {
-    /// Waits, makes the attempt and waits for its answer; `None` when there is none.
+    /// Waits, makes the attempt and waits for its response; `None` if there is none.
     async fn answered(self, after: Duration) -> Option<Answered> {
         tokio::time::sleep(after).await;
         let body = match &self.held {
@@ -263,7 +263,7 @@ impl Second<'_> {
         let timed = upstream.time();
         match self.send((&upstream, trial.as_ref(), &timed), body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
-            // What was tried is not what failed.
+            // No request was sent, so the endpoint has not failed.
             Ok(None) => None,
             Err(ending) => {
                 if let Ending::Broken(reason) = ending {
@@ -277,7 +277,7 @@ impl Second<'_> {
         }
     }
 
-    /// Another endpoint than that of the first attempt, with a sidecar; `None` when there is none.
+    /// Picks an endpoint with a sidecar, other than that of the first attempt; `None` if there is none.
     fn pick(&self) -> Option<Rc<Upstream>> {
         let first = self.beside.first.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
@@ -288,8 +288,8 @@ impl Second<'_> {
         is_fit.then_some(upstream)
     }
 
-    /// Sends the request, and waits until an answer begins that the client may get; `None` when there is
-    /// no link to send it on, or nothing left to pay for it.
+    /// Sends the request, and waits for a response that may be forwarded; `None` if there is no link, or if the
+    /// retry budget is exhausted.
     async fn send(
         &self,
         (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
@@ -321,8 +321,8 @@ impl Second<'_> {
         }
     }
 
-    /// Whether the client may get an answer: not one that nobody can read, nor one that its rule retries,
-    /// nor an error while the first attempt waits: errors are often faster than answers.
+    /// Decides if a response may be forwarded. Malformed and retriable responses are not, nor are errors while
+    /// the first attempt is pending: errors are often faster than successes.
     fn judge(
         &self,
         received: &ReceivedHead,

@@ -1,4 +1,4 @@
-//! Connections that serve one client alone, since their server authenticates them (NTLM, Negotiate).
+//! Connections reserved for one client, because their server authenticates the connection (NTLM, Negotiate).
 
 use std::cell::{Cell, RefCell};
 
@@ -11,7 +11,7 @@ use crate::upstream::pick::kept;
 use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Http1Upstream, Lease, Wait};
 
-/// The connections of one client, each to a server of its own; the newest is the last.
+/// The connections of one client, each to a different server, newest last.
 #[derive(Default)]
 pub(crate) struct Pins {
     pins: RefCell<Vec<Pin>>,
@@ -38,7 +38,7 @@ impl Pins {
         self.is_used.set(true);
     }
 
-    /// Removes the pins that `choose` accepts, and returns the first choice.
+    /// Removes the pins that `choose` accepts, and returns the first result.
     fn take<T>(&self, mut choose: impl FnMut(&Pin) -> Option<T>) -> Option<(T, Pin)> {
         let mut pins = self.pins.borrow_mut();
         pins.retain(|pin| pin.connection.is_usable());
@@ -56,8 +56,8 @@ impl Exchange<'_, '_> {
         self.session.pinned.is_used() || self.request.head.authenticates_connection
     }
 
-    /// The destination of a request that authenticates its connection, or of a client that has such a connection; and
-    /// that connection.
+    /// Returns the destination of a request that authenticates its connection, or of a client with such a
+    /// connection, and that connection.
     #[cold]
     #[inline(never)]
     pub(super) fn private(
@@ -65,7 +65,8 @@ impl Exchange<'_, '_> {
         bound: &Bound,
         avoid: Option<&EndpointId>,
     ) -> Result<(Destined, Option<Box<Http1Upstream>>), Reason> {
-        // Streams of one link or one HTTP/2 connection may belong to different clients, and so may the requests of a proxy.
+        // Streams of one link or HTTP/2 connection may belong to different clients, and so may the requests of
+        // a proxy.
         if !self.session.is_exclusive.get() || self.may_be_pooled() {
             return Ok((self.pick(bound, avoid)?, None));
         }
@@ -77,15 +78,15 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// True for a request that came through a proxy, which may send the requests of several users over one connection. On
-    /// a connection that another sidecar opened for one client, that sidecar has made sure of it.
+    /// True for a request from a proxy, which may send the requests of several users over one connection. On a
+    /// connection that another sidecar opened for one client, that sidecar has made this check.
     fn may_be_pooled(&self) -> bool {
         let request = self.request;
         let is_marked = |name: &str| request.head.find(&request.bytes, name).next().is_some();
         !self.session.is_private && MARKS_OF_PROXIES.iter().any(|name| is_marked(name))
     }
 
-    /// The destination, if the request may go where a pinned connection leads.
+    /// Returns the destination, if a pinned connection is a permitted route for the request.
     fn leads_there(
         &self,
         pin: &Pin,
@@ -106,7 +107,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// A connection of the client's own.
+    /// Returns a connection for this client only.
     pub(super) async fn lease_private(
         &self,
         destined: &Destined,
@@ -125,7 +126,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// The wait for a connection that no other request waits for.
+    /// Returns the wait for a connection that no other request waits for.
     pub(crate) fn wait_alone(&self) -> Wait {
         Wait::under(self.trial.as_ref().map(Trial::ward), || Wait::Whole)
     }
@@ -139,7 +140,7 @@ impl Exchange<'_, '_> {
     }
 }
 
-/// The headers that proxies add to the requests of their clients.
+/// Headers that proxies add to the requests of their clients.
 const MARKS_OF_PROXIES: [&str; 3] = ["via", "forwarded", "x-forwarded-for"];
-/// Servers that one client of the HTTP proxy may use in turn over one connection.
+/// The maximum number of servers that one client of the HTTP proxy may use in turn over one connection.
 const PINS_MAX: usize = 4;

@@ -1,4 +1,4 @@
-//! Requests that may go to no current endpoint: they wait for the next one where a workload has just changed, and are routed anew.
+//! Rerouting of requests without a current endpoint: they wait for the next configuration and are routed again.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::http::route::{Bound, Destination, route};
 use crate::http2::cancel;
 
 impl Exchange<'_, '_> {
-    /// The state of the request after an attempt.
+    /// Returns the state of the request after an attempt.
     pub(crate) fn attempt_so_far(&self, (aim, bound): (&Aim<'_>, &Bound)) -> Attempt {
         let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
         Attempt {
@@ -32,7 +32,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Prepares the next attempt. `rewinds`: the body begins again.
+    /// Prepares the next attempt. `rewinds`: the body starts again.
     #[cold]
     pub(super) fn begin_again(&mut self, rewinds: bool) {
         if rewinds && self.progress.body_taken {
@@ -49,19 +49,19 @@ impl Exchange<'_, '_> {
         self.session.worker.shard.add(Count::Retries, 1);
     }
 
-    /// The version by which a request was routed that may be sent once more after all its attempts failed, where none of the endpoints
-    /// that it could go to is current, or the workload has lost the port.
+    /// Returns the configuration version of a failed request that may be sent again, if none of its endpoints
+    /// is current or the workload no longer has the port.
     #[cold]
     pub(super) fn outdated(&self, reason: Reason, at: (&Aim<'_>, &Bound)) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &at.1.destination else { return None };
-        // Those attempts were for other endpoints, and so was the time that they took.
+        // Those attempts, and the time that they took, were for other endpoints.
         let first = Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at) };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let may_repeat = match reason {
             Reason::NoEndpoint => !first.response_started,
             // The connection was not used.
             Reason::WrongIdentity => !first.response_started && first.sent == Sent::Nothing,
-            // The sidecar of the endpoint did not look at it.
+            // The sidecar of the endpoint did not process it.
             Reason::UnknownService => !first.response_started && first.body_replayable,
             reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::retry(reason, &first),
         };
@@ -72,7 +72,7 @@ impl Exchange<'_, '_> {
         Outdated::by(&self.session.worker.world, &at.1.scene, priorities, has_lost_port)
     }
 
-    /// Routes a request anew that failed in a version of the world, for as long as it may be sent once more.
+    /// Routes a failed request again under newer configurations, as long as it may be sent again.
     #[cold]
     pub(super) async fn reroute(
         &mut self,
@@ -88,7 +88,7 @@ impl Exchange<'_, '_> {
             if failure.reason != Reason::NoEndpoint {
                 self.begin_again(true);
             }
-            // Its scheme was permitted before.
+            // The scheme was checked before.
             let mut aim = request.aim_of_any_scheme()?;
             let bound = route(self.session, request, &aim, &mut self.record).await?;
             if let Destination::Redirected(redirection) = &bound.destination {

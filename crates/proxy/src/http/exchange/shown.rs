@@ -1,4 +1,4 @@
-//! The station where tokens are verified that requests show.
+//! The stage that verifies the JWTs of requests.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::error::Failure;
 use crate::http::request::Request;
 use crate::worker::Worker;
 
-/// What the tokens of a request say, all verified.
+/// The claims of a request's tokens, all verified.
 #[derive(Default)]
 pub(super) struct Shown {
     claims: Vec<Map<String, Value>>,
-    /// The one token that they are of.
+    /// The only token, to which the claims belong.
     token: Option<String>,
-    /// What the application is told of it, and what clients sent under these names is not.
+    /// The headers set for the application from claims, and the removal of client headers with these names.
     pub(super) edits: HeaderEdits,
 }
 
-/// A request with the claims of its token, and with the headers that the application is told.
+/// A request with the claims of its token, and with the headers that the application will receive.
 pub(super) struct Claimed<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) shown: &'a Shown,
@@ -52,7 +52,7 @@ impl Fields for Claimed<'_> {
 }
 
 impl Claimed<'_> {
-    /// A header that is not the client's: what it says, if anything.
+    /// Returns the value of a header that is replaced (`None` inside: removed).
     fn told(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
         self.replaced(|known| known == name)
     }
@@ -67,7 +67,7 @@ impl Claimed<'_> {
 }
 
 impl Exchange<'_, '_> {
-    /// Verifies the tokens that policies look for.
+    /// Verifies the tokens required by policies.
     pub(super) fn shown(
         &self,
         rules: &[CompiledJwtValidation],
@@ -76,7 +76,7 @@ impl Exchange<'_, '_> {
         let mut shown = Shown::default();
         for rule in rules {
             let before = shown.claims.len();
-            // Whatever the application is told under these names is told by this sidecar.
+            // Headers with these names are set by this sidecar only.
             let told = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
             for forward in told {
                 remove(&mut shown.edits, &forward.header);
@@ -92,7 +92,7 @@ impl Exchange<'_, '_> {
     }
 }
 
-/// Every token that is shown must be one that is accepted there.
+/// Verifies that every token in the request is accepted.
 fn verify_all(
     worker: &Worker,
     rule: &CompiledJwtValidation,
@@ -106,7 +106,7 @@ fn verify_all(
         }
         places.push(place);
         let Some(token) = found(place, view)? else { continue };
-        // Of two tokens each might say half of what a rule asks for.
+        // Two tokens could each contribute half of the claims that a rule requires.
         match &shown.token {
             Some(known) if *known != *token => return Err(BadJwt::Malformed),
             Some(_) => {}
@@ -133,8 +133,8 @@ fn verify_all(
     Ok(())
 }
 
-/// The token at a place. Two headers with the name, in any spelling, are an error: an application may read the one that
-/// nothing verified.
+/// Returns the token at a place. Two headers with equal or similar names are an error: an application may read
+/// the one that was not verified.
 fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'a, str>>, BadJwt> {
     match place {
         JwtPlace::Header { name, prefix } => {
@@ -159,7 +159,7 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
             let mut parameters = similar_parameters(view.query.unwrap_or_default(), name);
             match (parameters.next(), parameters.next()) {
                 (None, _) => Ok(None),
-                // Another spelling of the name, or none of a value, is for nobody who verifies.
+                // A variant spelling of the name, or a missing value, is not accepted as a token.
                 (Some(one), None) => {
                     let token = one.strip_prefix(name.as_str()).and_then(|it| it.strip_prefix('='));
                     token.map(|token| Some(Cow::Borrowed(token))).ok_or(BadJwt::Malformed)
@@ -170,7 +170,7 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
     }
 }
 
-/// What the application hears of a token.
+/// Sets the headers for the application from the claims of a token.
 fn tell(
     issuer: &JwtIssuer,
     place: &JwtPlace,
@@ -183,7 +183,7 @@ fn tell(
         remove(edits, name);
     }
     for forward in &issuer.forwards {
-        // A comma inside an element would make two of it.
+        // A comma inside an element would split it in two.
         let texts = texts_of(claims, &forward.claim);
         let texts: Vec<String> = match texts.as_slice() {
             [_] => texts,
@@ -205,7 +205,7 @@ fn remove(edits: &mut HeaderEdits, name: &str) {
     }
 }
 
-/// RFC 6750 §3: who showed nothing is told where to show it, and nothing more.
+/// RFC 6750 §3: a client without a token learns the scheme, and no error code.
 fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
     let realm = &rule.policy.name;
     let (reason, value, body) = match bad {

@@ -1,4 +1,4 @@
-//! Who must know when the client gets an answer.
+//! Observers notified when the response starts.
 
 use std::rc::Rc;
 
@@ -10,15 +10,15 @@ use crate::http::grpc;
 use crate::http::request::Request;
 use crate::worker::Worker;
 
-/// Who must know when the client gets an answer.
+/// An observer notified when the response starts.
 pub(crate) enum Witness {
-    /// Another attempt beside this one.
+    /// A hedged attempt in parallel.
     Beside(Rc<Beside>),
-    /// A place among the requests that the application is given at once.
+    /// A concurrency permit of the application.
     Place(Box<Seat>),
 }
 
-/// A place, with whose clock it is learned how long an answer takes.
+/// A concurrency permit, and the worker that provides the clock for its latency samples.
 pub(crate) struct Seat {
     pub(crate) place: Place,
     pub(crate) worker: Rc<Worker>,
@@ -31,7 +31,7 @@ impl Drop for Seat {
 }
 
 impl Witness {
-    /// What another attempt beside this one knows of it.
+    /// Returns the state shared with a hedged attempt.
     pub(crate) fn beside(&self) -> Option<&Beside> {
         match self {
             Self::Beside(beside) => Some(beside),
@@ -39,7 +39,7 @@ impl Witness {
         }
     }
 
-    /// All of the request is on its way.
+    /// Records that the whole request has been sent.
     pub(crate) fn sent(&self) {
         match self {
             Self::Beside(_) => {}
@@ -47,7 +47,7 @@ impl Witness {
         }
     }
 
-    /// The client gets an answer that begins so.
+    /// Records that the client receives a response with this head.
     #[inline(never)]
     pub(crate) fn answers(&self, request: &Request<'_>, (bytes, head): (&[u8], &ResponseHead)) {
         let seat = match self {
@@ -59,7 +59,7 @@ impl Witness {
             false => head.status,
         };
         let now = seat.worker.world.age();
-        // Errors, and what a cache asks, are fast, and say nothing about what the application can take.
+        // Errors and cache revalidations are fast, and do not measure the capacity of the application.
         match status {
             304 | ..200 | 400.. => seat.place.failed(now),
             _ => seat.place.answered(now),

@@ -1,4 +1,4 @@
-//! What a server of HTTP/2 is asked: the request with all that rules make of it.
+//! Requests to HTTP/2 servers, with all edits of rules applied.
 
 use bytes::BytesMut;
 use leno_model::Reason;
@@ -12,11 +12,11 @@ use crate::http::request::{Aim, Request};
 use crate::http2::{connect, head};
 use crate::upstream::Destined;
 
-/// The head of the request, for the application or for a peer that knows no links.
+/// Returns the head of the request, for the application or for a peer without links.
 ///
 /// # Errors
-/// `bad-request` for what HTTP/1.1 can say and HTTP/2 cannot, `unsupported` for an upgrade that
-/// offers a choice of protocols, `head-too-large` when rules made it so.
+/// `bad-request` for requests that HTTP/2 cannot express, `unsupported` for an upgrade that offers a choice of
+/// protocols, `head-too-large` if rules enlarge it too much.
 pub(super) fn of(
     exchange: &Exchange<'_, '_>,
     aim: &Aim<'_>,
@@ -36,7 +36,7 @@ pub(super) fn of(
             head::add(&mut asked, &exchange.added(context.as_ref()), replaced);
             Ok(asked)
         }
-        // One road for rules: it is written as for a link, and read as at the end of one.
+        // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
         Destined::Upstream(upstream) => {
             let context = exchange.span().map(Written::of);
             let added = exchange.added(context.as_ref());

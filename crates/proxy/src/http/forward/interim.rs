@@ -1,4 +1,4 @@
-//! Interim (1xx) heads: how many of them an exchange may have, and those of an HTTP/2 server.
+//! Interim (1xx) heads: their limit per exchange, and those of HTTP/2 servers.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -15,8 +15,8 @@ use leno_wire::link::ResetCode;
 use crate::http2::client::is_unprocessed;
 use crate::http2::head;
 
-/// What the interim heads of an answer may still take. No window holds heads back: the codec of
-/// HTTP/2 queues as many as it is given, for a client that reads none.
+/// The remaining budget of interim heads of one response. Flow control does not apply to heads: the HTTP/2
+/// codec queues any number of them for a client that does not read.
 pub(super) struct Allowance(usize);
 
 impl Allowance {
@@ -25,7 +25,7 @@ impl Allowance {
     }
 
     /// # Errors
-    /// `upstream-malformed` when there have been too many of them.
+    /// `upstream-malformed` if the budget is exhausted.
     pub(super) fn spend(&mut self, head: &[u8]) -> Result<(), Reason> {
         let left = self.0.checked_sub(head.len() + INTERIM_COST);
         self.0 = left.ok_or(Reason::UpstreamMalformed)?;
@@ -33,17 +33,17 @@ impl Allowance {
     }
 }
 
-/// The answer of an HTTP/2 server that is awaited.
+/// The pending response of an HTTP/2 server.
 pub(crate) struct Awaited {
     response: ResponseFuture,
-    /// Interim heads that came while something else was done, as HTTP/1.1 writes them.
+    /// Interim heads that arrived during other work, in HTTP/1.1 format.
     waiting: VecDeque<Bytes>,
     allowance: Allowance,
 }
 
-/// The next head of an answer.
+/// The next head of a response.
 pub(crate) enum Http2Answer {
-    /// As HTTP/1.1 writes it.
+    /// In HTTP/1.1 format.
     Interim(Bytes),
     Final(Parts, RecvStream),
 }
@@ -53,10 +53,10 @@ impl Awaited {
         Self { response, waiting: VecDeque::new(), allowance: Allowance::new() }
     }
 
-    /// The next head.
+    /// Returns the next head.
     ///
     /// # Errors
-    /// Why none comes; `upstream-malformed` also when too many have come.
+    /// The reason why there is none; `upstream-malformed` also after too many interim heads.
     pub(crate) async fn next(&mut self) -> Result<Http2Answer, Unanswered> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
@@ -71,11 +71,11 @@ impl Awaited {
         .await
     }
 
-    /// Does something that takes time. The codec keeps interim heads, any number of them, until they
-    /// are asked for, so that happens meanwhile.
+    /// Runs `work`, and collects interim heads meanwhile: the codec queues any number of them until they are
+    /// polled.
     ///
     /// # Errors
-    /// `upstream-malformed` when too many of them come.
+    /// `upstream-malformed` after too many interim heads.
     pub(crate) async fn meanwhile<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -88,7 +88,7 @@ impl Awaited {
         .await
     }
 
-    /// Takes the interim heads that are there. What broke the stream is for the answer to say.
+    /// Collects the available interim heads. Stream errors are reported by the final head.
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
         while let Poll::Ready(Some(Ok(interim))) = self.response.poll_informational(cx) {
             let bytes = head::response(&interim.into_parts().0);
@@ -99,7 +99,7 @@ impl Awaited {
     }
 }
 
-/// Why there is no answer, and the code of HTTP/2 by which its stream was reset.
+/// The reason for a missing response, and the HTTP/2 code with which its stream was reset.
 pub(crate) struct Unanswered {
     pub(crate) reason: Reason,
     pub(crate) reset: Option<ResetCode>,
@@ -123,8 +123,8 @@ impl From<h2::Error> for Unanswered {
     }
 }
 
-/// What the interim heads of one answer take together: as much as one head may have. A link then has
-/// room for a final head as large and for trailers behind them (`docs/link.md`, *Limits*).
+/// The maximum size of all interim heads of one response: that of one head. A link then has room for a final
+/// head of that size and for trailers behind them (`docs/link.md`, *Limits*).
 const INTERIM_BYTES_MAX: usize = leno_wire::http1::HEAD_BYTES_MAX;
-/// What each counts for beyond its bytes, as a codec keeps it: so there are at most 200 or so.
+/// The overhead that each head adds to its size, as a codec stores it; this limits their number to about 200.
 const INTERIM_COST: usize = 256;

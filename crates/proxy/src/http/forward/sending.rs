@@ -7,23 +7,23 @@ use crate::http::body::Broken;
 use crate::http::exchange::{Exchange, Witness};
 use crate::upstream::Timed;
 
-/// Progress of the request's body.
+/// The progress of a request's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sending {
-    /// It begins when the upstream has agreed to another protocol.
+    /// Paused until the upstream accepts an upgrade.
     Held,
     Whole,
-    /// The upstream closed its ear: it may have answered early.
+    /// The upstream accepts no more data; it may have responded early.
     Unwanted,
     UnderWay,
-    /// The upstream has agreed to another protocol, and both directions are open.
+    /// The upstream has accepted an upgrade, and both directions are open.
     Tunnel,
-    /// The direction of the upstream has ended, and that of the client is open.
+    /// The upstream has ended its direction; that of the client is open.
     HalfClosed,
 }
 
 impl Sending {
-    /// Of an exchange of which nothing was sent.
+    /// Returns the state before anything is sent.
     pub(super) fn of(exchange: &Exchange<'_, '_>) -> Self {
         match (exchange.request.upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Held,
@@ -37,7 +37,7 @@ impl Sending {
         }
     }
 
-    /// After the request's body came to its end, or what broke the exchange with it.
+    /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
     pub(super) fn after(
         sent: Result<(), Broken>,
         answered: bool,
@@ -60,13 +60,13 @@ impl Sending {
         Ok(now)
     }
 
-    /// True while there is something to send.
+    /// True while there is data to send.
     pub(super) fn is_under_way(self) -> bool {
         matches!(self, Self::UnderWay | Self::Tunnel | Self::HalfClosed)
     }
 
-    /// True while the end of the client's connection cancels the request. Reading a body notices the end by itself, and
-    /// a client of another protocol may end its own part and still listen.
+    /// True while a disconnect of the client cancels the request. While a body is read, the read detects the
+    /// disconnect, and a client of an upgraded connection may half-close it and still receive.
     pub(super) fn is_watched(self, upgrade: bool) -> bool {
         match self {
             Self::Held => true,

@@ -1,4 +1,4 @@
-//! Tunnels after an agreement to another protocol: each direction ends on its own (half-close), in either order.
+//! Upgraded connections: each direction ends on its own (half-close), in either order.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -17,8 +17,8 @@ use crate::link::LinkStream;
 use crate::patience::silence;
 use crate::session::Session;
 
-/// Carries the direction of the client. Once it alone is open, the tunnel lives for as long as the upstream is there
-/// and the client is not silent for the time that a connection may be idle.
+/// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
+/// upstream does and the client is not idle for longer than the idle timeout.
 pub(super) async fn forth(
     (body, sink): (&mut Source<'_>, &mut Sink<'_>),
     session: &Session,
@@ -46,7 +46,7 @@ pub(super) async fn forth(
 }
 
 impl Reply<'_, '_> {
-    /// Carries the head and the direction of the upstream, and waits for the end of the client's direction.
+    /// Forwards the head and the direction of the upstream, and waits for the end of the client's direction.
     pub(super) async fn tunnel(
         &mut self,
         (bytes, head): (&[u8], &ResponseHead),
@@ -69,10 +69,10 @@ impl Reply<'_, '_> {
             return Ok(());
         }
         self.sending.set(Sending::HalfClosed);
-        // The direction of the client is polled before this one, and has to learn of the change.
+        // The client's direction is polled before this one, and has to observe the change.
         tokio::task::yield_now().await;
         let ends = async {
-            // Reading finds out about a client that has gone.
+            // Reads detect a client that is gone.
             drop(sink.end().await);
             std::future::pending().await
         };
@@ -83,7 +83,7 @@ impl Reply<'_, '_> {
         }
     }
 
-    /// The reason for which the response is not whole.
+    /// Returns the reason for an incomplete response.
     #[cold]
     pub(super) fn broken(&self, broken: &Broken) -> Reason {
         match broken {
@@ -99,12 +99,12 @@ impl Reply<'_, '_> {
     }
 }
 
-/// Resolves when `is_so`, which changes only while the same task is polled.
+/// Resolves once `is_so` returns true; its result changes only while the same task is polled.
 async fn resolved_when(is_so: impl Fn() -> bool) {
     poll_fn(|_| if is_so() { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
-/// The upstream of a tunnel, apart from the bytes to it.
+/// The upstream of an upgraded connection, apart from the bytes to it.
 enum Upstream<'a> {
     Http1(Io),
     Link(&'a LinkStream),
@@ -120,7 +120,7 @@ impl<'a> Upstream<'a> {
         }
     }
 
-    /// Resolves when an upstream that has ended its direction does not listen any more.
+    /// Resolves when an upstream that has ended its direction stops receiving.
     async fn gone(&self) {
         match self {
             Self::Http1(io) => poll_fn(|cx| io.poll_gone_after_end(cx)).await,

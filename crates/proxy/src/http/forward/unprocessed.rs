@@ -1,5 +1,5 @@
-//! Streams that a server of HTTP/2 did not process: above the last one of a GOAWAY, or reset by REFUSED_STREAM (RFC 9113 §6.8
-//! and §8.7).
+//! Streams that an HTTP/2 server did not process: above the last stream of a GOAWAY, or reset with
+//! REFUSED_STREAM (RFC 9113 §6.8 and §8.7).
 
 use std::time::Duration;
 
@@ -14,11 +14,12 @@ use crate::http2::client::Http2Lease;
 use crate::upstream::ward::Trial;
 use crate::upstream::{Destined, Lease};
 
-/// Sends a request again after its stream was refused. This is no retry of a rule: the server has not seen the request.
+/// Sends a request again after its stream was refused. This does not count as a retry of a rule: the server has
+/// not processed the request.
 ///
 /// # Errors
-/// As for any attempt; `upstream-refused` where the server processes no other stream, has refused the request too often, or where a
-/// part of the body is gone.
+/// As for any attempt; `upstream-refused` if the server processes no other stream, has refused the request too
+/// often, or if a part of the body is lost.
 pub(super) async fn send_again(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
@@ -43,11 +44,11 @@ pub(super) async fn send_again(
     }
 }
 
-/// The refusals of one request at one endpoint.
+/// The refusals of one request by one endpoint.
 #[derive(Default)]
 struct Refusals {
     all: u32,
-    /// Those on connections that go on.
+    /// Refusals on connections that stay open.
     resets: u32,
 }
 
@@ -57,8 +58,9 @@ impl Refusals {
         self.resets += u32::from(is_reset);
     }
 
-    /// A server that refuses the request and processes others may refuse this request alone: another attempt, which goes to
-    /// another endpoint where there is one, comes before the patience with this endpoint.
+    /// True if there have been too many. A server that refuses the request and processes others may refuse this
+    /// request only: a retry, at another endpoint if possible, takes precedence over further attempts at this
+    /// one.
     fn are_too_many(&self, exchange: &Exchange<'_, '_>) -> bool {
         let rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let attempts = rule.map_or(retry::RETRIES_MAX, |rule| rule.attempts);
@@ -67,14 +69,14 @@ impl Refusals {
     }
 }
 
-/// True where the request cannot be sent again, or was for too long.
+/// True if the request cannot be sent again, or has reached its time limit.
 fn is_final(exchange: &Exchange<'_, '_>) -> bool {
     let is_whole =
         !exchange.progress.body_taken || exchange.held.as_ref().is_some_and(|held| !held.is_lost());
     exchange.started.get() || !is_whole || exchange.record.started.elapsed() > TIME_MAX
 }
 
-/// A lease of the same endpoint, for the request from its first byte.
+/// Returns a connection to the same endpoint, with the request rewound to its first byte.
 async fn lease_again(
     exchange: &mut Exchange<'_, '_>,
     destined: &Destined,
@@ -94,15 +96,15 @@ async fn lease_again(
     };
     match lease {
         Lease::Http2(lease) => Ok(lease),
-        // The endpoint speaks another protocol since.
+        // The endpoint has switched to another protocol.
         Lease::Link(_) | Lease::Http1(_) => Err(Reason::UpstreamRefused),
     }
 }
 
-/// The time in which a request without a deadline is sent again.
+/// The time limit for sending a request without a deadline again.
 const TIME_MAX: Duration = Duration::from_secs(30);
-/// The refusals of one request in one attempt. A server that ends each connection after a few streams refuses the others of a
-/// burst several times.
+/// The maximum number of refusals of one request in one attempt. A server that closes each connection after a
+/// few streams refuses the others of a burst several times.
 const REFUSALS_MAX: u32 = 64;
-/// The refusals of one request on connections that go on, before another attempt.
+/// The maximum number of refusals of one request on connections that stay open, before a retry.
 const RESETS_MAX: u32 = 3;

@@ -1,5 +1,4 @@
-//! The standard health service of gRPC: its one question, and what its answer means
-//! (`grpc.health.v1`, grpc/doc/health-checking.md).
+//! Client of the gRPC health service (`grpc.health.v1`, grpc/doc/health-checking.md).
 
 use bytes::Bytes;
 use prost::{DecodeError, Message};
@@ -7,13 +6,13 @@ use prost::{DecodeError, Message};
 /// The path of its method `Check`.
 pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 
-/// The question for the health of a service; of the whole server when empty. Framed.
+/// Returns the length-prefixed health check request for a service; for the whole server if empty.
 pub(crate) fn question(service: &str) -> Bytes {
     let question = Question { service: service.to_owned() };
     super::message::framed(&question.encode_to_vec())
 }
 
-/// Whether an answer, without its frame, says that the service serves.
+/// True if a response, without its prefix, reports that the service is serving.
 pub(crate) fn serves(answer: Bytes) -> Result<bool, DecodeError> {
     Answer::decode(answer).map(|answer| answer.status == SERVING)
 }
@@ -30,5 +29,5 @@ struct Answer {
     status: i32,
 }
 
-/// The one status that is well.
+/// The only healthy status.
 const SERVING: i32 = 1;

@@ -1,4 +1,4 @@
-//! Room for a stream: on an open connection, or on another one that is opened.
+//! Acquisition of a stream slot: on an open connection, or on a new one.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::io::Io;
 use crate::upstream::connect;
 use crate::worker::Worker;
 
-/// The requests that wait for room, in the order in which they came. The first one of them gets it.
+/// The requests that wait for room, in order of arrival. The first one gets the next slot.
 #[derive(Default)]
 pub(super) struct Queue {
     first: Mutex<()>,
@@ -42,26 +42,26 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// The attempts to open another connection. They go on if the request that began them is gone.
+/// The attempts to open another connection. They continue if the request that started them is gone.
 #[derive(Default)]
 pub(super) struct Openings {
     under_way: Cell<usize>,
-    /// The last one, if it failed.
+    /// The last attempt, if it failed.
     failure: Cell<Option<Failure>>,
-    /// Wakes the request that waits for the end of one.
+    /// Wakes the request that waits for the end of an attempt.
     ended: Notify,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 #[derive(Clone, Copy)]
 struct Failure {
     reason: Reason,
     at: Instant,
-    /// The time that it had.
+    /// The time limit of the attempt.
     patience: Duration,
 }
 
-/// A request that looks for room at an application.
+/// A request that waits for a stream to an application.
 struct Wanted<'a> {
     address: SocketAddr,
     worker: &'a Rc<Worker>,
@@ -70,7 +70,7 @@ struct Wanted<'a> {
 }
 
 impl Http2Pool {
-    /// The first connection with room; none while other requests wait for that.
+    /// Returns the first connection with room; `None` while other requests wait.
     pub(crate) fn ready(&self) -> Option<Http2Lease> {
         match self.open.queue.length.get() {
             0 => self.with_room(),
@@ -78,7 +78,7 @@ impl Http2Pool {
         }
     }
 
-    /// A connection to the application on which a stream may be opened now, within `patience`.
+    /// Returns a connection to the application on which a stream may be opened now, within `patience`.
     pub(crate) async fn lease(
         &self,
         address: SocketAddr,
@@ -103,7 +103,7 @@ impl Http2Pool {
         }
     }
 
-    /// The reason of a request that found no room in its time. A server that has no room for a stream is busy, not silent.
+    /// Returns the reason for a timeout. A server without room for a stream is busy, not unresponsive.
     fn late(&self) -> Reason {
         match self.is_open() {
             true => Reason::UpstreamRefused,
@@ -111,8 +111,8 @@ impl Http2Pool {
         }
     }
 
-    /// Room on another connection or on an open one, whichever comes first. Where no other can be opened, the request waits for room on
-    /// the open ones: a server may take only a few.
+    /// Waits for room on a new connection or on an open one, whichever comes first. If no connection can be
+    /// opened, the request waits for the open ones: a server may accept only a few.
     async fn room_on_any(&self, mut wanted: Wanted<'_>) -> Result<Http2Lease, Reason> {
         loop {
             if let Some(room) = self.room().await {
@@ -142,20 +142,20 @@ impl Http2Pool {
         }
     }
 
-    /// Opens other connections, each in a task of its own.
+    /// Opens other connections, each in a separate task.
     fn open_others(&self, wanted: &Wanted<'_>) {
         let under_way = &self.open.openings.under_way;
         while under_way.get() < self.openings_max() {
             under_way.set(under_way.get() + 1);
             wanted.worker.shard.add(Count::LeaseOpened, 1);
-            // It ends by itself, soon: with a connection or without.
+            // The task ends by itself, soon: with a connection or without.
             let (pool, worker) = (self.clone(), wanted.worker.clone());
             tokio::task::spawn_local(pool.open(wanted.address, worker, wanted.patience));
         }
     }
 
     async fn open(self, address: SocketAddr, worker: Rc<Worker>, patience: Duration) {
-        // Other requests, which may have more time, wait for it too.
+        // Other requests, which may have longer timeouts, wait for it too.
         let patience = patience.max(worker.config.limits.connect_timeout);
         let connect = async || -> Result<_, Reason> {
             let connected = connect::application(address, &worker, patience).await?;
@@ -171,7 +171,8 @@ impl Http2Pool {
         ended.notify_waiters();
     }
 
-    /// The attempts at once. Where a connection takes few streams, one after another would be slower than the server.
+    /// The maximum number of concurrent attempts. If a connection takes few streams, sequential attempts would
+    /// be slower than the server.
     fn openings_max(&self) -> usize {
         let each = self.server.streams_per_connection.get();
         if each >= FEW_STREAMS {
@@ -182,7 +183,7 @@ impl Http2Pool {
         needed.min(further).clamp(1, OPENINGS_AT_ONCE)
     }
 
-    /// A connection with room, as soon as there is one; `None` when another may be opened.
+    /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
     pub(crate) async fn room(&self) -> Option<Http2Lease> {
         loop {
             if let Some(ready) = self.with_room() {
@@ -198,7 +199,7 @@ impl Http2Pool {
         }
     }
 
-    /// A connection with room, as soon as one of those that are open has some; `None` when none is open.
+    /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
     pub(crate) async fn room_on_open(&self) -> Option<Http2Lease> {
         loop {
             if let Some(ready) = self.with_room() {
@@ -211,7 +212,7 @@ impl Http2Pool {
         }
     }
 
-    /// A server that takes few streams on each connection gets more connections.
+    /// The maximum number of connections; higher for a server that takes few streams on each.
     fn connections_max(&self) -> usize {
         match self.server.streams_per_connection.get() < FEW_STREAMS {
             true => SHORT_CONNECTIONS_MAX,
@@ -221,7 +222,8 @@ impl Http2Pool {
 }
 
 impl Wanted<'_> {
-    /// True where the request waited while the attempt failed, for no longer than that took: another attempt would tell no more.
+    /// True if the request was waiting when the attempt failed, and has no longer timeout: another attempt
+    /// would give the same result.
     fn shares(&self, failure: &Failure) -> bool {
         let had_time =
             failure.reason != Reason::ConnectTimeout || self.patience <= failure.patience;
@@ -229,8 +231,9 @@ impl Wanted<'_> {
     }
 }
 
-/// Opens a connection by `connect`, and begins to speak HTTP/2 over it. One that the server ends before any stream has carried no
-/// request, so another one is opened (RFC 9113 §6.8 and §8.7), soon and at most so often.
+/// Opens a connection with `connect`, and performs the HTTP/2 handshake. A connection that the server ends
+/// before any stream has carried no request, so another one is opened (RFC 9113 §6.8 and §8.7), after a short
+/// pause and a limited number of times.
 ///
 /// # Errors
 /// Those of `connect` and [`greet`].
@@ -250,12 +253,12 @@ pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
     }
 }
 
-/// Attempts at once to a server that takes few streams on a connection.
+/// The maximum number of concurrent attempts to a server that takes few streams per connection.
 const OPENINGS_AT_ONCE: usize = 4;
-/// The connections that are opened in one attempt at a server that ends each of them before any stream. Several are usual where a server
-/// has little room or restarts.
+/// The maximum number of connections per attempt to a server that ends each of them before any stream. Several
+/// are normal for a server that is short of resources or restarts.
 const OPENINGS_MAX: u32 = 8;
-/// The pause before each further one of them is so much longer.
+/// The increment of the pause before each further connection.
 const OPENING_PAUSE: Duration = Duration::from_millis(1);
-/// The time after an attempt that failed in which requests wait for room on the connections that are open.
+/// The time after a failed attempt in which requests wait for the open connections only.
 const REST: Duration = Duration::from_millis(100);

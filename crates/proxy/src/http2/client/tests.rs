@@ -1,4 +1,4 @@
-//! The connections of a pool: the streams that they take, and their ends.
+//! Connections of a pool: their stream limits, and their ends.
 
 use h2::Reason as Code;
 use tokio::net::TcpStream;
@@ -8,7 +8,7 @@ use crate::io::Stream;
 use crate::tests::fixture::{Application, run, until};
 use crate::tests::http2::application;
 
-/// A connection of the pool, with room for one stream.
+/// Returns a connection of the pool with a slot for one stream.
 async fn connected(pool: &Http2Pool, app: &Application, expires: Option<Instant>) -> Http2Lease {
     let tcp = TcpStream::connect(app.address).await.unwrap();
     let send = greet(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
@@ -37,7 +37,7 @@ fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
         })
         .await;
         let pool = Http2Pool::default();
-        // The connection before ended after one stream.
+        // The previous connection ended after one stream.
         pool.server.ended_after.set(1);
         let mut first = connected(&pool, &app, Some(Instant::now())).await;
         let mut second = Http2Lease::new(first.connection.clone());
@@ -61,7 +61,7 @@ fn two_connections_in_a_row_teach_a_limit() {
             let early = connected(&pool, &app, None).await;
             connected(&pool, &app, None).await.connection.accept_only(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-            // A connection that was open at the same time may have ended for the same cause.
+            // Connections that were open at the same time may have ended for the same reason.
             early.connection.accept_only(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
             connected(&pool, &app, None).await.connection.accept_only(second);
@@ -89,7 +89,7 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
             ask(&mut used).await.unwrap();
             used.processed();
         }
-        // A server that refuses all streams has no limit for each connection.
+        // A server that refuses all streams has no limit per connection.
         for _ in 0..2 {
             connected(&pool, &app, None).await.connection.accept_only(0);
         }
@@ -97,7 +97,7 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
     });
 }
 
-/// The requests of a connection hear of a GOAWAY in any order.
+/// The requests of a connection observe a GOAWAY in any order.
 #[test]
 fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first() {
     run(async {
@@ -161,7 +161,7 @@ fn the_surplus_of_a_busier_time_is_closed() {
         assert!(!left.connection.is_over());
         until(|| !pool.open.is_observed.get()).await;
 
-        // The same after the next burst.
+        // The same holds after the next burst.
         drop(connected(&pool, &app, None).await);
         until(|| ended.get() == 5).await;
     });

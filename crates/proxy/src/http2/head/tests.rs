@@ -1,4 +1,4 @@
-//! Heads that go from one version of HTTP to the other and back say the same.
+//! Round trips of heads between the HTTP versions.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Fields that go from end to end: of any name that means nothing to a proxy.
+/// End-to-end fields with names that have no meaning to a proxy.
 fn any_fields() -> impl Strategy<Value = HeaderMap> {
     vec(("x-[a-z0-9-]{0,12}", "[ -~\u{e9}]{0,30}"), 0..12).prop_map(|fields| {
         let value = |text: String| HeaderValue::from_bytes(text.trim().as_bytes()).unwrap();
@@ -43,7 +43,7 @@ proptest! {
         let mut again = request_to(&bytes, &head, ("https", &host, &target)).unwrap();
         prop_assert_eq!(again.method(), &Method::from_bytes(method.as_bytes()).unwrap());
         prop_assert_eq!(again.uri().to_string(), uri);
-        // What every hop says for itself, and what RFC 9113 §8.2.3 lets it join.
+        // Fields that each hop sets itself, and those that RFC 9113 §8.2.3 permits to join.
         prop_assert_eq!(again.headers_mut().remove(TE), Some(HeaderValue::from_static("trailers")));
         let cookie = again.headers_mut().remove(COOKIE);
         let joined = (!crumbs.is_empty()).then(|| crumbs.join("; "));

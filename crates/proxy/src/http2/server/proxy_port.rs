@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/2 with prior knowledge to the port of the HTTP proxy, which speaks HTTP/1.1.
+//! HTTP/2 clients with prior knowledge on the HTTP proxy port, which supports HTTP/1.1 only.
 
 use std::rc::Rc;
 
@@ -19,7 +19,8 @@ use crate::http2::transport::Transport;
 use crate::record::Record;
 use crate::session::Session;
 
-/// Responds to each request with a rejection that explains the mismatch, and ends the connection after the first one.
+/// Rejects each request with a response that explains the mismatch, and ends the connection after the first
+/// one.
 pub(super) async fn reject(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
@@ -53,7 +54,7 @@ pub(super) async fn reject(
     }
 }
 
-/// The body of the request is the client's to end.
+/// The body of the request does not have to arrive.
 async fn reject_one(
     session: &Session,
     request: http::Request<RecvStream>,

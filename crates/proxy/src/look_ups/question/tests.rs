@@ -1,4 +1,4 @@
-//! Look-ups as packets: which are for the mesh, and what is answered.
+//! DNS query packets: those for the mesh, and their responses.
 
 use hickory_proto::op::MessageType;
 
@@ -60,7 +60,7 @@ fn the_domain_is_the_one_that_is_searched() {
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
     assert_eq!(searched(text).as_deref(), Some("corp.example"));
     assert_eq!(searched("search example.com\n"), None);
-    // A namespace of that name; and tabs, and the last list alone.
+    // A namespace of the same name; also tabs, and only the last list counts.
     let text = "search a.svc.old svc.old\n\tsearch\tsvc.svc.cluster.local\tSVC.cluster.local. cluster.local";
     assert_eq!(searched(text).as_deref(), Some("cluster.local"));
     assert_eq!(searched("search a.svc.old svc.old\nsearch example.com\n"), None);
@@ -174,7 +174,7 @@ fn a_failure_repeats_the_question() {
     assert!(Message::from_vec(&failure(&asked).unwrap()).unwrap().edns.is_some());
 }
 
-/// Whatever comes is read without harm, and what is taken for a look-up can be answered.
+/// Arbitrary packets are parsed safely, and each valid query can be answered.
 #[test]
 fn hostile_packets_do_no_harm() {
     let harmless = |packet: &[u8]| {
@@ -190,7 +190,7 @@ fn hostile_packets_do_no_harm() {
     for end in 0..=good.len() {
         harmless(&good[..end]);
     }
-    // A name that points at itself, or at what points back; a count that nothing follows.
+    // A name that points at itself, or at a pointer back; a count without entries.
     let mut loops = good[..12].to_vec();
     loops.extend([0xc0, 12, 0, 1, 0, 1]);
     harmless(&loops);
