@@ -1,4 +1,4 @@
-//! The access log: what was seen of requests, written as lines or sent to a collector by the control thread.
+//! The access log of requests, written to standard output or sent to a collector by the control thread.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::export::{self, Courier};
 use crate::record::Hedge;
 use crate::seen::Seen;
 
-/// Writes lines to standard output, or sends them to a collector, until all data threads are gone. A
-/// reader that is too slow costs lines, which are counted, and never time on the data path.
+/// Writes lines to standard output, or sends them to a collector, until all data threads have ended. If the
+/// reader is too slow, lines are dropped and counted; the data path never waits.
 pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Courier>) {
     let mut out = None;
     let mut batch = Vec::new();
@@ -23,7 +23,7 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
     let mut fate = courier.fate_of_lines();
     let mut log = AccessLog::json();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        // What is seen before the log is turned off goes where the lines before it went.
+        // Entries recorded before the log is turned off use the previous destination.
         if let Some(wanted) = courier.world().sights.view().and_then(|view| view.log().cloned()) {
             log = wanted;
         }
@@ -72,7 +72,7 @@ pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
     });
 }
 
-/// What is told of a request, in the words of the log.
+/// Calls `told` with the log entry of a request.
 pub(crate) fn with_entry<T>(seen: &Seen, told: impl FnOnce(&Entry<'_>) -> T) -> T {
     let Seen { labels, outcome, .. } = seen;
     let started = OffsetDateTime::from(seen.began()).format(&Rfc3339).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The admin page: read-only, on loopback, on the control thread.
+//! The read-only admin page, served on loopback by the control thread.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -32,32 +32,32 @@ use crate::world::World;
 mod page;
 mod reach;
 
-/// What the admin page shows.
+/// State that the admin page reads.
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
-    /// The control thread's counters.
+    /// The per-thread metrics of the control thread.
     pub(crate) shard: Shard,
     pub(crate) scraping: Scraping,
-    /// Endpoints are connected to for one question at a time.
+    /// Limits `/reach` to one query at a time, since each opens connections.
     pub(crate) reaching: Semaphore,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) removed: Arc<RemovedEndpoints>,
     pub(crate) doors: Doors,
-    /// It is to serve a gateway.
+    /// True if the proxy serves a gateway.
     pub(crate) is_gateway: bool,
-    /// Its ports were open once: those that are added later take nothing away from it.
+    /// True once the gateway's ports were open. Ports added later do not make it unready.
     pub(crate) was_open: Cell<bool>,
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
-/// How reading the application's metrics fares.
+/// The state of scraping the application's metrics.
 pub(crate) struct Scraping {
-    /// A few at a time, however many ask.
+    /// Limits concurrent scrapes.
     turns: Semaphore,
     is_well: Cell<bool>,
-    /// One that can be read every other time is logged no more often than others.
+    /// Limits the log lines of an endpoint that fails every other time.
     logs: RefCell<LogLimit>,
 }
 
@@ -71,11 +71,11 @@ impl Default for Scraping {
     }
 }
 
-/// Answers until the proxy is over; then it completes the responses in progress.
+/// Serves requests until the proxy is over, then completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // All clients are on this machine: they are one source. A connection with a request counts as
-    // half-open until its end, and is not to evict others.
+    // All clients are on this machine and count as one source. A connection with a request counts as half-open
+    // until its end, and must not evict others.
     let bounds =
         Bounds { half_open: CONNECTIONS_MAX, ..Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX) };
     let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
@@ -94,7 +94,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 let (admin, half_open) = (admin.clone(), &half_open);
                 async move {
                     let _answering = half_open.answering();
-                    // A foreign page reads nothing here, not even the name of the workload.
+                    // Pages of other sites can read nothing here, not even the workload name.
                     let is_page = request.uri().path() == "/";
                     let response = match foreign(&request, OwnNames::Local, is_page) {
                         Some(response) => response,
@@ -105,7 +105,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
-                // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+                // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                 .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
@@ -118,8 +118,8 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     pages::all_ended(&slots, CONNECTIONS_MAX).await;
 }
 
-/// Answers queries of the control plane with the pages of the admin address, one query at a time: the control plane
-/// opens the next one after the deadline of the one before.
+/// Answers queries of the control plane with admin pages, one query at a time: the control plane opens the next
+/// one after the deadline of the previous one.
 pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
     while let Some(Query { path, deadline, mut answer, .. }) = queries.recv().await {
         let page = async {
@@ -145,7 +145,7 @@ pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc
     }
 }
 
-/// Adds the name of the workload, by which a tool tells this page from the answer of another program.
+/// Adds the workload name, by which tools distinguish this page from the response of another program.
 fn named(admin: &Admin, mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
     if let Ok(workload) = HeaderValue::from_str(&admin.config.workload.to_string()) {
         response.headers_mut().insert(HeaderName::from_static(WORKLOAD_FIELD), workload);
@@ -160,7 +160,7 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
     page_at(admin, request).await
 }
 
-/// The page at the path of a request, for a client of the admin address or for the control plane.
+/// Returns the page at the path of a request from an admin client or the control plane.
 async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => metrics(admin, request).await,
@@ -179,7 +179,7 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
     }
 }
 
-/// The answer to a request that a page of another site has caused; none to any other.
+/// Returns the rejection of a request that a page of another site has caused; `None` for any other request.
 pub(crate) fn foreign(
     request: &Request<Incoming>,
     names: OwnNames,
@@ -198,7 +198,7 @@ pub(crate) fn foreign(
     Some(text(status, format!("{found}\n")))
 }
 
-/// All metrics, in the form that is asked for.
+/// Returns all metrics in the requested format.
 pub(crate) async fn metrics<B>(admin: &Admin, request: &Request<B>) -> Response<Full<Bytes>> {
     let mut out = String::new();
     let names = match Names::asked(request.uri().query().unwrap_or_default()) {
@@ -215,7 +215,7 @@ pub(crate) async fn metrics<B>(admin: &Admin, request: &Request<B>) -> Response<
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let form = match admin.config.application_metrics {
-        // Nothing may follow the end of OpenMetrics.
+        // OpenMetrics permits no text after its end marker.
         Some(_) => Form::Prometheus,
         None => Form::accepted(accept),
     };
@@ -224,7 +224,7 @@ pub(crate) async fn metrics<B>(admin: &Admin, request: &Request<B>) -> Response<
     typed(StatusCode::OK, form.content_type(), out)
 }
 
-/// The application's own metrics, where they are to be told; nothing when they cannot be read.
+/// Returns the application's own metrics, if configured; an empty text if they cannot be read.
 async fn of_application(admin: &Admin) -> String {
     let Some(metrics) = &admin.config.application_metrics else { return String::new() };
     let read = match admin.scraping.turns.try_acquire() {
@@ -239,7 +239,7 @@ async fn of_application(admin: &Admin) -> String {
         }
         Err(error) => {
             admin.shard.add(Count::ApplicationScrapeFailed, 1);
-            // Once for a time of trouble: the metric tells how often.
+            // Logged once per outage: a metric counts the failures.
             if was_well && let Some(line) = admin.scraping.logs.borrow_mut().permit(Instant::now())
             {
                 let suppressed = line.suppressed;
@@ -250,7 +250,7 @@ async fn of_application(admin: &Admin) -> String {
     }
 }
 
-/// Whether the proxy serves, and if not, why.
+/// Reports whether the proxy is ready, and the reason if not.
 pub(crate) fn ready(admin: &Admin) -> Response<Full<Bytes>> {
     match page::unready(admin) {
         None => text(StatusCode::OK, "ready\n".into()),
@@ -274,14 +274,14 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
     response
 }
 
-/// The field with the workload that the page is about.
+/// The header with the workload that the page describes.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
 const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed /circuits /reach?service=NS/NAME\n";
-/// Queries of the control plane that wait: a stream has one open, and those of streams that ended are dropped.
+/// Queued queries of the control plane: a stream has one open, and those of ended streams are dropped.
 pub(crate) const QUERIES_MAX: usize = 4;
-/// Times that the application's metrics are read at once: more scrapers than anybody has.
+/// Concurrent scrapes of the application: more than any installation has scrapers.
 const SCRAPES_MAX: usize = 4;
-/// Admin connections at once; more wait. Half of them may be without a request.
+/// Concurrent admin connections; further ones wait. At most half of them may be without a request.
 const CONNECTIONS_MAX: usize = 64;
-/// From the first byte of an admin request's head to its last.
+/// The time from the first byte of a request head to its last.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

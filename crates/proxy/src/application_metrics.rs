@@ -1,4 +1,4 @@
-//! Metrics of the application, read when the sidecar's own are asked for, and told beside them.
+//! The application's own metrics, scraped with the sidecar's and appended to them.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::dial::dial;
 
-/// Where the application exposes its own metrics: `PORT` or `PORT/PATH`.
+/// The address of the application's own metrics: `PORT` or `PORT/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApplicationMetrics {
     port: u16,
@@ -43,7 +43,7 @@ impl FromStr for ApplicationMetrics {
 }
 
 impl ApplicationMetrics {
-    /// What the application exposes now, fit to stand beside ours.
+    /// Scrapes the application's metrics, in a form that can be appended to ours.
     ///
     /// # Errors
     /// [`Unread`], within [`READ_MAX`].
@@ -76,28 +76,28 @@ impl ApplicationMetrics {
     }
 }
 
-/// Why the application's metrics are not there.
+/// The reason why the application's metrics cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unread {
-    /// It takes no connection.
+    /// The application does not accept the connection.
     #[error("nobody answers there: {0}")]
     Unreachable(std::io::Error),
-    /// It is not done in time.
+    /// The scrape timed out.
     #[error("they were not there within {READ_MAX:?}")]
     Late,
-    /// Others ask for them.
+    /// Too many scrapes are in progress.
     #[error("too many ask for them at once")]
     Busy,
-    /// It does not speak HTTP, or says too much.
+    /// The response is not HTTP, or is too large.
     #[error("the answer cannot be read: {0}")]
     Broken(String),
-    /// It answers with something else.
+    /// The response has a status other than 200.
     #[error("the answer has status {0}")]
     Status(u16),
-    /// It is no text.
+    /// The response is not UTF-8 text.
     #[error("the answer is not UTF-8")]
     Text,
-    /// It is not of the format.
+    /// The response is not in the exposition format.
     #[error(transparent)]
     Unfit(#[from] Unfit),
 }
@@ -106,9 +106,9 @@ fn broken(error: impl std::fmt::Display) -> Unread {
     Unread::Broken(error.to_string())
 }
 
-/// Less than Prometheus waits for all of it, which is 10 s unless it is told otherwise.
+/// Less than Prometheus's default scrape timeout of 10 s.
 const READ_MAX: Duration = Duration::from_secs(5);
-/// More than an application has that is scraped every few seconds.
+/// The maximum size of a page: more than an application exposes that is scraped every few seconds.
 const PAGE_BYTES_MAX: usize = 8 << 20;
 const PATH_BYTES_MAX: usize = 1024;
 

@@ -1,4 +1,5 @@
-//! Ports of the application: closed for forwarding until it listens, and while another process holds them.
+//! Application ports that are closed to forwarded connections: until the application listens, and while another
+//! process holds the port.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +10,15 @@ use leno_model::Reason;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// The state of the application's ports, as the supervisor that started the application reports it. Without one all
-/// ports are open.
+/// The state of the application's ports, as the supervisor that started the application reports it. Without a
+/// supervisor all ports are open.
 #[derive(Debug, Clone)]
 pub struct ApplicationPorts(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     states: watch::Sender<Arc<PortStates>>,
-    /// A port may be closed: read for each new connection in place of the states.
+    /// True if a port may be closed: read for each new connection instead of the states.
     may_be_closed: AtomicBool,
     /// Requests and connections that wait for a port.
     waiting: AtomicU64,
@@ -26,7 +27,7 @@ struct Shared {
 /// The states of all ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortStates {
-    /// The ports that are named; others have the state `otherwise`.
+    /// Ports with a state of their own; others have the state `otherwise`.
     pub ports: BTreeMap<u16, PortState>,
     /// The state of all other ports.
     pub otherwise: PortState,
@@ -35,16 +36,17 @@ pub struct PortStates {
 /// The state of one port of the application.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PortState {
-    /// Connections are forwarded to it.
+    /// Connections are forwarded.
     #[default]
     Open,
     /// The application starts: connections wait for it within a bound.
     Starting,
-    /// The application does not run, or is not ready: connections fail at once, so that clients use another endpoint.
+    /// The application does not run or is not ready: connections fail at once, so that clients use another
+    /// endpoint.
     Down,
-    /// Another process listens there.
+    /// Another process listens on the port.
     Taken {
-        /// Its process, as far as it is known.
+        /// The name of the process, as far as it is known.
         by: String,
     },
 }
@@ -56,7 +58,7 @@ impl Default for ApplicationPorts {
 }
 
 impl ApplicationPorts {
-    /// Ports that all have this state until the first report.
+    /// Creates port states that are all `otherwise` until the first report.
     #[must_use]
     pub fn new(otherwise: PortState) -> Self {
         let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
@@ -65,38 +67,39 @@ impl ApplicationPorts {
         Self(Arc::new(Shared { states, may_be_closed, waiting }))
     }
 
-    /// Makes these the states.
+    /// Replaces the states.
     pub fn set(&self, states: PortStates) {
         let all_open = states.otherwise == PortState::Open
             && states.ports.values().all(|state| *state == PortState::Open);
-        // Before the states: a connection in between reads them and waits no longer than needed.
+        // Set before the states: a connection in between reads the states and does not wait longer than needed.
         self.0.may_be_closed.store(true, Ordering::Release);
         self.0.states.send_replace(Arc::new(states));
         self.0.may_be_closed.store(!all_open, Ordering::Release);
     }
 
-    /// The states of now.
+    /// Returns the current states.
     #[must_use]
     pub fn states(&self) -> Arc<PortStates> {
         Arc::clone(&self.0.states.borrow())
     }
 
-    /// The number of requests and connections that wait for a port: the application has none of them.
+    /// Returns the number of requests and connections that wait for a port and have not reached the
+    /// application.
     pub(crate) fn waiting(&self) -> u64 {
         self.0.waiting.load(Ordering::Acquire)
     }
 
-    /// The states, and their changes.
+    /// Subscribes to the states and their changes.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<PortStates>> {
         self.0.states.subscribe()
     }
 
-    /// False when connections to all ports are forwarded.
+    /// False if connections to all ports are forwarded.
     pub(crate) fn may_be_closed(&self) -> bool {
         self.0.may_be_closed.load(Ordering::Acquire)
     }
 
-    /// Waits until connections to a port are forwarded, within `patience`.
+    /// Waits, at most for `patience`, until connections to a port are forwarded.
     ///
     /// # Errors
     /// The reason why they are not.
@@ -106,7 +109,7 @@ impl ApplicationPorts {
         let known = states.wait_for(|states| *states.of(port) != PortState::Starting);
         let state = match timeout(patience, known).await {
             Err(_) => return Err(Reason::ConnectTimeout),
-            // The sender lives as long as this.
+            // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
             Ok(Ok(states)) => states.of(port).clone(),
         };
@@ -118,7 +121,7 @@ impl ApplicationPorts {
     }
 }
 
-/// Counts as waiting until it is dropped.
+/// Counts a waiting request or connection until it is dropped.
 struct Waiting<'a>(&'a AtomicU64);
 
 impl<'a> Waiting<'a> {
@@ -135,7 +138,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl PortStates {
-    /// True while connections to a port are forwarded.
+    /// True if connections to a port are forwarded.
     pub(crate) fn is_open(&self, port: u16) -> bool {
         *self.of(port) == PortState::Open
     }
@@ -145,7 +148,7 @@ impl PortStates {
     }
 }
 
-/// The time for which a connection waits for an application that starts.
+/// The maximum wait of a connection for an application that starts.
 pub(crate) const START_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -161,7 +164,7 @@ mod tests {
         let ports = ApplicationPorts::new(PortState::Starting);
         assert!(ports.may_be_closed());
         assert_eq!(ports.permit(80, Duration::ZERO).await, Err(Reason::ConnectTimeout));
-        // The first of the two is polled first, and waits.
+        // `join!` polls its first future first, so the wait begins before the change.
         let (waited, ()) = tokio::join!(ports.permit(80, START_PATIENCE), async {
             ports.set(states(PortState::Open));
         });

@@ -1,4 +1,4 @@
-//! Requests without an endpoint wait for a workload that changed a moment ago.
+//! Requests without an endpoint that wait for a workload that has just changed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
 use crate::world::{Scene, World};
 
-/// The version of the world by which a request failed that may be routed anew.
+/// The configuration version with which a request failed that may be routed again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outdated {
     version: u64,
-    /// It is the current one, and the sidecar of the endpoint has a newer one, without the port.
+    /// True if the configuration is current, and the sidecar of the endpoint has a newer one without the port.
     is_behind: bool,
 }
 
 impl Outdated {
-    /// `None` while one of these endpoints is current and its workload has the port.
+    /// Returns `None` while one of these endpoints is current and its workload has the port.
     #[cold]
     pub(crate) fn by(
         world: &World,
@@ -36,8 +36,8 @@ impl Outdated {
 }
 
 impl Worker {
-    /// Waits until a request for a service that began at `started` and failed may be routed anew. False where no endpoint is expected,
-    /// and once the request has waited for long enough.
+    /// Waits until a failed request for a service may be routed again. Returns false if no endpoint is
+    /// expected, or if the request, which began at `started`, has reached its maximum wait.
     #[cold]
     pub(crate) async fn endpoint_expected(
         &self,
@@ -68,7 +68,7 @@ impl Worker {
 }
 
 impl World {
-    /// The outlook of a request that found no endpoint of a service in a version of the world.
+    /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
     fn prospect(&self, service: &ServiceName, version: u64) -> Prospect {
         let Some(scene) = self.scene() else { return Prospect::None };
         let plan = scene.plans.service(service);
@@ -86,7 +86,7 @@ impl World {
 /// The outlook of a request without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prospect {
-    /// There is a newer version of the world: the request may be routed by it.
+    /// A newer configuration exists: the request may be routed by it.
     Newer,
     /// An endpoint is expected.
     Awaited,
@@ -94,7 +94,8 @@ enum Prospect {
     None,
 }
 
-/// Waits for a later version of the world in which a request for a service may succeed. False where none is expected.
+/// Waits for a later configuration in which a request for a service may succeed. Returns false if none is
+/// expected.
 async fn newer(world: &World, service: &ServiceName, version: u64) -> bool {
     let mut changes = world.changes();
     loop {
@@ -103,14 +104,14 @@ async fn newer(world: &World, service: &ServiceName, version: u64) -> bool {
             Prospect::None => return false,
             Prospect::Awaited => {}
         }
-        // The world outlives its requests.
+        // The configuration store outlives its requests.
         if changes.changed().await.is_err() {
             return false;
         }
     }
 }
 
-/// The longest wait of a request: the old sidecar drains, the application ends, and the new sidecar starts.
+/// The maximum wait of a request: the old sidecar drains, the application ends, and the new sidecar starts.
 const AWAITED_MAX: Duration = Duration::from_secs(20);
-/// The time in which both sidecars of a request apply a change, unless the control plane is away.
+/// The time in which both sidecars of a request apply a change, unless the control plane is not reachable.
 const LAG_MAX: Duration = Duration::from_secs(1);

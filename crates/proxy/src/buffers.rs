@@ -1,24 +1,24 @@
-//! Buffers that bytes in flight borrow. What is idle holds none; a thread keeps a few warm, so
-//! that a request in a steady state allocates nothing.
+//! Per-thread buffer pool. Idle connections hold no buffer; the pool keeps a few warm, so that a request in
+//! steady state allocates nothing.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
 
-/// What a buffer is for: how much room it begins with.
+/// The purpose of a buffer, which determines its initial capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Size {
     /// A head and a small body: 4 KiB.
     Message,
-    /// A record of TLS, or what a body brings in one read: 16 KiB.
+    /// A TLS record, or one read of a body: 16 KiB.
     Batch,
-    /// What a link gathers in a turn: 16 KiB at first.
+    /// The bytes that a link collects in one turn of the event loop: 16 KiB at first.
     Turn,
 }
 
 impl Size {
-    /// The room a buffer of this size begins with.
+    /// Returns the initial capacity of a buffer of this size.
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::Message => 4 * 1024,
@@ -26,7 +26,7 @@ impl Size {
         }
     }
 
-    /// For what one that was of this size at first may be used next.
+    /// Returns the pools that may take back a buffer that had this size at first, in order of preference.
     const fn shelves(self) -> &'static [Self] {
         match self {
             Self::Message | Self::Batch => &[Self::Batch, Self::Message],
@@ -34,15 +34,14 @@ impl Size {
         }
     }
 
-    /// Whether nobody holds a piece of `buffer`, and it has this much room.
+    /// True if no slice of `buffer` is in use and its capacity suffices for this size.
     fn fits(self, buffer: &mut BytesMut) -> bool {
         buffer.try_reclaim(self.bytes())
     }
 
-    /// The room beyond which one is not kept, and how many are: what a turn of the event loop
-    /// uses at once, and half a mebibyte of any size at most. Who reads may hold a buffer for as long
-    /// as another does not, so what a link gathered is never lent to readers: it is many times
-    /// larger than what they need.
+    /// Returns the capacity above which a buffer is not kept, and the number kept: the use of one turn of the
+    /// event loop, at most half a mebibyte of each size. Link buffers are never lent to readers: they are many
+    /// times larger than a reader needs, and a reader may hold a buffer as long as a slow peer takes.
     const fn kept(self) -> (usize, usize) {
         match self {
             Self::Message => (16 * 1024, 32),
@@ -52,22 +51,22 @@ impl Size {
     }
 }
 
-/// Gives `buffer` room, unless it has some.
+/// Allocates capacity for `buffer` from the pool if it has none.
 pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
     if buffer.capacity() == 0 {
         *buffer = SPARE.with_borrow_mut(|spare| spare.of(size).take(size));
     }
 }
 
-/// Takes an empty `buffer`'s room, which was `size` at first, for whoever needs some next. A buffer
-/// with content keeps it, and one that was used nearly to its last byte has none to give.
+/// Returns the allocation of an empty `buffer`, which had `size` at first, to the pool. A buffer with content
+/// keeps its allocation; one that is used nearly to its last byte is freed.
 pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
         let fits = |wanted: &Size| wanted.fits(&mut buffer);
         let size = match size.shelves().iter().copied().find(fits) {
             Some(size) => size,
-            // Pieces that were cut off of it are in use, or it never had that much room.
+            // Slices of it are still in use, or it never had that capacity.
             None if buffer.capacity() >= size.bytes() / 4 => size,
             None => return,
         };
@@ -79,7 +78,7 @@ thread_local! {
     static SPARE: RefCell<Spare> = const { RefCell::new(Spare::new()) };
 }
 
-/// The buffers of one thread that nobody uses.
+/// The unused buffers of one thread.
 struct Spare {
     messages: Shelf,
     batches: Shelf,
@@ -104,7 +103,7 @@ impl Spare {
     }
 }
 
-/// Buffers of one size, the one that has rested longest in front.
+/// Buffers of one size, the one unused for longest in front.
 struct Shelf(VecDeque<BytesMut>);
 
 impl Shelf {
@@ -119,7 +118,7 @@ impl Shelf {
         BytesMut::with_capacity(size.bytes())
     }
 
-    /// Keeps it, instead of the one that has rested longest if there are enough.
+    /// Keeps a buffer, in place of the one unused for longest if the pool is full.
     fn keep(&mut self, buffer: BytesMut, size: Size) {
         let (most, count) = size.kept();
         if buffer.capacity() > most {
@@ -132,7 +131,7 @@ impl Shelf {
     }
 }
 
-/// Buffers looked at before a new one is made.
+/// The maximum number of buffers examined before a new one is allocated.
 const LOOKS: usize = 4;
 
 #[cfg(test)]
@@ -170,7 +169,7 @@ mod tests {
         assert_eq!(buffer, b"rest"[..]);
     }
 
-    /// Otherwise no place would be left for those that have.
+    /// Small buffers would take the room of those with full capacity.
     #[test]
     fn one_that_never_had_the_room_is_not_kept() {
         let (_, count) = Size::Batch.kept();
@@ -185,7 +184,7 @@ mod tests {
         assert_eq!(furnished(Size::Batch).as_ptr(), address);
     }
 
-    /// Whoever reads from an application that is slow, or for a peer that is, may hold it for minutes.
+    /// A reader may hold its buffer for minutes if the application or the peer is slow.
     #[test]
     fn what_a_link_gathered_is_not_lent_to_who_reads() {
         let mut gathered = BytesMut::with_capacity(64 * 1024);

@@ -1,4 +1,5 @@
-//! Conditions that break traffic at this proxy: collected from all threads, for the control plane and the admin page.
+//! Conditions that break traffic at this proxy: collected from all threads, for the control plane and the admin
+//! page.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::rejected_clients::RejectedClients;
 
-/// The conditions of now. Requests never touch it: only a failure, a recovery, and readers do.
+/// The current conditions. Requests never access it: only failures, recoveries and readers do.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     all: Mutex<BTreeMap<(&'static str, String), String>>,
@@ -25,26 +26,27 @@ pub(crate) struct Conditions {
     changed: Notify,
 }
 
-/// A circuit that one thread has opened.
+/// A circuit opened by one thread.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCircuit {
-    /// The port of the service that the policy is attached to, whichever backends its requests go to.
+    /// The port of the service that the policy is attached to, independent of the backends that its requests
+    /// use.
     pub(crate) subject: ServicePort,
     pub(crate) policy: ServicePolicyName,
     pub(crate) trigger: Trigger,
     pub(crate) since: Instant,
-    /// The time for which nothing is sent; then probes are.
+    /// The time for which nothing is sent, before the first probes.
     pub(crate) open_for: Duration,
-    /// The status that its requests are answered with.
+    /// The status of rejected requests.
     pub(crate) status: u16,
 }
 
 /// The state of a circuit that is not closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CircuitState {
-    /// Nothing is sent.
+    /// Requests are rejected.
     Open,
-    /// Probes are sent, or would be if there were requests.
+    /// Probes are sent, if there are requests.
     HalfOpen,
 }
 
@@ -65,8 +67,8 @@ impl OpenCircuit {
         }
     }
 
-    /// The end of the condition: a circuit that is half-open for longer has no requests that could close it, and
-    /// rejects none.
+    /// Returns the end of the condition: a circuit that stays half-open for longer has no requests that could
+    /// close it, and rejects none.
     fn ends(&self) -> Instant {
         self.since + self.open_for + self.open_for.clamp(HALF_OPEN_MIN, HALF_OPEN_MAX)
     }
@@ -100,14 +102,14 @@ impl Conditions {
         }
     }
 
-    /// A connection of a client without mutual TLS is rejected at a port of the application.
+    /// Records a rejected connection of a client without mutual TLS at an application port.
     pub(crate) fn note_rejected_client(&self, port: u16, client: IpAddr) {
         if lock(&self.rejected_clients).note(port, client, Instant::now()) {
             self.changed.notify_one();
         }
     }
 
-    /// Makes these all conditions of a kind.
+    /// Replaces all conditions of a kind.
     pub(crate) fn replace(
         &self,
         kind: &'static str,
@@ -125,26 +127,26 @@ impl Conditions {
         }
     }
 
-    /// A number for one more circuit.
+    /// Returns a number for a new circuit.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A circuit has opened.
+    /// Records an opened circuit.
     pub(crate) fn open(&self, number: u64, circuit: OpenCircuit) {
         lock(&self.circuits).insert(number, circuit);
         self.changed.notify_one();
     }
 
-    /// A circuit has closed, or its policy is gone.
+    /// Removes a circuit that has closed or lost its policy.
     pub(crate) fn close(&self, number: u64) {
         if lock(&self.circuits).remove(&number).is_some() {
             self.changed.notify_one();
         }
     }
 
-    /// The circuits that are not closed, one of each policy at each port that it is attached to: each with the number of threads that have opened it, and the newest of
-    /// them.
+    /// Returns the circuits that are not closed, one for each policy and port that it is attached to: each with
+    /// the number of threads that opened it, and the newest of them.
     pub(crate) fn circuits(&self) -> Vec<(usize, OpenCircuit)> {
         let mut found: BTreeMap<(ServicePort, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
@@ -159,7 +161,7 @@ impl Conditions {
         found.into_values().collect()
     }
 
-    /// All conditions, in order.
+    /// Returns all conditions in order.
     pub(crate) fn now(&self, now: Instant) -> Vec<Condition> {
         let mut conditions: Vec<Condition> = lock(&self.all)
             .iter()
@@ -171,7 +173,7 @@ impl Conditions {
         conditions
     }
 
-    /// Waits until the conditions may have changed. May be dropped and called again.
+    /// Waits until the conditions may have changed. Cancel-safe.
     pub(crate) async fn changed(&self) {
         let now = Instant::now();
         let ends =
@@ -195,10 +197,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A circuit counts as open for at least this time after probes are permitted: the next probe may open it again at
-/// once.
+/// The minimum time for which a circuit counts as open after probes are permitted: the next probe may open it
+/// again at once.
 const HALF_OPEN_MIN: Duration = Duration::from_secs(10);
-/// The longest such time.
+/// The maximum such time.
 const HALF_OPEN_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a proxy is told at its start: addresses, limits and times, parsed once by the caller.
+//! Start options of a proxy: addresses, limits and timeouts, parsed once by the caller.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -12,109 +12,105 @@ use crate::control_address::ControlAddress;
 use crate::look_ups::ClusterDomain;
 use crate::probes::Probes;
 
-/// What a proxy is told at its start.
+/// Start options of a proxy.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The workload it serves.
+    /// The workload of this proxy.
     pub workload: WorkloadName,
-    /// The mesh's trust domain; needed before the first certificate is there.
+    /// The trust domain of the mesh; needed before the first certificate exists.
     pub trust_domain: TrustDomain,
     /// Control planes, tried in turn.
     pub control: Vec<ControlAddress>,
-    /// Where key, certificate and last good snapshot are kept (mode 0700).
+    /// The directory (mode 0700) of the key, the certificate and the last applied snapshot.
     pub state: PathBuf,
-    /// The one-time join bundle; read when there is no valid certificate, then removed.
+    /// The one-time join bundle; read if there is no valid certificate, then removed.
     pub token_file: Option<PathBuf>,
-    /// A token that the platform keeps fresh, used in place of a bundle whenever there is no valid
-    /// certificate.
+    /// A token that the platform renews, used instead of a join bundle whenever there is no valid certificate.
     pub account_token: Option<AccountToken>,
-    /// How the application's traffic reaches the proxy.
+    /// The way by which the application's traffic reaches the proxy.
     pub interception: Interception,
-    /// Answering the application's name look-ups, where they are redirected too; otherwise they are
-    /// left alone.
+    /// The DNS server for the application, if its queries are redirected; `None` leaves them alone.
     pub look_ups: Option<LookUps>,
-    /// The loopback address of the admin page; port 0 lets the kernel choose.
+    /// The loopback address of the admin page; with port 0 the kernel selects the port.
     pub admin: SocketAddr,
-    /// Where anybody may ask whether it is well, and the kubelet about the application; nowhere when
-    /// absent.
+    /// The address of health checks and of application probes for the kubelet; `None` disables it.
     pub health: Option<SocketAddr>,
-    /// The clients that get metrics there.
+    /// The clients that may read metrics at the health address.
     pub metrics_from: ClientRanges,
-    /// The probes of the application that it makes for whoever asks there.
+    /// The application probes that the proxy runs at the health address.
     pub probes: Probes,
-    /// Where the application exposes metrics of its own, to be told beside ours.
+    /// The address of the application's own metrics, which are appended to ours.
     pub application_metrics: Option<ApplicationMetrics>,
-    /// Roots, as PEM, that vouch for collectors; those of the system when absent.
+    /// CA certificates (PEM) that collectors are verified with; the system's if absent.
     pub collector_roots: Option<PathBuf>,
-    /// Data threads, each a single-threaded runtime of its own.
+    /// The number of data threads, each with its own single-threaded runtime.
     pub cores: usize,
-    /// The protocols that a connection may change to.
+    /// The protocols that a connection may be upgraded to.
     pub upgrades: Upgrades,
-    /// Which requests are logged, on standard output.
+    /// The access log on standard output.
     pub access_log: LogChoice,
-    /// What it does when its certificate expires, since no control plane renewed it in time.
+    /// The behavior when the certificate expires because no control plane renewed it in time.
     pub on_expiry: OnExpiry,
-    /// Limits and times.
+    /// Limits and timeouts.
     pub limits: Limits,
 }
 
-/// A token of the platform's that says which workload its holder is: in Kubernetes, that of a pod
-/// and its service account.
+/// A platform token that identifies its workload: in Kubernetes, by its pod and service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountToken {
-    /// Where it is: read at each join, and left there.
+    /// The file of the token: read at each join, and never removed.
     pub file: PathBuf,
-    /// Whom the proxy shows it to.
+    /// The trust roots of the servers that may receive the token.
     pub roots: TrustedRoots,
 }
 
-/// The roots that a proxy verifies the control plane by before it has a certificate.
+/// The roots that a proxy verifies the control plane with before it has a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrustedRoots {
-    /// These.
+    /// Roots known at the start.
     Known(Roots),
-    /// What is in a file of PEM then.
+    /// A PEM file, read at each join.
     File(PathBuf),
 }
 
-/// How the application's traffic reaches the proxy.
+/// The way by which the application's traffic reaches the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interception {
-    /// Through doors: fixed ones, and an HTTP proxy door at this address.
+    /// Through listeners: one for each configured service, and an HTTP proxy listener.
     Doors {
-        /// Where the sidecar accepts mutual TLS, one listener per application port.
+        /// The address on which the sidecar accepts mutual TLS, with one listener per application port.
         inbound: IpAddr,
-        /// The HTTP proxy door (absolute-form and `CONNECT`); none when absent.
+        /// The HTTP proxy listener (absolute-form and `CONNECT`); `None` disables it.
         http_proxy: Option<SocketAddr>,
     },
-    /// By redirection in the workload's own network namespace.
+    /// By redirection in the network namespace of the workload.
     Redirect {
-        /// The address that other workloads reach this namespace by.
+        /// The address of this namespace for other workloads.
         address: IpAddr,
-        /// Where redirected outbound connections arrive.
+        /// The listener of redirected outbound connections.
         outbound: SocketAddr,
-        /// The same for IPv6; services have addresses of that version when it is given.
+        /// The same for IPv6; if present, services have IPv6 addresses as well.
         outbound_v6: Option<SocketAddr>,
-        /// Where redirected inbound connections arrive.
+        /// The listener of redirected inbound connections.
         inbound: SocketAddr,
-        /// The same over the other version of IP, where others reach the namespace by both.
+        /// The same for the other IP version, if other workloads reach the namespace by both.
         inbound_other: Option<SocketAddr>,
-        /// Where the application's name look-ups arrive. Without it somebody else answers them, and
-        /// destinations are recognised by their address, with the control plane's help.
+        /// The listener of the application's DNS queries. Without it another server answers them, and
+        /// destinations are identified by their address, with the help of the control plane.
         dns: Option<SocketAddr>,
-        /// The firewall mark on the proxy's own connections, which are not redirected again. Without
-        /// it they are recognised by the user that the proxy runs as.
+        /// The firewall mark on the proxy's own connections, which exempts them from redirection. Without it
+        /// they are identified by the user ID of the proxy.
         mark: Option<u32>,
     },
-    /// None: it is the proxy of a gateway, and listens at the ports of that, at this address.
+    /// No application: the proxy serves a gateway, and listens on its ports at this address.
     Gateway {
-        /// The address; `::` stands for all of both versions.
+        /// The address; `::` stands for all addresses of both versions.
         bind: IpAddr,
     },
 }
 
 impl Interception {
-    /// Redirection in a namespace reached at `address`, at the ports that OSM's users look for.
+    /// Creates a redirection in a namespace with the given address, with the ports that OSM users expect.
     #[must_use]
     pub fn redirected(address: IpAddr, versions: Versions) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -130,8 +126,8 @@ impl Interception {
         }
     }
 
-    /// The same in a pod: the sidecar has no rights that would let it mark its connections, and the
-    /// cluster answers name look-ups.
+    /// The same in a pod: the sidecar has no privilege to mark its connections, and the DNS of the cluster
+    /// answers queries.
     #[must_use]
     pub fn in_pod(address: IpAddr, versions: Versions) -> Self {
         let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
@@ -153,27 +149,28 @@ impl Interception {
         }
     }
 
-    /// Whether destinations are recognised by their address alone.
+    /// True if destinations are identified by their address alone.
     #[must_use]
     pub fn is_by_address(&self) -> bool {
         matches!(self, Self::Redirect { dns: None, .. })
     }
 }
 
-/// How the application's name look-ups are answered, which arrive by redirection.
+/// Options of the DNS server for redirected queries of the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LookUps {
-    /// Where they arrive, over UDP and TCP.
+    /// The listener addresses, for UDP and TCP.
     pub at: Vec<SocketAddr>,
-    /// Under which services have names.
+    /// The domain of service names.
     pub domain: ClusterDomain,
-    /// The file that names those who answer what the mesh does not know.
+    /// The file with the upstream resolvers for names that the mesh does not know.
     pub resolvers: PathBuf,
 }
 
 impl LookUps {
-    /// As in a pod: where `leno intercept --dns` leads them, passed on by `/etc/resolv.conf`, which
-    /// tells the domain too unless one is given.
+    /// Creates the options for a pod: queries arrive at the port that `leno intercept --dns` redirects to,
+    /// unknown names are forwarded to the resolvers in `/etc/resolv.conf`, and that file also gives the domain
+    /// unless one is passed.
     #[must_use]
     pub fn in_pod(domain: Option<ClusterDomain>, versions: Versions) -> Self {
         let resolvers = PathBuf::from("/etc/resolv.conf");
@@ -192,81 +189,80 @@ impl LookUps {
     }
 }
 
-/// Which connections of the application are redirected.
+/// The IP versions of the application's redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Versions {
-    /// Those over IPv4.
+    /// IPv4.
     V4,
-    /// Those over IPv4 and IPv6.
+    /// IPv4 and IPv6.
     Both,
 }
 
-/// Where redirected outbound connections arrive.
+/// The port of redirected outbound connections.
 pub const OUTBOUND_PORT: u16 = 15_001;
-/// Where redirected inbound connections arrive.
+/// The port of redirected inbound connections.
 pub const INBOUND_PORT: u16 = 15_003;
-/// Where redirected look-ups of names arrive.
+/// The port of redirected DNS queries.
 pub const LOOK_UP_PORT: u16 = 15_053;
-/// The firewall mark of a proxy's own connections, which redirection leaves alone.
+/// The firewall mark of a proxy's own connections, which redirection exempts.
 pub const MARK: u32 = 0x1e90;
-/// Where resolvers ask (RFC 1035 §4.2).
+/// The port that resolvers send queries to (RFC 1035 §4.2).
 const DNS_PORT: u16 = 53;
 
-/// What a sidecar does when its certificate expires.
+/// The behavior of a sidecar when its certificate expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// It goes on with what needs no certificate; peers refuse its new connections.
+    /// Continues with traffic that needs no certificate; peers reject its new connections.
     Continue,
-    /// It drains and ends with an error, so that whoever supervises it notices.
+    /// Drains and ends with an error, for its supervisor to notice.
     Fail,
 }
 
-/// Who says which requests are logged.
+/// The source of the access log's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogChoice {
     /// The control plane.
     Mesh,
-    /// Whoever started the sidecar: these, or none.
+    /// The start options of the sidecar: this log, or none.
     Own(Option<AccessLog>),
 }
 
-/// Bounds on what strangers can make a proxy hold or wait for.
+/// Bounds on the resources that clients can make a proxy hold, and on the time that it waits for them.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Connections accepted per data thread, and connections to the application behind it; further
-    /// ones are closed at once, or not made.
+    /// Accepted connections per data thread, and connections to the application for them; further ones are
+    /// closed at once, or not opened.
     pub connections_max: usize,
-    /// Clients per data thread that are awaited before they have finished a TLS handshake or begun a
-    /// request, half of them of one IPv4 address or IPv6 /64. Beyond it the one that was awaited longest is
-    /// closed.
+    /// Clients per data thread that have not finished a TLS handshake or begun a request; at most half of them
+    /// from one IPv4 address or IPv6 /64. Beyond the limit the one that has waited longest is closed.
     pub handshakes_max: usize,
-    /// From the first byte of a head to its last.
+    /// The time from the first byte of a head to its last.
     pub head_timeout: Duration,
-    /// A TLS handshake, or the first bytes of a connection whose protocol is to be detected.
+    /// The time for a TLS handshake, or for the first bytes of a connection if its protocol is detected.
     pub handshake_timeout: Duration,
-    /// How long the first bytes of a connection are waited for before it is taken as opaque.
+    /// The time to wait for the first bytes of a connection before it is treated as opaque.
     pub detect_timeout: Duration,
-    /// A connection attempt to an endpoint, TLS included.
+    /// The time for a connection attempt to an endpoint, including TLS.
     pub connect_timeout: Duration,
-    /// How long the first request to a service waits for the control plane.
+    /// The time for which the first request to a service waits for the control plane.
     pub discovery_timeout: Duration,
-    /// After this time without use a service is unsubscribed.
+    /// The time without use after which a service is unsubscribed.
     pub idle_subscription: Duration,
-    /// A kept-alive connection without a request, a TCP connection without a byte either way, and
-    /// a link without a stream are closed after this time.
+    /// The time after which a kept-alive connection without a request, a TCP connection without a byte in
+    /// either direction, and a link without a stream are closed.
     pub idle_connection: Duration,
-    /// The same of a stranger's kept-alive connection to a gateway.
+    /// The same for kept-alive connections of external clients to a gateway.
     pub idle_stranger: Duration,
-    /// A kept-alive connection that has not been used for this long gives back what it needs to
-    /// serve a request, until the next one comes.
+    /// The time without use after which a kept-alive connection frees the memory that serves a request, until
+    /// the next request.
     pub rest_after: Duration,
-    /// How long a body may stand still: a client that stops in the middle of its request and is
-    /// not answered yet, or anybody who takes nothing of what waits for him.
+    /// The maximum time without progress of a body: for a client that stops in the middle of a request that has
+    /// no response yet, and for a receiver that does not read.
     pub body_stall_timeout: Duration,
-    /// How long requests under way may take to finish after SIGTERM.
+    /// The time for requests in progress to finish after SIGTERM.
     pub drain_timeout: Duration,
-    /// The time for a last request on a connection that is idle when the drain begins, or new: more than the pause
-    /// between two requests of a busy client. No more than half of `drain_timeout`.
+    /// The time for a last request on a connection that is idle or new when the drain begins: more than the
+    /// pause between two requests of a busy client. At most half of `drain_timeout`.
     pub last_call: Duration,
 }
 
@@ -292,8 +288,8 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// Where the application is probed: where the kubelet would, or where it is when nothing is
-    /// redirected.
+    /// Returns the address at which the application is probed: the one that the kubelet would use, or loopback
+    /// if nothing is redirected.
     pub(crate) fn probed_at(&self) -> IpAddr {
         match &self.interception {
             Interception::Redirect { address, .. } => *address,
@@ -303,7 +299,7 @@ impl Config {
         }
     }
 
-    /// A sidecar with doors on loopback and every default, for `workload`.
+    /// Creates the options of a sidecar for `workload`, with listeners on loopback and all defaults.
     #[must_use]
     pub fn sidecar(workload: WorkloadName, trust_domain: TrustDomain, state: PathBuf) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);

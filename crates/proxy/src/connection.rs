@@ -1,4 +1,4 @@
-//! One accepted connection: who is there, what is spoken, and the corridor it belongs in.
+//! Classification of one accepted connection by peer and protocol, and its dispatch.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ use crate::tcp;
 use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
 
-/// Carries a connection from its first byte to its last.
+/// Serves a connection from its first byte to its last.
 pub(crate) async fn carry(
     worker: Rc<Worker>,
     entrance: Entrance,
@@ -46,8 +46,8 @@ pub(crate) async fn carry(
     peer: SocketAddr,
 ) {
     let _counted = Counted::connection(&worker.shard, ConnectionSide::Downstream);
-    // Boxed here and below, so that each kind of connection holds the room that it needs and not
-    // that of the largest: most connections are idle most of the time.
+    // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
+    // the largest kind: most connections are idle most of the time.
     match entrance {
         Entrance::Inbound { port } => Box::pin(inbound(&worker, port, tcp, peer)).await,
         Entrance::HttpProxy => {
@@ -64,7 +64,7 @@ pub(crate) async fn carry(
     }
 }
 
-/// From another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
+/// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
 async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
     let Some(scene) = worker.world.scene() else {
         return;
@@ -107,7 +107,7 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     Box::pin(inside_tls(worker, port, accepted, peer)).await;
 }
 
-/// Serves a connection inside TLS, for as long as its client is allowed.
+/// Serves a connection inside TLS for as long as its client is allowed.
 async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: SocketAddr) {
     let proved = accepted.client.member().cloned();
     if proved.as_ref().is_some_and(|proved| worker.world.revokes_workload(proved)) {
@@ -132,7 +132,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     let forbidden = pin!(async {
         match &proved {
             Some(proved) => worker.world.revoked(proved).await,
-            // Nothing but an opening lets somebody in who is no member.
+            // Only an ingress rule allows clients that are not mesh members.
             None => worker.world.kept_out(port, origin).await,
         }
     });
@@ -157,7 +157,7 @@ fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) 
     }
 }
 
-/// Serves a client without mutual TLS, for as long as such clients are allowed.
+/// Serves a client without mutual TLS for as long as such clients are allowed.
 async fn allowed_in_clear(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
@@ -178,8 +178,8 @@ async fn allowed_in_clear(
     }
 }
 
-/// Serves a connection to its end, which is near when it is forbidden from now on. Both are pinned
-/// where they are: moved in here, a connection would have room for them twice.
+/// Serves a connection until it ends, or until it is forbidden. Both futures are pinned by the caller: moving
+/// them in here would reserve the memory of a connection twice.
 pub(crate) async fn until(
     mut served: Pin<&mut impl Future<Output = ()>>,
     forbidden: impl Future<Output = ()> + Unpin,
@@ -194,15 +194,15 @@ pub(crate) async fn until(
     Ended::Cut
 }
 
-/// How a connection ended.
+/// The result of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     Whole,
     Cut,
 }
 
-/// From a client without mutual TLS: whatever the application speaks. A client of HTTP is half-open until
-/// it has sent the head of a request, or the preface of HTTP/2.
+/// Serves a client without mutual TLS in the protocol of the application. An HTTP client is half-open until it
+/// has sent the head of a request, or the HTTP/2 preface.
 async fn plain_inbound(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
@@ -241,7 +241,7 @@ async fn plain_inbound(
     }
 }
 
-/// Serves HTTP/1.1 in clear. The connection is half-open until the head of its first request is whole.
+/// Serves plaintext HTTP/1.1. The connection is half-open until the head of its first request is complete.
 pub(crate) async fn half_open_http1(
     (session, half_open): (Session, HalfOpen),
     listed: Listed,
@@ -254,7 +254,7 @@ pub(crate) async fn half_open_http1(
     }
 }
 
-/// Reads the head of the first request, and returns all that was read. `None`: the connection is over.
+/// Reads the head of the first request and returns all bytes read. `None`: the connection is over.
 async fn first_request(
     session: &Session,
     half_open: HalfOpen,
@@ -270,7 +270,7 @@ async fn first_request(
     drop(half_open);
     match read {
         Some(Some(())) => return Some(reader.buffer),
-        // Empty lines begin no request: the connection is idle.
+        // Empty lines do not begin a request: the connection is idle.
         Some(None) if matches!(&reader.buffer[..], b"" | b"\r") => return Some(reader.buffer),
         Some(None) => drop(refuse(session, io, Reason::HeadTimeout).await),
         None => io.reset(),
@@ -278,8 +278,8 @@ async fn first_request(
     None
 }
 
-/// Serves HTTP/2 in clear. The connection is half-open until its preface is whole; from then on it is idle
-/// while it has no request, and makes room as such.
+/// Serves plaintext HTTP/2. The connection is half-open until its preface is complete; then it is idle while it
+/// has no request, and may be evicted as such.
 pub(crate) async fn half_open_http2(
     (session, half_open): (Session, HalfOpen),
     io: &Io,
@@ -290,7 +290,7 @@ pub(crate) async fn half_open_http2(
     let read = handshake::begun(worker, &half_open, read).await;
     drop(half_open);
     match read {
-        // A client that is late or sends something else hears of it from the handshake of HTTP/2.
+        // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
         Some(Ok(()) | Err(_)) => {
             Box::pin(http2::server::serve(Rc::new(session), io, early)).await;
         }
@@ -298,7 +298,7 @@ pub(crate) async fn half_open_http2(
     }
 }
 
-/// Serves a connection that begins in HTTP/1.1; its client may go on in HTTP/2.
+/// Serves a connection that begins with HTTP/1.1 and may be upgraded to HTTP/2.
 pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
     if let Served::Http2 { first, early } = serve(&session, io, early).await {
         listed.goes_on_in("http2");
@@ -307,7 +307,7 @@ pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early:
     }
 }
 
-/// What is spoken inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
+/// Serves the protocol inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
 async fn serve_inbound(
     mut session: Session,
     (port, expires): (u16, Option<Instant>),
@@ -321,7 +321,7 @@ async fn serve_inbound(
             let _listed = list("link");
             Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
         }
-        // Links are for members.
+        // Links are for mesh members only.
         (Some(ALPN_LINK), None) => io.reset(),
         (Some(ALPN_HTTP2), _) => {
             let _listed = list("http2");
@@ -334,8 +334,8 @@ async fn serve_inbound(
     }
 }
 
-/// Drives a link that another sidecar opened; each stream is a task of its own. It takes no new
-/// ones once its peer's certificate has expired.
+/// Drives a link that another sidecar opened; each stream is a task of its own. No new streams are accepted
+/// once the certificate of the peer has expired.
 async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
     let worker = session.worker.clone();
     let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
@@ -370,7 +370,7 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
     }
 }
 
-/// From the application as its HTTP proxy; a tunnel becomes a door to the service it names.
+/// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
 async fn from_proxy_client(session: Session, io: Io) {
     let (authority, early) = match serve(&session, &io, BytesMut::new()).await {
         Served::Tunnel { authority, early } => (authority, early),
@@ -405,7 +405,7 @@ async fn from_proxy_client(session: Session, io: Io) {
     }
 }
 
-/// From the application to an address: what is there decides.
+/// Serves a connection from the application to an address, by the address entry.
 async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: SocketAddr) {
     let io = Io::new(Stream::Plain(tcp));
     let patience = worker.config.limits.discovery_timeout;
@@ -436,7 +436,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
     outside::carry(&session, at, io, BytesMut::new()).await;
 }
 
-/// From the application to one service, or one workload, in whatever protocol the service speaks.
+/// Serves a connection from the application to one service or workload, in the protocol of the service.
 async fn to_service(
     worker: &Rc<Worker>,
     entrance: Entrance,
@@ -461,7 +461,8 @@ async fn to_service(
         let needs_requests = || tcp::injects_faults(worker, &service, port);
         let spoken = spoken_in(worker, (declared, patience), (&io, &mut early), needs_requests);
         let Some(spoken) = spoken.await else { return };
-        // The plan that is there with the first bytes decides. It may have arrived while the client was silent.
+        // The configuration at the time of the first bytes decides. It may have arrived while the client was
+        // silent.
         match protocol_now(worker, &entrance) {
             Some(now) if now != declared => declared = now,
             Some(_) | None => break spoken,
@@ -486,8 +487,8 @@ async fn to_service(
     }
 }
 
-/// What is spoken on a connection to a service that declares this. Nothing when the client stays
-/// silent for as long as `patience`, or this proxy goes.
+/// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
+/// client stays silent for `patience`, or if the proxy drains.
 pub(crate) async fn spoken(
     worker: &Worker,
     (declared, patience): (Protocol, Duration),
@@ -497,11 +498,11 @@ pub(crate) async fn spoken(
     let limits = &worker.config.limits;
     match declared {
         Protocol::Tcp => Some(Spoken::Opaque),
-        // Silence means a protocol in which the server speaks first.
+        // A silent client implies a protocol in which the server speaks first.
         Protocol::Detect => match timeout(limits.detect_timeout, detect(io, early)).await {
             Ok(Sniffed::Http1) => Some(Spoken::Http1),
             Ok(Sniffed::Http2) => Some(Spoken::Http2),
-            // What the application understands is not known: it gets what its client says.
+            // The protocol of the application is unknown: bytes are forwarded unchanged.
             Ok(_) | Err(_) => Some(Spoken::Opaque),
         },
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
@@ -512,7 +513,7 @@ pub(crate) async fn spoken(
                     tokio::select! {
                         biased;
                         begun = begun(patience) => begun.ok()?.ok()?,
-                        // A connection that is new when the drain begins has a first request as well.
+                        // A connection that is new when the drain begins may have a first request as well.
                         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
                             Box::pin(begun(last_call(limits).min(patience))).await.ok()?.ok()?;
                         }
@@ -520,17 +521,17 @@ pub(crate) async fn spoken(
                 }
                 match timeout(limits.head_timeout, detect(io, early)).await {
                     Ok(sniffed) => break sniffed,
-                    // The kernel was hasty: nothing was said yet.
+                    // A spurious wakeup: no byte has arrived.
                     Err(_) if early.is_empty() => {}
-                    // Who stops half-way hears of it from whoever reads the head.
+                    // The reader of the head reports a client that stops halfway.
                     Err(_) => break Sniffed::More,
                 }
             };
             Some(match (declared, sniffed) {
-                // The application's own: its bytes mean nothing to anybody in between.
+                // The application's own TLS, opaque to both sidecars.
                 (_, Sniffed::Tls) => Spoken::Opaque,
-                // Both versions are understood, whichever is declared: the sidecar of the application translates. The
-                // reader of the head rejects anything else.
+                // Both versions are accepted, independent of the declaration: the sidecar of the application
+                // translates. The reader of the head rejects other bytes.
                 (_, Sniffed::Http2) => Spoken::Http2,
                 (Protocol::Http, _) | (_, Sniffed::Http1) => Spoken::Http1,
                 _ => Spoken::Http2,
@@ -539,12 +540,13 @@ pub(crate) async fn spoken(
     }
 }
 
-/// True where the client speaks HTTP/2 to a port without a declared protocol: the application is spoken to in the same.
+/// True if the client speaks HTTP/2 to a port without a declared protocol: the application then gets HTTP/2 as
+/// well.
 fn found_http2(declared: Protocol, spoken: Spoken) -> bool {
     declared == Protocol::Detect && spoken == Spoken::Http2
 }
 
-/// What a connection to a service is carried as.
+/// The protocol in which a connection to a service is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spoken {
     Http1,
@@ -552,7 +554,7 @@ pub(crate) enum Spoken {
     Opaque,
 }
 
-/// What the service says it speaks; to be detected when it is not known.
+/// Returns the declared protocol of a service port; `Detect` if it is not known.
 async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
     let patience = worker.config.limits.discovery_timeout;
     let Ok((_, plan)) = worker.world.with_service(service, patience).await else {
@@ -561,7 +563,7 @@ async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol
     plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
 }
 
-/// What is spoken at a port of a workload that is reached by its own address.
+/// Returns the protocol at a port of a workload that is addressed directly.
 async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
     let patience = worker.config.limits.discovery_timeout;
     match worker.world.occupant(at.ip(), patience).await.as_deref() {
@@ -572,7 +574,7 @@ async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
     }
 }
 
-/// The protocol that the current plan gives to the target of a connection.
+/// Returns the protocol of the target in the current configuration.
 fn protocol_now(worker: &Worker, entrance: &Entrance) -> Option<Protocol> {
     match entrance {
         Entrance::Door { service, port } | Entrance::Service { service, port } => {

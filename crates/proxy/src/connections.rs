@@ -1,4 +1,4 @@
-//! The connections that are open now, for the admin page and the limit.
+//! The open connections, for the admin page and the connection limit.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use leno_telemetry::{ConnectionSide, Gauge, Shard};
 use slab::Slab;
 
-/// The connections that are open now, over all threads.
+/// The open connections of all threads.
 #[derive(Default)]
 pub(crate) struct Connections(Mutex<Slab<Connection>>);
 
@@ -18,9 +18,9 @@ pub(crate) struct Connection {
     pub(crate) direction: &'static str,
     pub(crate) protocol: &'static str,
     pub(crate) peer: SocketAddr,
-    /// The peer's verified identity; empty on plain connections.
+    /// The verified identity of the peer; empty on plaintext connections.
     pub(crate) identity: String,
-    /// What it leads to.
+    /// The destination.
     pub(crate) target: String,
     pub(crate) since: Instant,
 }
@@ -32,7 +32,7 @@ impl Connections {
         Listed { connections: self.clone(), key }
     }
 
-    /// At most `limit` of the connections that are open now, and how many there are.
+    /// Returns at most `limit` of the open connections, and their total number.
     pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<Connection>) {
         let all = self.lock();
         (all.len(), all.iter().take(limit).map(|(_, connection)| connection.clone()).collect())
@@ -43,14 +43,14 @@ impl Connections {
     }
 }
 
-/// Keeps a connection on the list.
+/// Keeps a connection in the list until dropped.
 pub(crate) struct Listed {
     connections: std::sync::Arc<Connections>,
     key: usize,
 }
 
 impl Listed {
-    /// The connection goes on in another protocol.
+    /// Records that the connection continues in another protocol.
     pub(crate) fn goes_on_in(&self, protocol: &'static str) {
         if let Some(connection) = self.connections.lock().get_mut(self.key) {
             connection.protocol = protocol;
@@ -76,13 +76,13 @@ enum What {
 }
 
 impl Counted {
-    /// A connection that was opened on this side.
+    /// Counts a connection opened on this side.
     pub(crate) fn connection(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
         shard.connection_opened(side);
         Self { shard: shard.clone(), what: What::Connection(side) }
     }
 
-    /// A link that was opened on this side.
+    /// Counts a link opened on this side.
     pub(crate) fn link(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
         let gauge = match side {
             ConnectionSide::Downstream => Gauge::LinksDownstream,

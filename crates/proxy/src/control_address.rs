@@ -1,4 +1,4 @@
-//! The address of a control plane, or a name that is resolved at each connection; the last known address of each name.
+//! The address of a control plane, or a name resolved at each connection; the last known address of each name.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,22 +12,22 @@ use tokio::time::timeout;
 
 use crate::state::StateDir;
 
-/// Where a control plane is.
+/// The address of a control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlAddress {
-    /// There.
+    /// A fixed address.
     Address(SocketAddr),
-    /// Wherever this name leads to now.
+    /// A name that is resolved at each connection.
     Name {
-        /// A host name, as the system resolves it.
+        /// A host name, resolved by the system.
         host: String,
-        /// The port there.
+        /// The port.
         port: u16,
     },
 }
 
 impl ControlAddress {
-    /// Its addresses now, in the order that the resolver gives them.
+    /// Returns the current addresses, in the order of the resolver.
     pub(crate) async fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Address(address) => Ok(vec![*address]),
@@ -42,7 +42,7 @@ impl ControlAddress {
     }
 }
 
-/// The addresses at which control planes were reached last, by name: they survive restarts, and failures of DNS.
+/// The last addresses at which control planes were reached, by name. They survive restarts and DNS failures.
 #[derive(Debug)]
 pub(crate) struct ReachedAddresses {
     state: StateDir,
@@ -50,16 +50,16 @@ pub(crate) struct ReachedAddresses {
 }
 
 impl ReachedAddresses {
-    /// None yet but those in the state directory.
+    /// Begins with the addresses in the state directory.
     pub(crate) fn new(state: StateDir) -> Self {
         Self { state, known: RefCell::default() }
     }
 
-    /// The addresses of a control plane: those that its name has now, or the last known one when the name cannot be resolved, or
-    /// not in time.
+    /// Returns the addresses of a control plane: the current ones of its name, or the last known one if the
+    /// name cannot be resolved in time.
     ///
     /// # Errors
-    /// When the name cannot be resolved, and no control plane was ever reached by it.
+    /// If the name cannot be resolved, and no control plane was ever reached by it.
     pub(crate) async fn find(&self, control: &ControlAddress) -> io::Result<Vec<SocketAddr>> {
         let Some(last) = self.last(control) else { return control.resolve().await };
         match timeout(RESOLUTION_MAX, control.resolve()).await {
@@ -76,7 +76,7 @@ impl ReachedAddresses {
         }
     }
 
-    /// A control plane was reached at this address.
+    /// Records an address at which a control plane was reached.
     pub(crate) fn reached(&self, control: &ControlAddress, address: SocketAddr) {
         let ControlAddress::Name { .. } = control else { return };
         if self.last(control) != Some(address) {
@@ -92,7 +92,7 @@ impl ReachedAddresses {
     }
 }
 
-/// The name of the file in the state directory; names have no characters that a file name cannot have.
+/// Returns the file name in the state directory; every character of a host name is valid in a file name.
 fn key(control: &ControlAddress) -> String {
     format!("control-{}", control.to_string().replace(':', "-"))
 }
@@ -126,9 +126,9 @@ impl FromStr for ControlAddress {
             let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
             !label.is_empty() && label.len() <= LABEL_BYTES_MAX && label.bytes().all(good)
         };
-        // One dot at its end says that the name is whole.
+        // A trailing dot marks a fully qualified name.
         let labels = host.strip_suffix('.').unwrap_or(host);
-        // What is of digits alone at its end is a misspelt address, and no name (RFC 3696 §2).
+        // A last label of digits only is a mistyped address, not a name (RFC 3696 §2).
         let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
         let good = host.len() <= NAME_BYTES_MAX
             && port != 0
@@ -141,18 +141,18 @@ impl FromStr for ControlAddress {
     }
 }
 
-/// A text that says nowhere where a control plane is.
+/// A text that is neither an address nor a name with a port.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no address and no name with a port: use 192.0.2.1:15010 or NAME:15010")]
 pub struct InvalidAddress(String);
 
-/// The time that a name may take to be resolved where an address is known.
+/// The maximum time to resolve a name if an address is known.
 const RESOLUTION_MAX: Duration = Duration::from_secs(2);
-/// More are not tried: any control plane will do.
+/// The maximum number of addresses tried: any control plane will do.
 const ADDRESSES_MAX: usize = 8;
-/// The longest name (RFC 1035 §2.3.4).
+/// The maximum length of a name (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 253;
-/// The longest part of one.
+/// The maximum length of a label.
 const LABEL_BYTES_MAX: usize = 63;
 
 #[cfg(test)]
@@ -181,7 +181,6 @@ mod tests {
         }
     }
 
-    /// Issue 27, finding A11.
     #[tokio::test]
     async fn the_last_known_address_survives_a_failure_of_dns_and_a_restart() {
         let directory = tempfile::tempdir().unwrap();
@@ -196,7 +195,7 @@ mod tests {
         assert_eq!(found, [address]);
         let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
         assert_eq!(reached.find(&control).await.unwrap(), [address]);
-        // A name that can be resolved leads to where it leads now.
+        // A name that can be resolved uses its current addresses.
         let local: ControlAddress = "localhost:15010".parse().unwrap();
         reached.reached(&local, address);
         assert!(reached.find(&local).await.unwrap().iter().all(|it| it.ip().is_loopback()));

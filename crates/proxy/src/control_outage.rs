@@ -1,4 +1,5 @@
-//! Failed connections to control planes: their log lines, each reason once, and the failures that end the proxy.
+//! Failed connections to control planes: their log lines, each reason once, and the failures that end the
+//! proxy.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,14 +12,14 @@ use crate::StartError;
 use crate::control_address::ControlAddress;
 use crate::follow::Ended;
 
-/// The failures since a connection was stable.
+/// The failures since the last stable connection.
 #[derive(Debug)]
 pub(crate) struct ControlOutage {
     /// The number of configured control planes.
     controls: usize,
-    /// The last failure of each configured control plane, by its place in the configuration.
+    /// The last failure of each configured control plane, by its position in the configuration.
     failures: RefCell<BTreeMap<usize, Failure>>,
-    /// A connection was logged since.
+    /// True if a connection was logged since.
     is_connected_logged: Cell<bool>,
 }
 
@@ -29,14 +30,15 @@ struct Failure {
 }
 
 impl ControlOutage {
-    /// Without failures of any of so many control planes.
+    /// Creates the state without failures, for the given number of control planes.
     pub(crate) fn new(controls: usize) -> Self {
         let is_connected_logged = Cell::new(false);
         Self { controls, failures: RefCell::default(), is_connected_logged }
     }
 
-    /// Takes in a failure. True when it leaves the proxy nothing to serve and nothing to try: it ends with that
-    /// reason. Otherwise the failure is logged, unless this control plane failed for the same reason before.
+    /// Records a failure. Returns true if the proxy has nothing to serve and nothing left to try, and ends with
+    /// this reason. Otherwise the failure is logged, unless this control plane failed for the same reason
+    /// before.
     #[must_use]
     pub(crate) fn failed(
         &self,
@@ -61,27 +63,27 @@ impl ControlOutage {
         false
     }
 
-    /// Logs that a failure is over.
+    /// Logs the end of a failure.
     pub(crate) fn connected(&self, control: &ControlAddress) {
         if !self.failures.borrow().is_empty() && !self.is_connected_logged.replace(true) {
             tracing::info!(%control, "connected to the control plane");
         }
     }
 
-    /// A connection was stable: the next failure is logged, whatever its reason.
+    /// Records a stable connection: the next failure is logged, whatever its reason.
     pub(crate) fn was_stable(&self) {
         self.failures.borrow_mut().clear();
         self.is_connected_logged.set(false);
     }
 
-    /// The last failure of every control plane was final.
+    /// True if the last failure of every control plane was final.
     fn is_hopeless(&self) -> bool {
         let failures = self.failures.borrow();
         failures.len() == self.controls && failures.values().all(|failure| failure.is_final)
     }
 }
 
-/// The proxy has a configuration to serve while no control plane is connected, or none.
+/// Indicates whether the proxy has a configuration to serve while no control plane is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
     Configuration,
@@ -96,13 +98,13 @@ pub(crate) struct FatalFailure {
 }
 
 impl FatalFailure {
-    /// Ends the proxy, with the first cause of several.
+    /// Ends the proxy. Of several causes the first is kept.
     pub(crate) fn end(&self, cause: StartError) {
         self.cause.borrow_mut().get_or_insert(cause);
         self.notify.notify_one();
     }
 
-    /// Waits for one.
+    /// Waits for a fatal failure.
     pub(crate) async fn wait(&self) -> StartError {
         loop {
             if let Some(cause) = self.cause.borrow_mut().take() {
@@ -114,7 +116,7 @@ impl FatalFailure {
 }
 
 impl Ended {
-    /// The failure in a few words, for the head of a log line.
+    /// Returns a short description of the failure, for the start of a log line.
     fn problem(&self) -> &'static str {
         match self {
             Self::Io(error) if is_untrusted(error) => "the control plane cannot be trusted",
@@ -129,7 +131,7 @@ impl Ended {
         }
     }
 
-    /// The rest of the log line: no words of [`Self::problem`] again.
+    /// Returns the rest of the log line, without repeating [`Self::problem`].
     fn reason(&self) -> String {
         match self {
             Self::Io(error) => error.to_string(),
@@ -141,7 +143,7 @@ impl Ended {
         }
     }
 
-    /// The failure of a connection that was made to join.
+    /// Converts a failure of a connection that was made to join.
     pub(crate) fn in_join(self, is_once: bool) -> Self {
         match self {
             Self::Io(cause) if is_untrusted(&cause) => Self::Untrusted { cause, is_final: is_once },
@@ -149,7 +151,7 @@ impl Ended {
         }
     }
 
-    /// The same attempt cannot succeed later: it needs another token, or another control plane.
+    /// True if the same attempt cannot succeed later: it needs another token, or another control plane.
     fn is_final(&self) -> bool {
         match self {
             Self::Join(JoinError::Refused { is_final, .. }) => *is_final,
@@ -160,7 +162,7 @@ impl Ended {
     }
 }
 
-/// TLS rejected the certificate of the server.
+/// True if TLS rejected the certificate of the server.
 fn is_untrusted(error: &std::io::Error) -> bool {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
     matches!(tls, Some(TlsFailure::InvalidCertificate(_)))

@@ -1,4 +1,4 @@
-//! What the sidecar counted, as the control plane is told of it: only what is new, within bounds.
+//! Traffic counts reported to the control plane: differences only, within bounds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
 use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, spent};
 
-/// What the control plane was told of, and when. What a stream took with it when it broke is not
-/// told again: the sidecar's own metrics miss nothing.
+/// The state of the last report to the control plane. Counts in a report that was lost with its stream are not
+/// sent again; the sidecar's own metrics are complete.
 pub(crate) struct Counted {
     changes: Changes,
     told: Instant,
-    /// CPU time at the last telling.
+    /// CPU time at the last report.
     cpu: Duration,
 }
 
@@ -22,21 +22,21 @@ impl Counted {
         Self { changes: Changes::of(telemetry), told: Instant::now(), cpu: Duration::ZERO }
     }
 
-    /// A stream begins. What was counted while there was none is not told: its reader could not
-    /// say when it happened.
+    /// Begins a stream. Counts from the time without a stream are skipped: the control plane could not assign
+    /// them to a time.
     pub(crate) fn connected(&mut self, now: Instant) {
         self.changes.take(SERIES_MAX, usize::MAX);
         self.told = now;
         self.cpu = spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
     }
 
-    /// What is new, if any request has ended since the last time.
+    /// Returns the differences since the last report, if any request has ended since.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Traffic> {
         let taken = self.changes.take(SERIES_MAX, RULES_MAX);
         let spent = spent(std::process::id()).ok();
         let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
         if taken.series.is_empty() {
-            // Rates are those of the time in which something happened.
+            // Rates cover only intervals with traffic.
             (self.told, self.cpu) = (now, cpu);
             return None;
         }
@@ -53,7 +53,7 @@ impl Counted {
     }
 }
 
-/// Labels come from rules, services and identities; one that is none of these is left empty.
+/// Labels come from rules, services and identities; other values are left empty.
 fn series(change: &SeriesChange) -> TrafficSeries {
     let labels = &change.labels;
     let reasons = change.reasons.iter();
@@ -84,7 +84,7 @@ fn series(change: &SeriesChange) -> TrafficSeries {
     }
 }
 
-/// What had no room here has no name to be told under.
+/// Overflow series have no rule name and are not reported.
 fn rule(change: &RuleChange) -> Option<RuleHits> {
     let labels = &change.labels;
     Some(RuleHits {

@@ -1,5 +1,5 @@
-//! Tasks that serve one stream after another: a new task for each would be allocated, moved and
-//! freed, which costs more than parsing its request.
+//! Task pool for link streams. A new task for each stream would be allocated, moved and freed, which costs more
+//! than parsing its request.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -10,17 +10,17 @@ use crate::http::server::serve_stream;
 use crate::link::Opened;
 use crate::session::Session;
 
-/// The tasks of one thread that serve streams and have none right now.
+/// The idle tasks of one thread.
 #[derive(Default)]
 pub(crate) struct Crew(RefCell<Vec<Rc<Seat>>>);
 
-/// A stream, and the link that it came on.
+/// A stream, and the session of its link.
 struct Job {
     session: Rc<Session>,
     opened: Opened,
 }
 
-/// Where a task waits for its next job.
+/// The slot in which an idle task receives its next job.
 #[derive(Default)]
 struct Seat {
     job: Cell<Option<Job>>,
@@ -28,7 +28,7 @@ struct Seat {
 }
 
 impl Crew {
-    /// Lets a task serve a stream of HTTP: the one that was busy last, or a new one.
+    /// Serves an HTTP stream in a pooled task: the one that was busy last, or a new one.
     pub(crate) fn serve(session: Rc<Session>, opened: Opened) {
         let job = Job { session, opened };
         let idle = job.session.worker.crew.0.borrow_mut().pop();
@@ -43,7 +43,7 @@ impl Crew {
         }
     }
 
-    /// Takes a seat among the idle. False: there are enough.
+    /// Adds a task to the idle ones. Returns false if the pool is full.
     fn rest(&self, seat: &Rc<Seat>) -> bool {
         let mut idle = self.0.borrow_mut();
         let is_wanted = idle.len() < IDLE_MAX;
@@ -81,5 +81,5 @@ impl Seat {
     }
 }
 
-/// Idle tasks kept: as many as a turn of the event loop gives work to.
+/// The maximum number of idle tasks: as many as one turn of the event loop can use.
 const IDLE_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! The control thread's desk: what requests ask for, what has gone idle, which doors to open.
+//! Control loop of the control thread: subscriptions for the application's requests, and listeners.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::opened::Doors;
 use crate::subscriptions::{Priority, Subscriptions, Table};
 use crate::world::Want;
 
-/// Subscribes on first use and unsubscribes what nobody uses any more.
+/// Subscribes on first use, and unsubscribes entries that are idle.
 pub(crate) async fn keep_subscriptions(
     follower: Rc<Follower>,
     mut wanted: mpsc::Receiver<Want>,
@@ -49,7 +49,7 @@ pub(crate) async fn keep_subscriptions(
     }
 }
 
-/// At most two requests about each of services, addresses and names: some make room for others.
+/// At most two requests for each of services, addresses and names: new entries may evict others.
 type Requests = [Option<Request>; 6];
 
 fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
@@ -70,7 +70,7 @@ fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
             Want::Service(_) | Want::Address(_) | Want::Name(_) => {}
         }
     }
-    // The batch is pending and newer than all others, so none of it is evicted.
+    // The batch is pending and newer than all other entries, so none of it is evicted.
     let mut left = evict_unknown(follower, &mut subscribed);
     let by_use = follower.world.services_by_use();
     left.extend(evict(follower, (&mut subscribed, SUBSCRIPTIONS_MAX), Table::Services, by_use));
@@ -88,8 +88,8 @@ fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     ]
 }
 
-/// Evicts the names of services that do not exist beyond [`UNKNOWN_MAX`], so that an application that invents names
-/// leaves the table to the services that exist.
+/// Evicts names of services that do not exist beyond [`UNKNOWN_MAX`], so that an application that invents names
+/// leaves the table to existing services.
 fn evict_unknown(
     follower: &Follower,
     subscribed: &mut Subscriptions<ServiceName>,
@@ -110,7 +110,7 @@ fn evict_unknown(
     evicted
 }
 
-/// Evicts the entries beyond the bound of a table, and a few more: the next entries find room.
+/// Evicts the entries beyond the bound of a table, and [`BATCH_MAX`] more as room for the next ones.
 fn evict<K: Ord + Clone>(
     follower: &Follower,
     (subscriptions, max): (&mut Subscriptions<K>, usize),
@@ -126,7 +126,7 @@ fn evict<K: Ord + Clone>(
     evicted
 }
 
-/// The queue is full: the subscriptions stay as they were, and later requests ask again.
+/// Reverts a request that did not fit into the queue; later requests repeat it.
 fn take_back(follower: &Follower, unsent: Request) {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
@@ -157,7 +157,7 @@ fn unsubscribe(follower: &Follower, after: Duration) -> Requests {
     ]
 }
 
-/// Removes the addresses to which no connection went for this long.
+/// Removes the addresses without a connection for this long.
 fn idle_addresses(follower: &Follower, after: Duration) -> Vec<IpAddr> {
     let mut asked = follower.asked.borrow_mut();
     let mut idle = follower.world.idle_addresses(after);
@@ -165,7 +165,7 @@ fn idle_addresses(follower: &Follower, after: Duration) -> Vec<IpAddr> {
     idle
 }
 
-/// Removes the names that were not resolved for this long.
+/// Removes the names without a query for this long.
 fn idle_names(follower: &Follower, after: Duration) -> Vec<ServiceName> {
     let mut looked_up = follower.looked_up.borrow_mut();
     let mut idle = follower.world.idle_names(after);
@@ -173,8 +173,9 @@ fn idle_names(follower: &Follower, after: Duration) -> Vec<ServiceName> {
     idle
 }
 
-/// Keeps the doors in step with the plan, and tells the control plane where they are. A door whose
-/// address is taken, as by a predecessor that is still going, is tried again until it opens.
+/// Reconciles the listeners with the configuration, and reports their addresses to the control plane. A
+/// listener that cannot bind its address, perhaps since a predecessor still holds it, is retried until it
+/// opens.
 pub(crate) async fn keep_listeners(
     follower: Rc<Follower>,
     mut listeners: Listeners,
@@ -207,11 +208,12 @@ pub(crate) async fn keep_listeners(
                 untold = true;
             }
         }
-        // Before the first plan there are no listeners to report, and an empty list would withdraw them.
+        // Before the first configuration there are no listeners to report, and an empty list would withdraw
+        // them.
         let has_changed = doors.now().is_some() && follower.report() != last;
         let again = backoff::delay(failures, follower.seed.rotate_left(failures)).min(DOOR_MAX);
         tokio::select! {
-            // Without a stream this waits; the next one's hello says it too.
+            // Waits while there is no stream; the hello of the next stream contains the listeners as well.
             place = requests.reserve(), if untold => {
                 untold = false;
                 reported = Instant::now();
@@ -233,24 +235,24 @@ pub(crate) async fn keep_listeners(
     }
 }
 
-/// A closed listener by its name, with its address and the cause.
+/// Returns a closed listener by name, with its address and the cause.
 fn closed(problem: &ListenError) -> (String, String) {
     (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
 }
 
-/// An application that connects to very many addresses soon asks again for those that it has not
-/// connected to for this long.
+/// The idle time after which addresses are removed from a crowded table: an application with very many
+/// connections soon queries them again.
 const IDLE_IF_CROWDED: Duration = Duration::from_secs(20);
 /// The pause between two reports of conditions: circuits may open and close many times in a second.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
-/// Names of services that do not exist and are subscribed to, so that a service with that name is found as soon as it
-/// exists: as many as an application with a long list of wrong names uses.
+/// Subscribed names of services that do not exist, kept so that a service is found as soon as it is created: as
+/// many as an application with a long list of wrong names uses.
 const UNKNOWN_MAX: usize = 1024;
-/// The number that is left after an eviction, so that it does not happen for each new name.
+/// The number kept after an eviction, so that not every new name causes one.
 const UNKNOWN_KEPT: usize = UNKNOWN_MAX / 4 * 3;
-/// Services and addresses taken up at once.
+/// Requests for services, addresses and names processed at once.
 const BATCH_MAX: usize = 64;
-/// How long a door that could not be opened is left alone at most.
+/// The maximum pause before a listener is retried.
 const DOOR_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

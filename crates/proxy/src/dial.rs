@@ -1,4 +1,4 @@
-//! Opening TCP connections: unbuffered, and marked where the kernel must not redirect them again.
+//! Outbound TCP connections, without Nagle's algorithm, and marked if the kernel must not redirect them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,8 +25,9 @@ pub(crate) async fn dial(
     socket.connect(address).await
 }
 
-/// The reason of a connection that could not be opened. A lack of descriptors or memory is one of this process, and says
-/// nothing about the endpoint (socket(2)). Local addresses and ports are of one destination: another endpoint may be reached.
+/// Returns the reason for a failed connection attempt. A lack of descriptors or memory is local to this process
+/// and does not concern the endpoint (socket(2)). Local addresses and ports may be exhausted for one
+/// destination only: another endpoint may be reachable.
 pub(crate) fn dial_reason(error: &io::Error) -> Reason {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
@@ -42,20 +43,20 @@ impl Dial for Interception {
     }
 }
 
-/// What every connection of the proxy has; accepted ones have it from their listener (tcp(7)).
+/// Sets the socket options of every connection; accepted ones inherit them from their listener (tcp(7)).
 pub(crate) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
-    // Whole batches are written at once; waiting for more would only delay them.
+    // Complete batches are written at once; delaying them for more data has no benefit.
     socket.set_tcp_nodelay(true)?;
-    // A peer that went without a word is noticed, however long nobody has anything to say to it.
+    // Detects a peer that vanished without closing, even if neither side sends data.
     let keepalive = TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_AGAIN);
     socket.set_tcp_keepalive(&keepalive.with_retries(ALIVE_RETRIES))
 }
 
-/// After this time of silence the kernel asks whether the peer is still there.
+/// The idle time before the kernel sends the first keepalive probe.
 const ALIVE_AFTER: Duration = Duration::from_secs(60);
-/// How long an answer is waited for before it is asked again.
+/// The time between two keepalive probes.
 const ALIVE_AGAIN: Duration = Duration::from_secs(10);
-/// Unanswered questions after which the connection is given up.
+/// The number of unanswered probes after which the connection is closed.
 const ALIVE_RETRIES: u32 = 3;
 
 #[cfg(test)]

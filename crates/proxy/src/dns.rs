@@ -1,4 +1,4 @@
-//! Answering names in a workload's own network namespace: services get addresses, others none.
+//! DNS server in the network namespace of a workload: it resolves services only.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,7 +18,7 @@ use crate::look_ups::{Over, bound};
 use crate::names::{IsNew, to_v6};
 use crate::subscriptions::Table;
 
-/// Answers look-ups over UDP for as long as the proxy lives.
+/// Answers DNS queries over UDP for as long as the proxy lives.
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     let conditions = &follower.world.conditions;
     let socket =
@@ -29,11 +29,11 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
         let Ok(query) = Message::from_vec(&packet[..length]) else { continue };
-        // An answer to an answer could go round for ever between two servers.
+        // Answering a response could cause an endless loop between two servers.
         if query.metadata.message_type != MessageType::Query {
             continue;
         }
-        // An application that sends more queries than the control plane answers loses some, and sends them again.
+        // An application that sends more queries than the control plane answers loses some, and retries them.
         let Ok(slot) = slots.clone().try_acquire_owned() else {
             follower.shard.add(Count::LookUpsFailed, 1);
             continue;
@@ -86,7 +86,7 @@ async fn answer(
     Ok(())
 }
 
-/// The address of the service that a question names; `Ok(None)`: it has none of this type.
+/// Returns the address of the service that a query names; `Ok(None)`: it has no record of this type.
 async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Addr>, ResponseCode> {
     if question.query_class() != DNSClass::IN {
         return Err(ResponseCode::NotImp);
@@ -98,7 +98,7 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
     match follower.world.with_service(&service, patience).await {
         Ok(_) => {}
         Err(leno_model::Reason::UnknownService) => return Err(ResponseCode::NXDomain),
-        // No answer from the control plane is no answer, not an answer of "no".
+        // Without a response of the control plane, existence is unknown: SERVFAIL, not NXDOMAIN.
         Err(_) => return Err(ResponseCode::ServFail),
     }
     let has_v6 =
@@ -119,9 +119,9 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
     Ok(Some(address))
 }
 
-/// How long an application may remember an address; it stays valid much longer.
+/// The TTL of addresses; they stay valid much longer.
 const TTL_SECONDS: u32 = 30;
 /// RFC 1035 §2.3.4 allows 512 bytes over UDP; EDNS clients send a little more.
 const PACKET_BYTES_MAX: usize = 1232;
-/// Look-ups under way at once.
+/// Concurrent DNS queries.
 const LOOK_UPS_MAX: usize = 256;

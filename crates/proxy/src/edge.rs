@@ -1,4 +1,4 @@
-//! The sessions of strangers that end at a gateway: a configuration for each port with TLS.
+//! TLS configurations of a gateway for external clients, one per port that terminates TLS.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,11 @@ use rustls::ServerConfig;
 
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A configuration for each port with TLS that ends there; none where none can be made of what it
-/// is to show.
+/// A configuration for each port that terminates TLS; `None` if its certificates cannot be used.
 pub(crate) type EdgeConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
 
-/// Those of a world; that of the world before while its
-/// certificates are the same, so that sessions can be resumed. What cannot be used is told, once.
+/// Builds the configurations of a snapshot. Those of the previous one are reused while their certificates are
+/// the same, so that sessions can be resumed. Unusable certificates are logged once.
 pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> EdgeConfigs {
     let Some(gateway) = plans.snapshot.plan.gateway.as_deref() else {
         return BTreeMap::new();
@@ -52,7 +51,7 @@ fn kept(
     shown(before).eq(shown(listeners)).then(|| config.clone())
 }
 
-/// What a configuration depends on.
+/// Returns the listener fields that the TLS configuration depends on.
 fn shown(
     listeners: &[GatewayListener],
 ) -> impl Iterator<Item = (Option<&HostPattern>, &[GatewayCertificate])> {

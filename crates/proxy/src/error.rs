@@ -1,4 +1,4 @@
-//! A failure on the data path: its reason, and the policy that decided if one did.
+//! A failure on the data path: its reason, and the policy that decided it, if any.
 
 use std::sync::Arc;
 
@@ -13,35 +13,35 @@ use crate::http::grpc;
 use crate::http::message::ReadError;
 use crate::link::Lost;
 
-/// Why a request or connection goes no further.
+/// The failure of a request or connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
     pub(crate) policy: Option<Ruling>,
-    /// What is answered, when a policy says something else than the reason does.
+    /// The response, if a policy sets another one than the reason does.
     pub(crate) answer: Option<Arc<FixedAnswer>>,
-    /// How long the client is told to wait, in seconds.
+    /// The value of `Retry-After`, in seconds.
     pub(crate) retry_after: Option<u64>,
-    /// The status of gRPC that is answered, when a policy says another than the reason does.
+    /// The gRPC status, if a policy sets another one than the reason does.
     pub(crate) grpc: Option<GrpcStatus>,
-    /// The code of HTTP/2 by which the upstream reset its stream.
+    /// The HTTP/2 error code with which the upstream reset its stream.
     pub(crate) reset: Option<ResetCode>,
 }
 
 impl Failure {
-    /// The status that is answered; 0 when nothing is.
+    /// Returns the status of the response; 0 if there is no response.
     pub(crate) fn status(&self) -> u16 {
         let own = self.answer.as_ref().and_then(|answer| answer.status);
         own.unwrap_or(self.reason.status())
     }
 
-    /// The status of gRPC that a call is answered.
+    /// Returns the gRPC status of the response to a call.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
         let of_reset = || self.reset.and_then(grpc::status_of_reset);
         self.grpc.or_else(of_reset).unwrap_or_else(|| grpc::status(self.reason))
     }
 
-    /// A fault that a policy wants.
+    /// Creates the failure for an injected fault.
     pub(crate) fn injected(policy: Ruling, injected: InjectedAnswer) -> Self {
         let InjectedAnswer { answer, grpc } = injected;
         let of_http = answer.status.map(GrpcStatus::of_http);
@@ -79,7 +79,7 @@ impl From<Full<'_>> for Failure {
     }
 }
 
-/// What a broken read means when it was the client's request.
+/// Returns the reason for a read error in the client's request.
 pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
     match error {
         ReadError::Io(_)
@@ -96,7 +96,7 @@ pub(crate) fn downstream_reason(error: &ReadError) -> Reason {
     }
 }
 
-/// What a broken read means when it was the upstream's response.
+/// Returns the reason for a read error in the upstream's response.
 pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
     match error {
         ReadError::Io(_)
@@ -110,7 +110,7 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
     }
 }
 
-/// What a stream that ended before its time means to the client's side.
+/// Returns the reason, for the client's side, of a stream that ended early.
 pub(crate) fn lost_reason(lost: Lost) -> Reason {
     match lost {
         Lost::Refused => Reason::UpstreamRefused,

@@ -1,8 +1,7 @@
-//! Exporting: spans, metrics and lines of the access log, sent to collectors by the control thread.
+//! Export of spans, metrics and access log entries to collectors, by the control thread.
 //!
-//! Everything is bounded: what waits ([`crate::seen::SPANS_MAX`], [`crate::seen::LINES_MAX`]), what is
-//! sent at once, how long and how often that is tried. What does not fit is dropped and counted; no data
-//! thread waits.
+//! All parts are bounded: queues ([`crate::seen::SPANS_MAX`], [`crate::seen::LINES_MAX`]), batch sizes, and the
+//! duration and number of attempts. Entries beyond the bounds are dropped and counted; no data thread waits.
 
 mod otlp;
 pub(crate) mod source;
@@ -28,7 +27,7 @@ use crate::config::{Config, Interception};
 use crate::seen::Seen;
 use crate::world::World;
 
-/// Brings to collectors what this sidecar tells.
+/// Sends the telemetry of this sidecar to collectors.
 pub(crate) struct Courier {
     config: Arc<Config>,
     world: Arc<World>,
@@ -42,12 +41,12 @@ impl Courier {
         Self { config, world, shard: Rc::new(shard), post }
     }
 
-    /// What the sidecar knows, and what operators want to see.
+    /// Returns the current configuration, with the observability settings.
     pub(crate) fn world(&self) -> &World {
         &self.world
     }
 
-    /// Sends lines of the access log.
+    /// Sends access log entries.
     pub(crate) async fn deliver_lines(
         &self,
         (collector, form): (&Collector, &LogForm),
@@ -58,7 +57,7 @@ impl Courier {
         self.post.deliver_all(collector, parcels, fate).await;
     }
 
-    /// Nothing was sent of lines of the access log yet.
+    /// Creates the export result of access log entries, with nothing sent yet.
     pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
         self.fate("lines of the access log", (Count::RecordsExported, Count::RecordsRefused))
     }
@@ -80,7 +79,7 @@ impl Courier {
     }
 }
 
-/// Counts what became of spans, of lines, or of points.
+/// Counts exported and rejected spans, log entries or data points.
 pub(crate) struct Counted {
     shard: Rc<Shard>,
     exported: Count,
@@ -97,7 +96,7 @@ impl Counts for Counted {
     }
 }
 
-/// Pushes metrics until the data threads are gone, which `over` tells, and then once more.
+/// Pushes metrics until `over` resolves because the data threads have ended, and then once more.
 pub(crate) async fn push_metrics(
     courier: Rc<Courier>,
     since: (SystemTime, u64),
@@ -109,7 +108,7 @@ pub(crate) async fn push_metrics(
     leno_outside::push_metrics((&courier.post, &mut fate), told, wanted, since, over).await;
 }
 
-/// All that this sidecar has counted.
+/// All metrics of this sidecar.
 struct Numbers<'a>(&'a Courier);
 
 impl Teller for Numbers<'_> {
@@ -127,8 +126,8 @@ impl Teller for Numbers<'_> {
     }
 }
 
-/// Waits this long for more to travel with what there is. It looks now and then: being woken for each
-/// of them took this thread, and those that woke it, more time than all that was told.
+/// Collects more entries into `batch` for at most `time`. It polls periodically: waking this thread for each
+/// entry cost this thread, and the threads that woke it, more time than the whole export.
 pub(crate) async fn gather(
     intake: &mut mpsc::Receiver<Arc<Seen>>,
     batch: &mut Vec<Arc<Seen>>,
@@ -151,11 +150,11 @@ pub(crate) async fn gather(
     }
 }
 
-/// Spans, or lines, that are sent at once: a few hundred KiB.
+/// The maximum number of spans or log entries per request: a few hundred KiB.
 const BATCH_MAX: usize = 512;
-/// How long a span, or a line, waits for others to travel with.
+/// The time for which a span or log entry waits to be batched.
 pub(crate) const GATHER: Duration = Duration::from_secs(1);
-/// How often it is looked for others: seldom enough to cost nothing, often enough that what waits has room.
+/// The polling period of the queue: long enough to cost nothing, short enough that the queue does not fill.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the first bytes of a connection tell: the protocol, and whom a client of TLS asks for.
+//! The first bytes of a connection: protocol detection and the server name of TLS clients.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -9,7 +9,7 @@ use leno_wire::sniff::{Sniffed, sniff};
 
 use crate::io::Io;
 
-/// Reads until the first bytes tell; a connection that ends before is opaque.
+/// Reads until the first bytes identify the protocol; a connection that ends before is opaque.
 pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
     let look = |cx: &mut Context<'_>| {
         loop {
@@ -27,7 +27,7 @@ pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
     poll_fn(look).await
 }
 
-/// Reads the first bytes. False when the connection ends without any.
+/// Reads the first bytes. Returns false if the connection ends without any.
 pub(crate) async fn begins(io: &Io, early: &mut BytesMut) -> bool {
     let read = |cx: &mut Context<'_>| {
         while early.is_empty() {
@@ -42,7 +42,7 @@ pub(crate) async fn begins(io: &Io, early: &mut BytesMut) -> bool {
     poll_fn(read).await
 }
 
-/// Reads until the preface of HTTP/2 is whole (RFC 9113 §3.4) or cannot become one.
+/// Reads until the HTTP/2 preface (RFC 9113 §3.4) is complete or ruled out.
 pub(crate) async fn preface(io: &Io, early: &mut BytesMut) {
     let look = |cx: &mut Context<'_>| {
         loop {
@@ -59,7 +59,7 @@ pub(crate) async fn preface(io: &Io, early: &mut BytesMut) {
     poll_fn(look).await;
 }
 
-/// The server name that a client of TLS asks for, once its ClientHello is there.
+/// Returns the server name of a TLS client, once its ClientHello is complete.
 pub(crate) async fn server_name(io: &Io, early: &mut BytesMut) -> Option<String> {
     let mut reader = ClientHelloReader::default();
     let look = |cx: &mut Context<'_>| {

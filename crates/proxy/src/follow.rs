@@ -1,4 +1,4 @@
-//! Hearing of new worlds: join once, follow the control plane, apply, keep what was applied.
+//! Configuration updates: joins once, follows the control plane, applies snapshots and stores them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ use crate::state::StateDir;
 use crate::subscriptions::{Subscriptions, Table};
 use crate::world::World;
 
-/// What the tasks of the control thread share.
+/// The shared state of the tasks of the control thread.
 pub(crate) struct Follower {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
@@ -48,26 +48,26 @@ pub(crate) struct Follower {
     pub(crate) keeper: Keeper,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) shard: Shard,
-    /// What the control plane was told of that.
+    /// The traffic counts reported to the control plane.
     pub(crate) counted: RefCell<Counted>,
-    /// The services that requests have asked for and not yet forgotten.
+    /// The subscribed services: requested and not idle.
     pub(crate) subscribed: RefCell<Subscriptions<ServiceName>>,
     /// The same for addresses.
     pub(crate) asked: RefCell<Subscriptions<IpAddr>>,
-    /// The same for names that were looked up.
+    /// The same for names in DNS queries.
     pub(crate) looked_up: RefCell<Subscriptions<ServiceName>>,
     /// The tables in which entries were evicted since the last sweep.
     evicted: RefCell<BTreeSet<Table>>,
-    /// A control plane is told of what is wanted, and tells of changes.
+    /// True while a control plane is connected, which receives subscriptions and sends changes.
     pub(crate) connected: Cell<bool>,
-    /// What is listening now, for each hello.
+    /// The current inbound listeners, for each hello.
     pub(crate) listening: RefCell<Vec<InboundListener>>,
-    /// The addresses of listeners that are for tools or for the application, by name.
+    /// The addresses of listeners for tools or for the application, by name.
     pub(crate) addresses: RefCell<BTreeMap<String, SocketAddr>>,
-    /// The proxy is going: nothing is announced any more.
+    /// True once the proxy is leaving: listeners are no longer announced.
     pub(crate) withdrawn: Cell<bool>,
     pub(crate) admin: SocketAddr,
-    /// Queries of operators go to the task that reads this; without one the proxy answers none.
+    /// Forwards queries of operators to their task; `None` rejects them.
     queries: Option<mpsc::Sender<Query>>,
     /// The failures of control planes, for the log.
     pub(crate) outage: ControlOutage,
@@ -77,7 +77,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Before anything was heard; `admin` is where its admin page is.
+    /// Creates the state before the first configuration; `admin` is the address of the admin page.
     pub(crate) fn new(
         config: Arc<Config>,
         (telemetry, world): (Arc<Telemetry>, Arc<World>),
@@ -110,18 +110,18 @@ impl Follower {
         }
     }
 
-    /// The same with a task that answers queries of operators.
+    /// The same, with a task that answers queries of operators.
     pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
         self.queries = Some(queries);
         self
     }
 
-    /// Its state for operators.
+    /// Returns the state reported to operators.
     pub(crate) fn report(&self) -> ProxyReport {
         ProxyReport { conditions: self.conditions(), addresses: self.addresses.borrow().clone() }
     }
 
-    /// The conditions of now. A delay ends when the service declares a protocol.
+    /// Returns the current conditions. A detection delay ends when the service declares a protocol.
     fn conditions(&self) -> Vec<Condition> {
         let mut conditions = self.world.conditions.now(Instant::now());
         let scene = self.world.scene();
@@ -136,7 +136,7 @@ impl Follower {
         conditions
     }
 
-    /// Keeps the addresses of the listeners that neither are configured nor belong to a port of the application.
+    /// Stores the addresses of the listeners that neither are configured nor belong to an application port.
     pub(crate) fn note_addresses(&self, open: &BTreeMap<String, SocketAddr>) {
         let is_other = |name: &str| {
             !["door-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
@@ -147,8 +147,8 @@ impl Follower {
         self.addresses.replace(others.chain(health).collect());
     }
 
-    /// Counts evictions, and lists the table among the conditions until a whole interval between two sweeps passes
-    /// without one.
+    /// Counts evictions, and lists the table among the conditions until a whole interval between two sweeps
+    /// passes without one.
     pub(crate) fn note_evicted(&self, table: Table, count: usize) {
         if count == 0 {
             return;
@@ -161,7 +161,7 @@ impl Follower {
         }
     }
 
-    /// Ends the conditions of the tables in which nothing was evicted since the last sweep.
+    /// Ends the conditions of tables without evictions since the last sweep.
     pub(crate) fn forget_evictions(&self) {
         let recent = self.evicted.take();
         let recent = recent.iter().map(|table| (table.subject().to_owned(), table.reason()));
@@ -180,8 +180,8 @@ impl Follower {
         }
     }
 
-    /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate that is
-    /// not on disk.
+    /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate
+    /// that is not on disk.
     pub(crate) fn note_state(&self, problem: Option<String>) {
         if self.state.lacks_certificate()
             && let Some(credential) = self.world.credential()
@@ -200,7 +200,8 @@ impl Follower {
 pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
     let mut subscriber = stored_world(&follower);
     let mut failures = 0_u32;
-    // Sidecars spread: each begins with another one, and keeps to it while it is there.
+    // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
+    // is available.
     let mut control = follower.config.control.clone();
     let first = usize::try_from(follower.seed % control.len().max(1) as u64).unwrap_or(0);
     control.rotate_left(first);
@@ -232,7 +233,7 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
     }
 }
 
-/// What the last run knew, made the current world until a newer one comes.
+/// Applies the snapshot stored by the previous run, until a newer one arrives.
 fn stored_world(follower: &Follower) -> Subscriber {
     let subscriber = follower.state.subscriber();
     let Some(update) = subscriber.update() else { return subscriber };
@@ -245,15 +246,15 @@ fn stored_world(follower: &Follower) -> Subscriber {
         return Subscriber::new();
     }
     follower.keeper.note_stored(update.clone());
-    // Services that were used before are likely to be used again; the others go idle and are dropped.
-    // Names without a service are forgotten: most are mistyped, and a new request asks again.
+    // Services that were used before are likely to be used again; the others become idle and are dropped. Names
+    // without a service are dropped: most are mistyped, and a new request queries them again.
     follower.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
     follower.asked.borrow_mut().extend(update.snapshot.addresses.keys().copied());
     follower.looked_up.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
 
-/// One stream, from connecting to its end.
+/// Serves one stream, from connecting to its end.
 async fn follow_one(
     follower: &Rc<Follower>,
     control: &ControlAddress,
@@ -291,12 +292,12 @@ async fn follow_one(
     follower.counted.borrow_mut().connected(Instant::now());
     let followed = leno_discovery::follow(stream, hello, subscriber, requests, &mut station);
     let ended = followed.await;
-    // Whoever tapped is out of reach; who taps still says so again.
+    // Taps end with the stream; those still active are requested again.
     follower.world.sights.tap(&[]);
     Ended::Stream(ended)
 }
 
-/// What one stream is for: worlds in, counts and what operators tap out.
+/// The handler of one stream: receives configuration, sends traffic counts and tapped requests.
 struct Station<'a> {
     follower: &'a Follower,
 }
@@ -343,7 +344,7 @@ async fn tls(
         let address = tcp.peer_addr()?;
         let name = ServerName::IpAddress(address.ip().into());
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
-        // Proved by its certificate.
+        // The certificate proves that this is a control plane.
         follower.reached.reached(control, address);
         Ok::<_, std::io::Error>(tls)
     };
@@ -351,7 +352,7 @@ async fn tls(
     Ok(tokio::time::timeout(patience, connected).await.map_err(|_| Ended::Late)??)
 }
 
-/// Connects to a control plane, at the first of its addresses that answers.
+/// Connects to a control plane, at the first of its addresses that accepts.
 async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     for address in follower.reached.find(control).await? {
@@ -365,7 +366,7 @@ async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result
     Err(last)
 }
 
-/// The current certificate, or a first one in exchange for a token.
+/// Returns the current certificate, or requests a first one with a token.
 pub(crate) async fn credential(
     follower: &Follower,
     control: &ControlAddress,
@@ -388,7 +389,7 @@ pub(crate) async fn credential(
     Ok(credential)
 }
 
-/// Makes an update the current world, or says which of its resources cannot be.
+/// Applies an update, or returns the resources that cannot be applied.
 fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
     if let Err(error) = follower.world.swap(&update) {
         follower.shard.add(Count::SnapshotRefused, 1);
@@ -400,7 +401,7 @@ fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
     Ok(())
 }
 
-/// The resources that a pattern which cannot be compiled stands in.
+/// Returns the resources that contain a pattern that cannot be compiled.
 fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
     let Some(ObjectKey::HttpRoute(route) | ObjectKey::GrpcRoute(route)) = error.object.as_deref()
     else {
@@ -416,15 +417,15 @@ fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
         .collect()
 }
 
-/// A number that rises with each stream, over restarts too, unless the clock is set back.
+/// Returns a number that increases with each stream, also over restarts, unless the clock is set back.
 fn session(now: SystemTime) -> u64 {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How long to wait until a control plane is tried again, or the next: all that are given are
-/// tried soon, and each of them again ever later. Those who lost theirs together spread over
-/// [`STORM_SPREAD`], since what they know serves on.
+/// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
+/// increasing backoff. Proxies that lost their streams at the same time spread over [`STORM_SPREAD`]; they
+/// serve their current configuration meanwhile.
 fn pause(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
     match lost {
         Lost::Stream => {
@@ -439,16 +440,16 @@ fn pause(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
     }
 }
 
-/// What came to nothing.
+/// The kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lost {
-    /// A stream that had lasted.
+    /// An established stream.
     Stream,
-    /// An attempt to have one.
+    /// A connection attempt.
     Attempt,
 }
 
-/// Why a stream is over, or never began.
+/// The cause of the end of a stream, or of a failed attempt.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error("it cannot be reached: {0}")]
@@ -458,7 +459,7 @@ pub(crate) enum Ended {
     )]
     Untrusted {
         cause: std::io::Error,
-        /// The token is good once: it does not change by itself.
+        /// True for a one-time token, which cannot change by itself.
         is_final: bool,
     },
     #[error("it did not answer in time")]
@@ -475,13 +476,12 @@ pub(crate) enum Ended {
     Stream(FollowError),
 }
 
-/// A stream that lived this long was a good one: the next failure is the first.
+/// The age after which a stream counts as stable: the next failure then is the first.
 const STABLE: Duration = Duration::from_secs(30);
-/// Over how long those come back who lost a good stream, perhaps all at once. Nothing stops
-/// meanwhile; a control plane takes 1600 handshakes in about this time.
+/// The time over which proxies reconnect that lost stable streams, perhaps all at once. Traffic continues
+/// meanwhile; a control plane completes 1600 handshakes in about this time.
 const STORM_SPREAD: Duration = Duration::from_secs(1);
-/// The longest wait before the control plane is tried again: outages end within seconds of its
-/// return.
+/// The maximum pause between attempts: outages end within seconds of the return of the control plane.
 const RECONNECT_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Strangers at a gateway: HTTP, HTTP inside TLS, TLS that goes on as it is, bytes.
+//! External clients at a gateway: HTTP, HTTP inside TLS, TLS passthrough, TCP.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -20,9 +20,9 @@ use crate::tcp;
 use crate::tls::{self, ALPN_HTTP2};
 use crate::worker::Worker;
 
-/// Carries a stranger's connection to a port of the gateway, by what that serves now.
+/// Serves an external connection to a gateway port, by the current configuration of the port.
 pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
-    // One listener for both versions shows addresses of the older one as those of the newer.
+    // A dual-stack listener reports IPv4 addresses as IPv4-mapped IPv6 addresses.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let Some(plan) = plan(worker, port) else {
         return worker.shard.refuse(Reason::NoRoute.label());
@@ -46,16 +46,16 @@ pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: 
     }
 }
 
-/// What a port serves, as the world is now.
+/// Returns the current configuration of a port.
 pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
     let scene = worker.world.scene()?;
     scene.plans.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
-/// HTTP/1.1, or HTTP/2 whose client knows beforehand that it is spoken.
+/// Serves HTTP/1.1, or HTTP/2 with prior knowledge.
 async fn http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
-    // Who comes in has something to ask.
+    // External clients speak first, so a protocol of requests is assumed.
     let first = (Protocol::Http2, session.worker.config.limits.head_timeout);
     let spoken = spoken(&session.worker, first, &io, &mut early);
     let Some(spoken) = handshake::begun(&session.worker, &half_open, spoken).await else {
@@ -71,7 +71,7 @@ async fn http(session: Session, half_open: HalfOpen, io: Io) {
             let _listed = list(&session, "http2", told_of(&session));
             Box::pin(half_open_http2((session, half_open), &io, early)).await;
         }
-        // TLS at a port without.
+        // TLS at a port without TLS.
         Some(Spoken::Opaque) => {
             drop(half_open);
             refuse(&session, &io, Reason::BadRequest).await;

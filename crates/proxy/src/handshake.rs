@@ -1,4 +1,4 @@
-//! Handshakes that others begin: their time, the room for them, and the counts of how they ended.
+//! Inbound handshakes: their timeout, their limit, and the counts of their results.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::worker::Worker;
 
-/// What came of a handshake, within its time; a refusal is counted and told here.
+/// Returns the result of a handshake within its timeout; a failure is counted and logged here.
 pub(crate) async fn finished<T>(
     worker: &Worker,
     peer: SocketAddr,
@@ -32,8 +32,8 @@ pub(crate) async fn finished<T>(
     }
 }
 
-/// Awaits what a client has to send first. `None`: the connection had to make room for others, which is
-/// counted here.
+/// Awaits the first bytes of a client. Returns `None` if the connection was evicted in favor of others, which
+/// is counted here.
 pub(crate) async fn begun<F: Future>(
     worker: &Worker,
     half_open: &HalfOpen,
@@ -43,8 +43,7 @@ pub(crate) async fn begun<F: Future>(
     sent.inspect_err(|_| worker.shard.add(Count::HalfOpenEvicted, 1)).ok()
 }
 
-/// The reason of a handshake that failed; a connection that had to make room for others is counted as
-/// such.
+/// Returns the reason for a failed handshake, and counts it if the connection was evicted in favor of others.
 pub(crate) fn reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
         worker.shard.add(Count::HalfOpenEvicted, 1);

@@ -1,4 +1,4 @@
-//! What the kubelet is told: that the sidecar lives, whether it serves, and how the application is.
+//! Health checks for the kubelet: liveness and readiness of the sidecar, and probes of the application.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -22,8 +22,8 @@ use crate::config::Config;
 use crate::pages::{self, Pages};
 use crate::probes::Unwell;
 
-/// What answers there. Anybody may ask: it tells nothing that the admin page keeps to its machine,
-/// but for the metrics, which are for the clients that an option lists.
+/// The health server. It is open to all clients and reveals nothing that the admin page keeps to its machine;
+/// metrics are limited to the clients in an option.
 pub(crate) struct Health {
     config: Arc<Config>,
     admin: Rc<Admin>,
@@ -35,10 +35,10 @@ impl Health {
         Self { config, admin, probing: Semaphore::new(PROBES_MAX) }
     }
 
-    /// Answers until the proxy is over; then it completes the responses in progress.
+    /// Serves requests until the proxy is over, then completes the responses in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
         let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
-        // A connection with a request counts as half-open until its end, and is not to evict others.
+        // A connection with a request counts as half-open until its end, and must not evict others.
         let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
         let admission = Admission::new(Bounds { half_open: CONNECTIONS_MAX, ..bounds });
         let phase = health.admin.phase.clone();
@@ -62,13 +62,13 @@ impl Health {
                 });
                 let served = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
-                    // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+                    // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                     .half_close(true)
-                    // The kubelet asks on a new connection each time: nobody keeps a place.
+                    // The kubelet opens a new connection for each probe, so none is kept alive.
                     .keep_alive(false)
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), answer);
-                // Whoever takes nothing of an answer is not to keep the place for ever.
+                // A client that does not read its response must not occupy a connection forever.
                 let served = timeout(LIFE_MAX, pages::serve(&half_open, served, phase)).await;
                 if !matches!(served, Ok(Ok(Ok(())))) {
                     tracing::debug!("a connection for health was not ended in order");
@@ -88,7 +88,7 @@ impl Health {
             "/metrics" => return self.metrics(request, client).await,
             _ => {}
         }
-        // A probe may name any host, but the page of a website in a browser causes no work here.
+        // Probes may use any host name, but pages of websites in a browser cause no work here.
         if let Some(response) = admin::foreign(request, OwnNames::Any, false) {
             return response;
         }
@@ -99,19 +99,20 @@ impl Health {
                 None => text(StatusCode::NOT_FOUND, INDEX.into()),
             },
         };
-        // A foreign name gets the status alone, without the reason (DNS rebinding).
+        // A foreign host name gets the status alone, without the reason (DNS rebinding).
         match admin::foreign(request, OwnNames::Cluster, false) {
             Some(_) => text(response.status(), format!("{}\n", response.status())),
             None => response,
         }
     }
 
-    /// The metrics, for the clients that may read them: they name peers, and show those of the application.
+    /// Returns the metrics, for the permitted clients: they contain names of peers, and the application's own
+    /// metrics.
     async fn metrics(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {
         if !self.config.metrics_from.contains(client) {
             return text(StatusCode::FORBIDDEN, NO_METRICS.into());
         }
-        // Prometheus may know the pod by the name of a Service.
+        // Prometheus may address the pod by the name of a Service.
         match admin::foreign(request, OwnNames::Cluster, false) {
             Some(response) => response,
             None => admin::metrics(&self.admin, request).await,
@@ -140,14 +141,14 @@ impl Health {
 const NO_METRICS: &str = "metrics are not open to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
-/// Connections at once; more wait. Half of them may be without a request, and a quarter may be such ones of a
-/// single source.
+/// Concurrent connections; further ones wait. At most half of them may be without a request, and a quarter may
+/// be such connections of a single source.
 const CONNECTIONS_MAX: usize = 64;
-/// Probes under way at once: more than a pod has.
+/// Concurrent probes: more than a pod has.
 const PROBES_MAX: usize = 32;
-/// How long a probe waits for its turn.
+/// The maximum time for which a probe waits for others.
 const TURN_WAIT: Duration = Duration::from_secs(1);
-/// From the first byte of a head to its last, and the wait for the first one.
+/// The time from the first byte of a head to its last, and for the wait for the first one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest life of a connection: Prometheus and the kubelet open another one.
+/// The maximum life of a connection: Prometheus and the kubelet open another one.
 const LIFE_MAX: Duration = Duration::from_secs(120);

@@ -1,26 +1,26 @@
-//! Hits: which rules decided, counted by the data thread where they did.
+//! Counts of rule matches, by the data thread that applied the rule.
 
 use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
 use leno_telemetry::{RuleLabels, RuleNumber, Shard};
 use leno_traffic::{CompiledRule, HitSlot, Ruling};
 
-/// A rule of a route decided.
+/// Counts a match of a route rule.
 pub(crate) fn route(shard: &Shard, rule: &CompiledRule) {
     hit(shard, &rule.hits, || of_route(rule.kind.as_str(), &rule.route, rule.number));
 }
 
-/// A rule decided a connection in which no request is seen. These rules have no place of their own
-/// for the number: a connection looks up its series anyway.
+/// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
+/// series: a connection looks it up anyway.
 pub(crate) fn connection(shard: &Shard, kind: &'static str, route: &RouteName) {
     shard.hit(shard.rule(&of_route(kind, route, 0)));
 }
 
-/// The same, where the kind is that of a rule.
+/// The same, for a kind of route.
 pub(crate) fn shares(shard: &Shard, kind: RouteKind, route: &RouteName) {
     connection(shard, kind.as_str(), route);
 }
 
-/// A rule of a policy decided.
+/// Counts a match of an authorization rule.
 pub(crate) fn policy(shard: &Shard, ruling: &Ruling) {
     hit(shard, ruling.hits(), || RuleLabels {
         kind: ruling.kind(),
@@ -30,7 +30,7 @@ pub(crate) fn policy(shard: &Shard, ruling: &Ruling) {
     });
 }
 
-/// A rule about tags or lanes decided.
+/// Counts a match of a tag or lane rule.
 pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
     hit(shard, slot, || RuleLabels {
         kind: origin.dialect.as_str(),
@@ -40,7 +40,7 @@ pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
     });
 }
 
-/// A policy decided, or its only rule.
+/// Counts a match of a policy as a whole, or of its only rule.
 pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
     hit(shard, slot, || RuleLabels {
         kind: policy.kind.as_str(),
@@ -50,7 +50,7 @@ pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
     });
 }
 
-/// A policy about retries had a request sent once more.
+/// Counts a retry by a retry policy.
 pub(crate) fn retry(shard: &Shard, (policy, slot): (&PolicyName, &HitSlot)) {
     hit(shard, slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),

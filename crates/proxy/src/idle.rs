@@ -1,4 +1,4 @@
-//! Strangers' connections that wait for a request: the one that has waited longest makes room.
+//! Idle connections of external clients: the one that has waited longest is evicted for new ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-/// The connections of strangers to one thread on which nothing is asked now.
+/// The connections of external clients to one thread that have no request in progress.
 #[derive(Default)]
 pub(crate) struct IdleStrangers {
     waiting: RefCell<BTreeMap<u64, Rc<Notify>>>,
@@ -14,7 +14,7 @@ pub(crate) struct IdleStrangers {
 }
 
 impl IdleStrangers {
-    /// Is among them until dropped; resolves when this one is to go.
+    /// Registers a connection as idle until dropped; resolves when it is to be closed.
     pub(crate) async fn wait(&self) {
         let place = Place { all: self, number: self.next.get() };
         self.next.set(place.number + 1);
@@ -23,7 +23,7 @@ impl IdleStrangers {
         shed.notified().await;
     }
 
-    /// Sends the one away that has waited longest. False: there is none.
+    /// Evicts the connection that has waited longest. Returns false if there is none.
     pub(crate) fn shed(&self) -> bool {
         let first = self.waiting.borrow_mut().pop_first();
         first.is_some_and(|(_, shed)| {

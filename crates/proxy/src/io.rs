@@ -1,4 +1,4 @@
-//! One byte stream, plain or TLS, whose reading and writing halves live in the same task.
+//! A plaintext or TLS byte stream, shared by the readers and writers of one task.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::future::{Future, poll_fn};
@@ -16,29 +16,29 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::{self, Size};
 
-/// One byte stream. Clones share it; they must stay in one task, which polls one side at a time.
+/// A byte stream. Clones share it; they must stay in one task, which polls one side at a time.
 #[derive(Clone)]
 pub(crate) struct Io(Rc<Shared>);
 
 struct Shared {
     stream: RefCell<Stream>,
-    /// Bytes that the stream has taken may still wait inside its TLS session.
+    /// True if accepted bytes may still wait inside the TLS session.
     unflushed: Cell<bool>,
-    /// The last read filled all the room that it had: more is likely to be there.
+    /// True if the last read filled its buffer: more bytes are likely to be available.
     filled: Cell<bool>,
-    /// When a peer that ended its direction is looked after next.
+    /// The timer of the next check of a peer that has half-closed.
     next_look: RefCell<Option<Pin<Box<Sleep>>>>,
 }
 
-/// What the bytes travel on.
+/// The transport of a byte stream.
 pub(crate) enum Stream {
-    /// A bare TCP connection.
+    /// Plain TCP.
     Plain(TcpStream),
-    /// TLS that this sidecar terminated.
+    /// TLS accepted by this sidecar.
     Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
-    /// TLS that this sidecar began.
+    /// TLS opened by this sidecar.
     Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
-    /// Bytes that another task of this thread carries on.
+    /// Memory, with another task of this thread at the other end.
     Memory(DuplexStream),
 }
 
@@ -52,8 +52,8 @@ impl Io {
         }))
     }
 
-    /// Reads what there is into `buffer`, growing it by at most `READ_BYTES`. 0 is the end. An
-    /// empty buffer holds no memory while nothing arrives.
+    /// Reads available bytes into `buffer`, which grows by at most `READ_BYTES`. Returns 0 at the end. An empty
+    /// buffer holds no memory while no bytes arrive.
     pub(crate) fn poll_read(
         &self,
         cx: &mut Context<'_>,
@@ -82,8 +82,8 @@ impl Io {
         polled
     }
 
-    /// Writes from the front of `buffer` until it is empty, then flushes. Pending with an empty
-    /// buffer means that the flush is not done: call again.
+    /// Writes from the front of `buffer` until it is empty, then flushes. Pending with an empty buffer means
+    /// that the flush is not complete: call again.
     pub(crate) fn poll_write_all(
         &self,
         cx: &mut Context<'_>,
@@ -105,25 +105,25 @@ impl Io {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether a write has yet to reach the kernel.
+    /// True if written bytes have yet to reach the kernel.
     pub(crate) fn is_unflushed(&self) -> bool {
         self.0.unflushed.get()
     }
 
-    /// Ends the writing side: FIN, after `close_notify` on TLS.
+    /// Closes the write side: FIN, after `close_notify` on TLS.
     pub(crate) fn poll_shutdown(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
     }
 
-    /// Ends a connection on which nothing more is expected. A peer that does not read is not
-    /// waited for longer than `FAREWELL`.
+    /// Closes a connection on which no more bytes are expected. Waits at most `FAREWELL` for a peer that does
+    /// not read.
     pub(crate) async fn close(&self) {
-        // Failing means that the connection is gone already, which is what we want.
+        // An error means that the connection is already closed.
         drop(timeout(FAREWELL, poll_fn(|cx| self.poll_shutdown(cx))).await);
     }
 
-    /// Ends a connection whose peer may still be sending. Closing it with unread bytes would reset
-    /// it, and the peer would lose the answer: so they are read and dropped for a while.
+    /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
+    /// and the peer would lose the response: unread bytes are read and dropped for a short time.
     pub(crate) async fn linger(&self) {
         let read_out = async {
             poll_fn(|cx| self.poll_shutdown(cx)).await?;
@@ -138,26 +138,26 @@ impl Io {
                 }
             }
         };
-        // Failing means that the connection is gone already, which is what we want.
+        // An error means that the connection is already closed.
         drop(timeout(FAREWELL, read_out).await);
     }
 
-    /// Whether the bytes travel as they are: not inside TLS.
+    /// True if the stream is plain TCP, without TLS.
     pub(crate) fn is_plain(&self) -> bool {
         matches!(&*self.0.stream.borrow(), Stream::Plain(_))
     }
 
-    /// Waits until there is something to read.
+    /// Waits until the stream is readable.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &*self.0.stream.borrow() {
             Stream::Plain(tcp) => tcp.poll_read_ready(cx),
-            // Decrypted bytes may wait inside the session; reading is the only way to know.
+            // Decrypted bytes may wait inside the session; only a read can detect them.
             Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Poll::Ready(Ok(())),
         }
     }
 
-    /// Resolves when a peer that only waits has gone. The end of its own direction is no departure: it may wait for its
-    /// answer (RFC 9112 §9.6). Bytes that it sends ahead hide its end until they are read, and so does TLS.
+    /// Resolves when a waiting peer has closed the connection. A half-close does not count: the peer may still
+    /// expect its response (RFC 9112 §9.6). Pipelined bytes hide a close until they are read, and so does TLS.
     pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Stream::Plain(tcp) = &*self.0.stream.borrow() else {
             return Poll::Pending;
@@ -169,9 +169,9 @@ impl Io {
         }
     }
 
-    /// Resolves when a peer that has ended its direction does not listen any more: it resets the connection, or leaves
-    /// keepalive probes without a reply. Neither event makes a
-    /// stream readable that has ended, so the socket is examined once in `LOOK_PERIOD`.
+    /// Resolves when a peer that has half-closed is gone: it resets the connection, or does not reply to
+    /// keepalive probes. Neither event makes a half-closed stream readable, so the socket is checked once per
+    /// `LOOK_PERIOD`.
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(tcp) = self.tcp() else { return Poll::Pending };
@@ -181,7 +181,7 @@ impl Io {
                 .with_time(PROBE_PERIOD)
                 .with_interval(PROBE_PERIOD)
                 .with_retries(PROBES_MAX);
-            // Failing means that the socket is gone already, which the first look finds out.
+            // An error means that the socket is already closed, which the first check detects.
             drop(SockRef::from(&*tcp).set_tcp_keepalive(&probes));
             Box::pin(sleep(LOOK_PERIOD))
         });
@@ -194,25 +194,25 @@ impl Io {
         }
     }
 
-    /// Whether an idle connection is still open and silent, hence fit for another request.
+    /// True if an idle connection is still open and silent, and may take another request.
     pub(crate) fn is_quiet(&self) -> bool {
-        // A peek tells end and data apart from silence and consumes neither; while the event
-        // loop has seen nothing it costs no system call.
+        // A peek distinguishes end and data from silence and consumes neither; without an event in the event
+        // loop it costs no system call.
         let mut cx = Context::from_waker(Waker::noop());
         let Some(tcp) = self.tcp() else { return false };
         tcp.poll_peek(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
     }
 
-    /// Closes with a reset instead of an orderly end, when the last clone is dropped: the peer
-    /// must not mistake it for success.
+    /// Resets the connection when the last clone is dropped, so that the peer does not mistake the close for
+    /// success.
     pub(crate) fn reset(&self) {
-        // Failing means that the socket is gone already, which is what we want.
+        // An error means that the socket is already closed.
         if let Some(tcp) = self.tcp() {
             drop(SockRef::from(&*tcp).set_linger(Some(Duration::ZERO)));
         }
     }
 
-    /// Ends the connection both ways at once: whoever reads or writes it finds that out.
+    /// Closes both directions at once: readers and writers get an error.
     pub(crate) fn cut(&self) {
         self.reset();
         if let Some(tcp) = self.tcp() {
@@ -220,12 +220,12 @@ impl Io {
         }
     }
 
-    /// Lends the stream to a codec that reads and writes by itself.
+    /// Passes the stream to a codec that reads and writes it directly.
     pub(crate) fn with<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
 
-    /// The connection below, where there is one.
+    /// Returns the TCP connection below, if there is one.
     fn tcp(&self) -> Option<Ref<'_, TcpStream>> {
         let tcp = Ref::filter_map(self.0.stream.borrow(), |stream| match stream {
             Stream::Plain(tcp) => Some(tcp),
@@ -285,18 +285,19 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// What one read asks for: a TLS record's worth.
+/// The size of one read: a TLS record.
 const READ_BYTES: usize = 16 * 1024;
-/// Below this much room a buffer grows before the next read.
+/// A buffer with less free capacity grows before the next read.
 const READ_BYTES_MIN: usize = 1024;
-/// How long the end of a connection may take, read out or not.
+/// The maximum duration of closing a connection, including reads of remaining bytes.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// What is read and dropped of a peer that goes on sending after its answer.
+/// The maximum number of bytes dropped from a peer that continues to send after its response.
 const LINGER_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// The time between two looks at a peer that has ended its direction and waits for its answer.
+/// The time between two checks of a peer that has half-closed and waits for its response.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
-/// The time before the first keepalive probe to such a peer, and between two.
+/// The time before the first keepalive probe to such a peer, and between two probes.
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
-/// Probes without a reply after which the peer is gone: about twelve seconds after its machine went. The kernel of a
-/// process that closed its socket goes on replying until it forgets the connection, for about a minute.
+/// The number of unanswered probes after which the peer is gone: about twelve seconds after its machine
+/// vanished. For a process that closed its socket, the kernel continues to reply until it drops the connection,
+/// for about a minute.
 const PROBES_MAX: u32 = 3;

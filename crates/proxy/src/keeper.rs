@@ -1,4 +1,5 @@
-//! Keeps the last good world on disk, beside the thread that applies worlds: the newest, not each.
+//! Snapshot store: writes the latest applied snapshot to disk, without blocking the thread that applies
+//! snapshots.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -8,12 +9,12 @@ use tokio::sync::Notify;
 
 use crate::state::StateDir;
 
-/// Keeps the last good world on disk.
+/// Writes the latest applied snapshot to disk.
 #[derive(Default)]
 pub(crate) struct Keeper {
-    /// What is to be written; one that was never written is no loss when a newer one came.
+    /// The snapshot to write next. One that a newer snapshot replaces before it is written is not needed.
     latest: RefCell<Option<Update>>,
-    /// The world that is on disk, for the case that its file is removed.
+    /// The snapshot on disk, in case its file is removed.
     stored: RefCell<Option<Update>>,
     told: Notify,
     ending: Cell<bool>,
@@ -21,26 +22,27 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Has a world written soon.
+    /// Queues a snapshot to be written.
     pub(crate) fn keep(&self, update: Update) {
         self.latest.replace(Some(update));
         self.told.notify_one();
     }
 
-    /// Takes note of a world that was read from disk.
+    /// Records a snapshot that was read from disk.
     pub(crate) fn note_stored(&self, update: Update) {
         self.stored.replace(Some(update));
     }
 
-    /// Lets [`Self::run`] write what is left, and return.
+    /// Ends [`Self::run`] after it has written the last snapshot.
     pub(crate) fn end(&self) {
         self.ending.set(true);
         self.told.notify_one();
         self.ended.notify_one();
     }
 
-    /// Writes worlds, the first at once and then at most one every `PAUSE`, until it is ended. What the disk did not
-    /// take is written again every `AGAIN`, as are files that were removed. `note` runs after each attempt, with the problem if there is one.
+    /// Writes snapshots, the first at once and then at most one per `PAUSE`, until [`Self::end`]. Failed writes
+    /// and removed files are retried every `AGAIN`. `note` runs after each attempt, with the problem if there
+    /// is one.
     pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
         loop {
             note(state.problem());
@@ -75,7 +77,7 @@ impl Keeper {
 }
 
 impl Keeper {
-    /// Writes files that the disk did not take, and files that were removed.
+    /// Writes files that could not be written before, and files that were removed.
     async fn tend(&self, state: &StateDir, fails: bool) {
         let stored = self.stored.borrow().clone();
         let is_damaged = state.is_damaged(stored.is_some());
@@ -95,7 +97,7 @@ impl Keeper {
     }
 }
 
-/// The pause before a disk that is full, or read-only, is tried again, and between two looks for removed files.
+/// The pause before a full or read-only disk is retried, and between two checks for removed files.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Between two writes: each costs a flush of the disk, which on small machines is a flash card.
+/// The pause between two writes: each flushes the disk, which on small machines is a flash card.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
-//! Sockets in, sockets out: the data plane.
+//! The data plane: the sidecar and gateway proxy.
 //!
-//! This file assembles the parts and decides nothing. The road of a request is
-//! `listen` → `connection` → `tls` → `http::server` → `http::exchange` → `upstream`.
+//! This file only assembles the parts. The path of a request is `listen` → `connection` → `tls` →
+//! `http::server` → `http::exchange` → `upstream`.
 
 mod access_log;
 mod admin;
@@ -109,7 +109,7 @@ use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
 use crate::world::{Want, World};
 
-/// A proxy that has been started; it runs inside [`Proxy::run`].
+/// A proxy with its addresses bound; [`Proxy::run`] serves.
 pub struct Proxy {
     config: Arc<Config>,
     admin: TcpListener,
@@ -121,49 +121,50 @@ pub struct Proxy {
     phase: watch::Sender<Phase>,
 }
 
-/// Why a proxy cannot start.
+/// An error that ends a proxy or keeps it from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The admin page.
+    /// The admin address cannot be bound.
     #[error("the admin page cannot listen at {address}: {cause}; use --admin with a free address")]
     Admin {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         cause: std::io::Error,
     },
-    /// Where it tells how it is.
+    /// The health address cannot be bound.
     #[error("health cannot be told at {address}: {cause}; use --health with a free address")]
     Health {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         cause: std::io::Error,
     },
-    /// The state directory.
+    /// The state directory cannot be used.
     #[error("the state directory {path} cannot be used: {cause}; use --state with another")]
     State {
-        /// Which.
+        /// The directory.
         path: std::path::PathBuf,
-        /// Why.
+        /// The error.
         cause: std::io::Error,
     },
-    /// A data thread.
+    /// A data thread cannot be started.
     #[error("a data thread cannot be started: {0}")]
     Thread(std::io::Error),
-    /// It was told to end when its certificate expires, and that happened.
+    /// The certificate expired, and the proxy is configured to end then.
     #[error("the certificate has expired, and no control plane renewed it in time: join again")]
     Expired,
-    /// Every control plane rejected the join, or there is no token for it, and no configuration of a run before.
+    /// Every control plane rejected the join, or there is no token, and there is no configuration of a previous
+    /// run.
     #[error(transparent)]
     Rejected(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Proxy {
-    /// Claims what the proxy cannot do without: its state directory and its admin address.
+    /// Acquires the state directory and the admin address.
     ///
     /// # Errors
-    /// [`StartError`] naming what is taken or unusable.
+    /// [`StartError`] with the resource that is in use or unusable.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let state = StateDir::open(&config.state)
             .map_err(|cause| StartError::State { path: config.state.clone(), cause })?;
@@ -189,8 +190,8 @@ impl Proxy {
         })
     }
 
-    /// Begins the time before the drain, whenever it is called: the proxy goes on to serve, but reports that it is not
-    /// ready, and clients of HTTP/1.1 get `Connection: close` with their next response.
+    /// Returns a function that begins the drain delay: the proxy continues to serve, but is not ready, and
+    /// HTTP/1.1 clients get `Connection: close` with their next response.
     pub fn leaving(&self) -> impl Fn() + use<> {
         let phase = self.phase.clone();
         move || {
@@ -204,50 +205,50 @@ impl Proxy {
         }
     }
 
-    /// Where the admin page is.
+    /// Returns the address of the admin page.
     ///
     /// # Errors
-    /// What the kernel says about the socket.
+    /// If the kernel does not return the socket's address.
     pub fn admin_address(&self) -> std::io::Result<SocketAddr> {
         self.admin.local_addr()
     }
 
-    /// Where it tells how it is, if it does.
+    /// Returns the health address, if there is one.
     #[must_use]
     pub fn health_address(&self) -> Option<SocketAddr> {
         self.health.as_ref()?.local_addr().ok()
     }
 
-    /// The listeners, once the first plan was applied.
+    /// Returns the states of the listeners, once the first configuration is applied.
     #[must_use]
     pub fn doors(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.doors.watch()
     }
 
-    /// The same proxy with an application of which a supervisor reports the state of its ports.
+    /// Adds an application with port states reported by a supervisor.
     #[must_use]
     pub fn with_application(mut self, application: ApplicationPorts) -> Self {
         self.application = application;
         self
     }
 
-    /// The number of requests in progress, whenever it is called, without those that wait for the application to
+    /// Returns a function that counts the requests in progress, without those that wait for the application to
     /// listen.
     pub fn requests_in_flight(&self) -> impl Fn() -> u64 + use<> {
         let (telemetry, application) = (Arc::clone(&self.telemetry), self.application.clone());
         move || {
-            // In this order: a request that begins to wait in between counts as in progress.
+            // In this order, a request that begins to wait in between counts as in progress.
             let waiting = application.waiting();
             telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting)
         }
     }
 
-    /// Serves until `stop` resolves, then drains. Must run on a current-thread runtime: it is
-    /// the control thread; requests run on threads of their own.
+    /// Serves until `stop` resolves, then drains. It needs a current-thread runtime, which becomes the control
+    /// thread; requests run on threads of their own.
     ///
     /// # Errors
-    /// [`StartError`] when a data thread cannot be started, or its certificate has expired and it
-    /// was told to end then.
+    /// [`StartError`] if a data thread cannot be started, or if the certificate has expired and the proxy is
+    /// configured to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
         let (world, wanted) = self.world();
@@ -300,7 +301,7 @@ impl Proxy {
         tasks.spawn_local(tapped::tell(taps, requests.clone()));
         let failed = tasks.run_until(stopped(stop, &follower.fatal)).await;
         tracing::info!("draining");
-        // A successor reads what is on disk as soon as it may have the directory.
+        // A successor may read the stored files as soon as it gets the directory.
         follower.keeper.end();
         if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_ok() {
             state.release();
@@ -310,7 +311,7 @@ impl Proxy {
         tasks.run_until(withdraw(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
         tasks.run_until(join(threads)).await;
-        // What was seen last is told too; nobody else is left who could add to it.
+        // No other sender is left: the queues end after the last entries are exported.
         drop(over);
         phase.send_replace(Phase::Over);
         let told = tokio::time::timeout(TELL_MAX, finished(telling));
@@ -320,7 +321,7 @@ impl Proxy {
 }
 
 impl Proxy {
-    /// An empty world, looked at as the sidecar was started.
+    /// Creates an empty configuration store with the start options.
     fn world(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
         let (world, wanted) =
             World::with_application(self.application.clone(), self.state.names(), Instant::now());
@@ -331,8 +332,7 @@ impl Proxy {
     }
 }
 
-/// The listener of the admin page. Where the kernel may choose, the address of the last run is tried first: scrapers
-/// know it.
+/// Binds the admin page. With port 0 the address of the previous run is tried first: scrapers know it.
 async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<TcpListener> {
     let before = state.address(ADMIN).filter(|it| address.port() == 0 && it.ip() == address.ip());
     if let Some(before) = before {
@@ -351,7 +351,7 @@ async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<Tc
     Ok(listener)
 }
 
-/// Waits until it is to stop, or a failure ends it.
+/// Waits until `stop` resolves, or until a failure ends the proxy.
 async fn stopped(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option<StartError> {
     tokio::select! {
         () = stop => None,
@@ -359,8 +359,8 @@ async fn stopped(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option
     }
 }
 
-/// Starts what tells what was seen and counted. It ends when the data threads are gone, which
-/// for metrics is when what is returned first is dropped.
+/// Starts the access log and the exporters. They end with the data threads; the metrics exporter ends when the
+/// first returned value is dropped.
 fn tell(
     tasks: &LocalSet,
     courier: Courier,
@@ -377,7 +377,7 @@ fn tell(
     (over, telling)
 }
 
-/// Starts the admin page and, where there is one, the health page. They end a short time after [`Phase::Over`].
+/// Starts the admin page and the health page, if any. They end shortly after [`Phase::Over`].
 fn serve_pages(
     tasks: &LocalSet,
     (page, health): (TcpListener, Option<TcpListener>),
@@ -392,7 +392,7 @@ fn serve_pages(
     health.into_iter().chain([page]).collect()
 }
 
-/// Waits until all of them have ended.
+/// Waits until all tasks have ended.
 async fn finished(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<()>>) {
     for task in tasks {
         task.await.ok();
@@ -409,7 +409,7 @@ async fn join(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-/// Starts what runs beside the data threads: the stream, subscriptions, listeners, certificates.
+/// Starts the control thread's tasks: the stream, subscriptions, listeners, certificates.
 fn control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
@@ -434,7 +434,7 @@ fn control(
     requests
 }
 
-/// Reads the counters of dropped log lines, for as long as the proxy lives.
+/// Polls the counters of dropped log lines for as long as the proxy lives.
 async fn watch_log(follower: Rc<Follower>) {
     let mut lines = DroppedLines::default();
     loop {
@@ -449,15 +449,15 @@ async fn keep(follower: Rc<Follower>) {
     follower.keeper.run(follower.state.clone(), note).await;
 }
 
-/// Tells the control plane that nothing listens here any more, so that no new request is sent
-/// here; what is on its way is still served. Who reconnects from now on says so too.
+/// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
+/// are still served. Later hellos withdraw them as well.
 async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
     follower.withdrawn.set(true);
     follower.listening.borrow_mut().clear();
     let told = async {
         let report = follower.report();
         requests.send(Request::Listeners(Vec::new(), report)).await.ok()?;
-        // All places are free again when everything was taken up for sending.
+        // All slots are free again once every request has been taken for sending.
         requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
         tokio::task::yield_now().await;
         Some(())
@@ -467,10 +467,10 @@ async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
     }
 }
 
-/// The data threads, and where each takes its commands.
+/// The data threads, and the command queue of each.
 type DataThreads = (Vec<mpsc::Sender<Command>>, Vec<JoinHandle<()>>);
 
-/// Starts so many data threads.
+/// Starts `count` data threads.
 fn spawn_all(count: usize, parts: impl Fn(usize) -> Parts) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
@@ -494,24 +494,24 @@ fn spawn(
     })
 }
 
-/// Seeds choices that need to differ between threads and processes, not to be secret.
+/// Returns a seed for choices that must differ between threads and processes, but need not be secret.
 fn seed(core: usize) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mixed = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
     mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// The admin page among the listeners of the state directory.
+/// The name of the admin page among the listeners in the state directory.
 const ADMIN: &str = "admin";
-/// How long writing the last world may take.
+/// The time to write the last snapshot.
 const KEEP_MAX: std::time::Duration = std::time::Duration::from_secs(2);
-/// How long telling what was seen last may take.
+/// The time to export the last entries.
 const TELL_MAX: std::time::Duration = std::time::Duration::from_secs(2);
-/// How long the farewell may take; a control plane that is away must not delay the end.
+/// The time to withdraw the listeners; an unreachable control plane must not delay the end.
 const FAREWELL_MAX: std::time::Duration = std::time::Duration::from_millis(250);
-/// The time between two readings of the counters of dropped log lines.
+/// The polling period of the counters of dropped log lines.
 const LOG_LOOK_PERIOD: std::time::Duration = std::time::Duration::from_secs(2);
-/// Commands that may wait for a data thread.
+/// The queue length of commands for a data thread.
 const COMMANDS_MAX: usize = 256;
-/// Requests that may wait for the stream to the control plane.
+/// The queue length of requests for the control plane.
 const REQUESTS_MAX: usize = 64;

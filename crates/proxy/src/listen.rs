@@ -17,24 +17,23 @@ use crate::drain::{self, Phase};
 use crate::redirect::Gate;
 use crate::worker::Worker;
 
-/// What the control thread tells a data thread.
+/// A command of the control thread to a data thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Accept connections here.
+    /// Accepts connections on a listener.
     Open {
-        /// Names the listener until it is closed.
+        /// Identifies the listener until it is closed.
         gate: Gate,
         listener: std::net::TcpListener,
     },
-    /// Accept no more connections there; those that are open go on. `closed` is dropped when its
-    /// socket is.
+    /// Stops accepting; open connections continue. `closed` is dropped after the socket.
     Close { gate: Gate, closed: mpsc::Sender<Infallible> },
 }
 
-/// Runs a data thread until it has drained or every sender of commands is gone.
+/// Runs a data thread until it has drained or every sender of commands is dropped.
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
     let counts = Rc::new(Counts::default());
-    // A listener closes when its sender is dropped, or sends what to drop afterwards.
+    // A listener closes when its sender is dropped, or sends a value to drop after the close.
     let mut accepting: HashMap<Gate, oneshot::Sender<mpsc::Sender<Infallible>>> = HashMap::new();
     let mut phase = worker.phase.clone();
     let tasks = LocalSet::new();
@@ -57,7 +56,7 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                     }
                     Some(Command::Close { gate, closed }) => {
                         if let Some(close) = accepting.remove(&gate) {
-                            // Failing means that it could not be used.
+                            // An error means that the listener has already failed.
                             drop(close.send(closed));
                         }
                     }
@@ -71,12 +70,12 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
         .await;
 }
 
-/// Lets what is under way finish, bounded in time.
+/// Waits, for a bounded time, until requests in progress have finished.
 async fn drain(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
     let limits = &worker.config.limits;
     let finished = async {
         until_none(listeners).await;
-        // Requests that come on connections that are idle now need the upstreams.
+        // Requests on connections that are idle now still need the upstreams.
         drop(tokio::time::timeout(drain::last_call(limits), until_none(open)).await);
         worker.quiet().await;
         worker.retire_upstreams();
@@ -94,7 +93,7 @@ async fn until_none(count: &Cell<usize>) {
     }
 }
 
-/// Accepts connections until `closing` resolves, and the connections that are in the queue of the kernel then.
+/// Accepts connections until `closing` resolves, then also those already in the kernel's queue.
 async fn accept(
     worker: Rc<Worker>,
     (gate, listener): (Gate, std::net::TcpListener),
@@ -126,7 +125,7 @@ async fn accept(
             Next::Closed => break,
         };
         let max = worker.config.limits.connections_max;
-        // Who is sent away needs a moment to go.
+        // An evicted connection takes a moment to close.
         let is_made_room = || counts.open.get() < max + max / 8 && worker.idle.shed();
         if counts.open.get() >= max && !is_made_room() {
             worker.shard.refuse(Reason::TooManyConnections.label());
@@ -137,7 +136,7 @@ async fn accept(
             Ok(entrance) => entrance,
             Err(reason) => {
                 worker.shard.refuse(reason.label());
-                // Failing means that the client is gone already, which is what we want.
+                // An error means that the client has already closed.
                 drop(tcp.set_zero_linger());
                 continue;
             }
@@ -148,12 +147,12 @@ async fn accept(
             drop(guard);
         });
     }
-    // The socket is closed before it is reported as closed.
+    // The socket is closed before the close is reported.
     drop(listener);
     drop(closed);
 }
 
-/// The listeners and the connections of a thread.
+/// Counts of the listeners and connections of a thread.
 #[derive(Default)]
 struct Counts {
     listeners: Cell<usize>,
@@ -180,5 +179,5 @@ impl Drop for Open {
     }
 }
 
-/// How often a draining thread looks whether the last connection has closed.
+/// The polling period of a draining thread for open connections.
 const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Which doors are open: kept in step with the plan, opened once, shared by all data threads.
+//! The open listeners of a proxy, reconciled with the configuration and shared by all data threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use crate::redirect::Gate;
 use crate::session::Entrance;
 use crate::state::StateDir;
 
-/// The doors that are open now.
+/// The open listeners.
 pub(crate) struct Listeners {
     workers: Vec<mpsc::Sender<Command>>,
     state: StateDir,
@@ -37,8 +37,8 @@ impl Listeners {
         Self { workers, state, open: BTreeMap::new() }
     }
 
-    /// Opens what the plan wants and is not open, closes what it no longer wants. Returns the
-    /// problems; what could be opened is.
+    /// Opens configured listeners that are not open, and closes those that are no longer configured. Returns
+    /// the failures; a failure does not keep others from opening.
     pub(crate) async fn reconcile(
         &mut self,
         config: &Config,
@@ -65,7 +65,7 @@ impl Listeners {
         }
         drop(closed);
         if is_any_stale {
-            // What opens now may want the same address. A thread that drains does not answer.
+            // New listeners may need the same address. A draining thread does not respond.
             drop(timeout(CLOSE_TIMEOUT, open_still.recv()).await);
         }
         let mut problems = Vec::new();
@@ -79,7 +79,7 @@ impl Listeners {
         problems
     }
 
-    /// Where other sidecars reach the application's ports.
+    /// Returns the listeners of the application's ports for other sidecars.
     pub(crate) fn inbound(&self, config: &Config, plan: &WorkloadPlan) -> Vec<InboundListener> {
         let inbound = |open: &Open| match open.gate {
             Gate::Fixed(Entrance::Inbound { port }) => {
@@ -100,9 +100,9 @@ impl Listeners {
         };
         match &config.interception {
             Interception::Doors { .. } => self.open.values().filter_map(inbound).collect(),
-            // Nobody of the mesh comes in here.
+            // No mesh member connects to a gateway.
             Interception::Gateway { .. } => Vec::new(),
-            // The application's own ports; the kernel leads them to the sidecar.
+            // The application's own ports; the kernel redirects them to the sidecar.
             Interception::Redirect { .. }
                 if !self.open.values().any(|o| o.gate == Gate::Inbound) =>
             {
@@ -118,7 +118,7 @@ impl Listeners {
         }
     }
 
-    /// Where the sidecar takes what it sends to its own application, by port of that.
+    /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn own(&self) -> BTreeMap<u16, SocketAddr> {
         let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
         let own = own.filter_map(|(_, open)| match open.gate {
@@ -132,14 +132,14 @@ impl Listeners {
         own.collect()
     }
 
-    /// Every open door: its name and where it is.
+    /// Returns the addresses of all open listeners by name.
     pub(crate) fn addresses(&self) -> BTreeMap<String, SocketAddr> {
         self.open.iter().map(|(name, open)| (name.clone(), open.address)).collect()
     }
 
     async fn open(&mut self, name: &str, gate: Gate, wanted: SocketAddr) -> io::Result<()> {
         let first = match gate {
-            // All addresses of both versions are one listener there.
+            // All addresses of both versions are one listener on a gateway.
             Gate::Fixed(Entrance::Gateway { .. }) if wanted.ip().is_unspecified() => {
                 bind_for(wanted, wanted.is_ipv4())?
             }
@@ -150,8 +150,8 @@ impl Listeners {
             | Gate::OutboundV6 => self.bind(name, wanted)?,
         };
         let address = first.local_addr()?;
-        // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would let another
-        // sidecar of the same user share the address, and with it this one's connections.
+        // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would permit another sidecar of
+        // the same user to share the address, and so receive connections of this one.
         let mut sockets = Vec::new();
         for _ in 1..self.workers.len() {
             sockets.push(first.try_clone()?);
@@ -168,8 +168,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Where the kernel may choose, the address of the last run is tried first: peers that have
-    /// lost the control plane too still know it.
+    /// With port 0 the address of the previous run is tried first: peers without a control plane still know it.
     fn bind(&self, name: &str, wanted: SocketAddr) -> io::Result<std::net::TcpListener> {
         let before = self.state.address(name).filter(|before| before.ip() == wanted.ip());
         match before.filter(|_| wanted.port() == 0).map(bind) {
@@ -180,13 +179,13 @@ impl Listeners {
 
     async fn tell_all(&self, command: impl Fn() -> Command) {
         for worker in &self.workers {
-            // A worker that is gone has no listeners left to close.
+            // A worker that has ended has no listeners left to close.
             drop(worker.send(command()).await);
         }
     }
 }
 
-/// A door that could not be opened.
+/// A listener that could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("the listener `{name}` cannot be opened at {address}: {cause}")]
 pub(crate) struct ListenError {
@@ -195,7 +194,7 @@ pub(crate) struct ListenError {
     pub(crate) cause: io::Error,
 }
 
-/// The doors that a plan asks for, by name.
+/// Returns the listeners of a configuration by name.
 fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, SocketAddr)> {
     let mut wanted = BTreeMap::new();
     let is_gateway = matches!(config.interception, Interception::Gateway { .. });
@@ -249,7 +248,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     bind_for(address, true)
 }
 
-/// `one_version`: an address of IPv6 is for that alone.
+/// With `one_version`, an IPv6 address accepts IPv6 only.
 fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -263,7 +262,7 @@ fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpL
     Ok(socket.into())
 }
 
-/// What the doors are called that lead from the sidecar to its own application.
+/// The name prefix of listeners for the sidecar's own requests to its application.
 const OWN: &str = "own-";
-/// How long the threads may take to close a socket.
+/// The time for the threads to close a socket.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Addresses for service names: what the name answerer gave out, and whom each stands for.
+//! Virtual addresses of services: assigned by the DNS server, and mapped back to their services.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use leno_model::ServiceName;
 use leno_telemetry::RecentTable;
 
-/// Which address stands for which service, in this workload's namespace only.
+/// The virtual addresses of services, valid in this workload's namespace only.
 #[derive(Debug, Default)]
 pub(crate) struct Names(Mutex<Given>);
 
@@ -15,12 +15,13 @@ pub(crate) struct Names(Mutex<Given>);
 struct Given {
     services: BTreeMap<ServiceName, Ipv4Addr>,
     addresses: RecentTable<Ipv4Addr, ServiceName, NAMES_MAX>,
-    /// Evicted entries: an application may remember their addresses, so no other service gets them yet.
+    /// Evicted entries: the application may have cached their addresses, so they are not reassigned to other
+    /// services yet.
     evicted: RecentTable<ServiceName, Ipv4Addr, NAMES_MAX>,
 }
 
 impl Names {
-    /// Reads back what [`Self::to_text`] wrote; lines that make no sense are left out.
+    /// Parses the output of [`Self::to_text`]; invalid lines are skipped.
     pub(crate) fn from_text(text: &str) -> Self {
         let mut given = Given::default();
         for line in text.lines().take(2 * NAMES_MAX) {
@@ -40,9 +41,9 @@ impl Names {
         Self(Mutex::new(given))
     }
 
-    /// One line per service, for the state directory: applications remember addresses longer
-    /// than a proxy lives. The service that was used least recently is the first; evicted ones have a mark, with which
-    /// earlier releases skip the line.
+    /// Formats one line per service for the state directory: applications cache addresses longer than a proxy
+    /// lives. The least recently used service comes first; evicted ones have a prefix that makes earlier
+    /// releases skip the line.
     pub(crate) fn to_text(&self) -> String {
         let given = self.lock();
         let evicted = given.evicted.least_recent();
@@ -54,8 +55,8 @@ impl Names {
         evicted.chain(addresses).collect()
     }
 
-    /// The address that stands for a service, and whether that is new. A full table evicts the service that was not
-    /// used for the longest time.
+    /// Returns the virtual address of a service, and whether it is new. A full table evicts the least recently
+    /// used service.
     pub(crate) fn address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
         let mut given = self.lock();
         if let Some(address) = given.services.get(service).copied() {
@@ -68,7 +69,7 @@ impl Names {
         Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
     }
 
-    /// The service that an address stands for, of either version.
+    /// Returns the service of a virtual address of either IP version.
     pub(crate) fn service(&self, address: IpAddr) -> Option<ServiceName> {
         let address = match address {
             IpAddr::V4(address) => address,
@@ -91,12 +92,12 @@ impl Given {
         self.services.insert(service, address);
     }
 
-    /// Notes a use of an address.
+    /// Records a use of an address.
     fn note(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
         self.addresses.use_value(&address).cloned()
     }
 
-    /// An address for a service: its own one of before, or one that no service had recently.
+    /// Returns an address for a service: its previous one, or one that no service had recently.
     fn free(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
         if let Some(address) = self.evicted.remove(service) {
             return Some(address);
@@ -109,28 +110,28 @@ impl Given {
     }
 }
 
-/// Whether an address was given out for the first time.
+/// Indicates whether an address was newly assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum IsNew {
     Yes,
-    /// The table was full: another service has no address any more.
+    /// The table was full: another service has lost its address.
     InPlaceOfAnother,
     No,
 }
 
-/// The same service gets the same address on every machine unless two collide (FNV-1a).
+/// A service gets the same address on every machine unless two collide (FNV-1a).
 fn hash(service: &ServiceName) -> u32 {
     let text = service.to_string();
     text.bytes()
         .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The `n`-th host of 240.240.0.0/16: of class E, so no network uses it and none routes it.
+/// The `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
 fn nth(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
 }
 
-/// The same address in IPv6: in the last four bytes of a private network (RFC 4193).
+/// The same address in IPv6: the last four bytes of a unique local network (RFC 4193).
 pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from(PREFIX_V6 | u128::from(u32::from(address)))
 }
@@ -145,9 +146,9 @@ fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
 const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
 /// Hosts of a /16 without its network and broadcast address.
 const HOSTS: u32 = 65_534;
-/// Services that one application may ask the address of.
+/// The maximum number of services that one application may resolve.
 const NAMES_MAX: usize = 4096;
-/// The mark of evicted entries in the state directory.
+/// The prefix of evicted entries in the state directory.
 const EVICTED: &str = "evicted ";
 
 #[cfg(test)]
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(names.service(new.into()), Some(service("new")));
         assert_eq!(names.service(first.into()), Some(service("s0")));
         assert_eq!(names.service(second.into()), None);
-        // Very many more names are as bounded, and never have an address that was evicted just now.
+        // Many more names stay within the bound, and never get an address that was evicted just before.
         for index in 0..NAMES_MAX {
             assert_ne!(names.address(&service(&format!("t{index}"))).unwrap().0, second);
         }
@@ -242,7 +243,7 @@ mod tests {
         for name in &used {
             names.address(&service(name)).unwrap();
         }
-        // The least recent uses are those of s1, s3 and s2 now.
+        // The least recent uses are now those of s1, s3 and s2.
         let restored = Names::from_text(&names.to_text());
         assert_eq!(restored.to_text(), names.to_text());
         for index in 0..2 {

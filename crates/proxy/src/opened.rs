@@ -1,4 +1,4 @@
-//! Which doors are open, for whoever started the proxy and for its readiness.
+//! The open listeners, for the caller that started the proxy and for its readiness.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Where the proxy's doors are, by name, once they are open.
+/// The states of the listeners; `None` until they are opened.
 #[derive(Debug, Clone)]
 pub(crate) struct Doors(watch::Sender<Option<Arc<ListenerStates>>>);
 
 /// The listeners of a proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListenerStates {
-    /// The addresses of the open ones, by name: `inbound-PORT`, `door-ADDRESS`, `http-proxy`.
+    /// The addresses of the open listeners by name: `inbound-PORT`, `door-ADDRESS`, `http-proxy`.
     pub open: BTreeMap<String, SocketAddr>,
-    /// The causes why others are closed, by name.
+    /// The errors of the closed listeners by name.
     pub closed: BTreeMap<String, String>,
 }
 
@@ -41,7 +41,7 @@ impl Doors {
         self.0.subscribe()
     }
 
-    /// What is open now; `None` before the first plan.
+    /// Returns the current states; `None` before the first configuration.
     pub(crate) fn now(&self) -> Option<Arc<ListenerStates>> {
         self.0.borrow().clone()
     }

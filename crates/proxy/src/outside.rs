@@ -1,5 +1,5 @@
-//! Connections to what is not of the mesh: passed on as they are, if the mesh lets them out; and where
-//! it lets nobody out, as far as policies name where they go.
+//! Connections to destinations outside the mesh, forwarded unchanged if egress is allowed. If the default is
+//! deny, egress rules decide by address, server name or request.
 
 use std::net::SocketAddr;
 
@@ -24,12 +24,13 @@ use crate::splice::splice;
 use crate::worker::Worker;
 use crate::world::{Scene, World};
 
-/// Carries the application's connection to where it wanted to go. Where its address decides nothing of
-/// it is waited for: there are protocols in which the server speaks first. `early`: bytes that were read already.
+/// Carries the application's connection to its original destination. The first bytes are awaited only if the
+/// address alone does not decide: in some protocols the server speaks first. `early`: bytes that were read
+/// already.
 pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: BytesMut) {
     let told = match told(session, at, (&io, &mut early)).await {
         Ok(Told::Requests) => {
-            // Each of its requests is let out, or answered, for itself.
+            // Each request is allowed or rejected individually.
             let mut served = Box::pin(async { drop(serve(session, &io, early).await) });
             let world = &session.worker.world;
             let forbidden = Box::pin(forbidden(world, (at, &Told::Requests)));
@@ -53,24 +54,24 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: 
         Ok(()) => record.succeed(),
         Err(reason) => {
             record.reason = Some(reason);
-            // An orderly end stays one; anything else reaches the client as a reset.
+            // An orderly end is preserved; any error reaches the client as a reset.
             io.reset();
         }
     }
 }
 
-/// What is known of where a connection goes.
+/// The part of a connection that identifies its destination.
 enum Told {
-    /// Its address, which is enough.
+    /// The address alone.
     Address,
-    /// The server that a client of TLS asks for.
+    /// The server name of a TLS client.
     ServerName(String),
-    /// Its requests tell.
+    /// Each request.
     Requests,
 }
 
 impl Told {
-    /// Whether a connection to this address is let out.
+    /// True if egress to this address is allowed.
     fn is_let_out(&self, scene: &Scene, at: SocketAddr) -> bool {
         let plans = &scene.plans;
         if plans.snapshot.plan.egress == Egress::Allow {
@@ -82,7 +83,7 @@ impl Told {
                 plans.outlets.way(at) == Way::Open
                     || plans.outlets.by_server_name(at, name).is_some()
             }
-            // Some of them, which are judged one by one.
+            // Allowed if some requests may be; each is checked individually.
             Self::Requests => match plans.outlets.way(at) {
                 Way::Open => true,
                 Way::Told { by_request, .. } => by_request,
@@ -92,7 +93,7 @@ impl Told {
     }
 }
 
-/// Finds out where a connection goes, as far as a policy asks.
+/// Determines the destination of a connection as far as egress rules need it.
 async fn told(
     session: &Session,
     at: SocketAddr,
@@ -150,7 +151,7 @@ async fn pass(
     }
 }
 
-/// A connection to an address outside the mesh, if egress to it is allowed.
+/// Connects to an address outside the mesh, if egress to it is allowed.
 async fn connected(worker: &Worker, (at, told): (SocketAddr, &Told)) -> Result<TcpStream, Reason> {
     let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
     if !told.is_let_out(&scene, at) {
@@ -162,7 +163,7 @@ async fn connected(worker: &Worker, (at, told): (SocketAddr, &Told)) -> Result<T
     dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
-/// Resolves when a connection is let out no more.
+/// Resolves when egress of a connection is no longer allowed.
 async fn forbidden(world: &World, (at, told): (SocketAddr, &Told)) {
     let mut changes = world.border_changes();
     loop {
@@ -170,11 +171,11 @@ async fn forbidden(world: &World, (at, told): (SocketAddr, &Told)) {
             return;
         }
         if changes.changed().await.is_err() {
-            // The world outlives who waits here.
+            // The configuration store outlives its subscribers.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// What it is counted as: neither the service nor the port, which the application makes up.
+/// The protocol label. The service and port are not recorded: the application chooses them freely.
 const PROTOCOL: &str = "outside";

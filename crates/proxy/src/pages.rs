@@ -1,4 +1,4 @@
-//! The end of the admin and health pages: responses in progress are completed.
+//! Shutdown of the admin and health pages: responses in progress are completed.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -32,15 +32,15 @@ impl Pages {
         Self { listener: Listener::new(server, listener), phase }
     }
 
-    /// The next connection; `None` when the proxy is over and none is left in the queue.
+    /// Returns the next connection; `None` if the proxy is over and the queue is empty.
     pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
         let over = async { drop(self.phase.wait_for(|phase| *phase == Phase::Over).await) };
         self.listener.next_until(over).await
     }
 }
 
-/// Serves a connection of a page. Once the proxy is over it ends after the request in progress; the codec closes a
-/// connection without a request at once.
+/// Serves a connection of a page. Once the proxy is over, the connection ends after the request in progress;
+/// the codec closes a connection without a request at once.
 pub(crate) async fn serve<S>(
     half_open: &HalfOpen,
     connection: Connection<TokioIo<TcpStream>, S>,
@@ -60,7 +60,7 @@ where
     Ok(connection.await)
 }
 
-/// Runs `serving`, which ends after the last response, but no longer than `LAST_MAX` after the proxy is over.
+/// Runs `serving`, which ends after the last response, but at most `LAST_MAX` after the proxy is over.
 pub(crate) async fn bounded(mut phase: watch::Receiver<Phase>, serving: impl Future<Output = ()>) {
     let late = async {
         // The sender outlives the pages.
@@ -73,7 +73,7 @@ pub(crate) async fn bounded(mut phase: watch::Receiver<Phase>, serving: impl Fut
     }
 }
 
-/// Waits until every connection has given its slot back.
+/// Waits until every connection has released its slot.
 pub(crate) async fn all_ended(slots: &Semaphore, count: usize) {
     // The semaphore is never closed.
     drop(slots.acquire_many(count.try_into().unwrap_or(u32::MAX)).await);

@@ -1,4 +1,4 @@
-//! Waiting with an end. What is ready at once costs no timer.
+//! Timeouts. Futures that are ready at once cost no timer.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// What `poll` resolves to; `None` after `limit`.
+/// Polls `poll` for at most `limit`; returns `None` after the limit.
 pub(crate) async fn within<T>(
     limit: Duration,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {
     match poll_fn(|cx| Poll::Ready(poll(cx))).await {
         Poll::Ready(resolved) => Some(resolved),
-        // Boxed: the timer would make every future larger that might have to wait.
+        // Boxed: an inline timer would enlarge every future that may have to wait.
         Poll::Pending => Box::pin(timeout(limit, poll_fn(poll))).await.ok(),
     }
 }
 
-/// What `future` resolves to; `None` after `limit`.
+/// Awaits `future` for at most `limit`; returns `None` after the limit.
 pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     within(limit, |cx| future.as_mut().poll(cx)).await
 }
 
-/// Resolves when nothing was carried either way for as long as `patience`, or almost twice that.
+/// Resolves after an idle time of `patience` in both directions, at the latest after almost twice that.
 pub(crate) async fn silence(patience: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
     let mut before = None;
     loop {

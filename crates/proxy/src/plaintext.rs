@@ -1,4 +1,4 @@
-//! Clients without mutual TLS, where a mesh that is not complete yet lets them in.
+//! Detection of clients without mutual TLS at ports that allow them.
 
 use std::io;
 
@@ -12,10 +12,11 @@ use tokio::time::timeout;
 use crate::tls::ALPN_LINK;
 use crate::worker::Worker;
 
-/// Whether a client begins mutual TLS of the mesh; nothing of what it says is taken away.
+/// True if a client begins mutual TLS of the mesh; its bytes are peeked, not consumed.
 ///
-/// Where the application itself may speak TLS, only who offers the link is taken for a member.
-/// Silence means a protocol in which the server speaks first, where there may be one.
+/// If the application itself may use TLS, only clients that offer the link protocol count as mesh members. If
+/// the port may have a protocol in which the server speaks first, a silent client counts as one of that
+/// protocol.
 pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpStream) -> bool {
     let limits = &worker.config.limits;
     let (may_be_opaque, patience) = match spoken {
@@ -26,13 +27,14 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, spoken: Protocol, tcp: &TcpSt
     match timeout(patience, tcp.peek(&mut first)).await {
         Ok(Ok(1)) if first == [TLS_HANDSHAKE] => {}
         Ok(Ok(_)) | Err(_) => return false,
-        // Whoever reads it finds out why.
+        // The TLS reader reports the error.
         Ok(Err(_)) => return true,
     }
     !may_be_opaque || timeout(limits.handshake_timeout, offers_link(tcp)).await.unwrap_or(true)
 }
 
-/// Whoever reads what never comes whole finds out why: it is taken for mutual TLS.
+/// True if the ClientHello offers the link protocol. An incomplete ClientHello counts as mutual TLS: its reader
+/// reports the error.
 async fn offers_link(tcp: &TcpStream) -> bool {
     let mut hello = vec![0; CLIENT_HELLO_BYTES_MAX];
     let mut seen = 0;
@@ -40,7 +42,7 @@ async fn offers_link(tcp: &TcpStream) -> bool {
         let Ok(ready) = tcp.ready(Interest::READABLE).await else { return true };
         let looked = tcp.try_io(Interest::READABLE, || {
             match recv(tcp, hello.as_mut_slice(), RecvFlags::PEEK)? {
-                // As much as before: the next event is wanted, and that there is one now forgotten.
+                // No new bytes: `WouldBlock` clears the readiness, so that the next event is awaited.
                 (_, length) if length == seen => Err(io::ErrorKind::WouldBlock.into()),
                 (_, length) => Ok(length),
             }
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
     use crate::tests::fixture::run;
 
-    /// What is made of a client that says this in these pieces, and then perhaps no more.
+    /// Returns the classification of a client that sends these pieces and then closes if `ends`.
     async fn judged(pieces: &[&[u8]], ends: bool) -> Option<bool> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Probes of the application, made for the kubelet, whose own would not pass the sidecar.
+//! Probes of the application on behalf of the kubelet, since its own would not pass the sidecar.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ mod http;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Probes(BTreeMap<String, BTreeMap<Kind, Probe>>);
 
-/// What a probe is for.
+/// The kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
@@ -35,19 +35,19 @@ pub(crate) struct Probe {
     timeout: Duration,
 }
 
-/// How it is found out whether the application is well.
+/// The action of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
-    /// It answers a request.
+    /// Sends an HTTP request.
     Http(http::HttpGet),
-    /// It accepts a connection.
+    /// Opens a TCP connection.
     Tcp(NonZeroU16),
-    /// It says so, as gRPC services do.
+    /// Calls the gRPC health service.
     Grpc(grpc::Check),
 }
 
 impl Probes {
-    /// Reads `{"CONTAINER": {"readiness": {"httpGet": {…}}, …}, …}`, in Kubernetes' words.
+    /// Parses `{"CONTAINER": {"readiness": {"httpGet": {…}}, …}, …}`, in the terms of Kubernetes.
     ///
     /// # Errors
     /// [`ProbesError`] that names the probe.
@@ -69,7 +69,7 @@ impl Probes {
         Ok(Self(probes))
     }
 
-    /// The one at `CONTAINER/KIND`.
+    /// Returns the probe at `CONTAINER/KIND`.
     pub(crate) fn at(&self, path: &str) -> Option<&Probe> {
         let (container, kind) = path.split_once('/')?;
         let kind = match kind {
@@ -90,20 +90,20 @@ impl FromStr for Probes {
     }
 }
 
-/// Why a text does not say which probes there are.
+/// An invalid description of probes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbesError {
-    /// It is something else.
+    /// The text is not JSON of this form.
     #[error("the probes are not as expected: {0}")]
     Json(#[from] serde_json::Error),
-    /// A probe that says not how, or in two ways.
+    /// A probe has no action, or two.
     #[error(
         "the {kind} probe of container `{container}` needs one of `httpGet`, `tcpSocket` and `grpc`"
     )]
     Action {
-        /// Whose.
+        /// The container.
         container: String,
-        /// Which.
+        /// The kind of the probe.
         kind: String,
     },
 }
@@ -121,7 +121,7 @@ impl Probe {
         Some(Self { action, timeout })
     }
 
-    /// Finds out whether the application at `address` is well.
+    /// Runs the probe against the application at `address`.
     pub(crate) async fn make(
         &self,
         address: IpAddr,
@@ -139,7 +139,7 @@ impl Probe {
     }
 }
 
-/// A connection of the sidecar's own, which nothing leads back to it.
+/// Opens a connection of the sidecar's own, which is not redirected back to it.
 async fn dial(
     address: SocketAddr,
     interception: &Interception,
@@ -148,31 +148,32 @@ async fn dial(
     dialed.map_err(|error| Unwell::Connect(address.port(), error.kind()))
 }
 
-/// Why the application is not well. It has no byte of a body: the port is open to all, and the kubelet puts no body of a
-/// failed probe into its events either (kubernetes/kubernetes#99425).
+/// The failure of a probe. It contains no byte of a response body: the port is open to all clients, and the
+/// kubelet does not put the body of a failed probe into its events either (kubernetes/kubernetes#99425).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unwell {
-    /// It takes no connection at this port.
+    /// The port does not accept connections.
     Connect(u16, std::io::ErrorKind),
-    /// It did not answer in time.
+    /// The probe timed out.
     Late,
-    /// The sidecar makes too many probes at the moment.
+    /// The sidecar has too many probes in progress.
     Busy,
-    /// It does not speak what the probe speaks.
+    /// The response is not in the protocol of the probe.
     Broken,
-    /// It says no, by a status of HTTP,
+    /// The application returned an HTTP error status.
     Status(u16),
-    /// of gRPC,
+    /// The application returned a gRPC error status.
     Grpc,
-    /// or of its service.
+    /// The gRPC health service is not serving.
     NotServing,
 }
 
 impl Unwell {
-    /// The status of the answer to the kubelet, which its event shows: the application's own where it has one.
+    /// Returns the status of the response to the kubelet, which appears in its event: the application's own
+    /// status, if there is one.
     pub(crate) fn status(self) -> StatusCode {
         match self {
-            // A lower one is no failure to the kubelet.
+            // The kubelet does not treat lower ones as failures.
             Self::Status(status) if status >= 400 => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
             }
@@ -215,7 +216,7 @@ struct TcpSocket {
     port: NonZeroU16,
 }
 
-/// Nobody waits longer for a probe, whatever is written there.
+/// The maximum timeout of a probe, independent of its configuration.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

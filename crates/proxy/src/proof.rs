@@ -1,4 +1,5 @@
-//! What a proxy without a certificate shows to get one, and whom it shows that to.
+//! The token with which a proxy without a certificate joins, and the trust roots of the servers that may
+//! receive it.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -8,17 +9,17 @@ use leno_model::TrustDomain;
 
 use crate::config::{AccountToken, Config, TrustedRoots};
 
-/// A token, and whom it may be shown to. Its text is a secret: this has no `Debug`.
+/// A token, and the trust roots for its receivers. The token is a secret: this type has no `Debug`.
 pub(crate) struct Proof {
     pub(crate) token: String,
     pub(crate) trust_domain: TrustDomain,
     pub(crate) roots: Roots,
-    /// The file of a token that is good once.
+    /// The file of a one-time token.
     once: Option<PathBuf>,
 }
 
 impl Proof {
-    /// Reads what the proxy was given to prove itself: files change while it runs.
+    /// Reads the configured token: files change while the proxy runs.
     pub(crate) fn read(config: &Config) -> Result<Self, Unproved> {
         if let Some(given) = &config.account_token {
             return of_account(given, config.trust_domain.clone());
@@ -28,10 +29,10 @@ impl Proof {
         Ok(Self { token, trust_domain, roots, once: Some(file.clone()) })
     }
 
-    /// It has been used.
+    /// Removes a one-time token after its use.
     pub(crate) fn spend(self) {
         if let Some(file) = self.once {
-            // Leaving it would only invite questions.
+            // A used token that remains would only confuse operators.
             drop(std::fs::remove_file(file));
         }
     }
@@ -64,7 +65,7 @@ fn read(file: &Path) -> Result<String, Unproved> {
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Unproved {
-    /// Only the operator can change it: a token that is good once does not come by itself.
+    /// True if only the operator can resolve it: a one-time token does not appear by itself.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Nothing | Self::Bundle(_) => true,
@@ -73,7 +74,7 @@ impl Unproved {
     }
 }
 
-/// Why a proxy has nothing to show.
+/// The reason why a proxy has no token.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unproved {
     #[error("there is no valid certificate and no token; pass --token-file with a new one")]

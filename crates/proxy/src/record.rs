@@ -1,4 +1,4 @@
-//! What happened to one exchange: filled on the way, emitted once, when it is dropped.
+//! The record of one exchange: filled during processing, emitted once on drop.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,28 +13,28 @@ use crate::seen::{Ended, Sighting};
 use crate::session::{Entrance, Session};
 use crate::worker::Underway;
 
-/// What happened to one exchange. Dropping it counts it, also when its client has vanished.
+/// The record of one exchange. Dropping it counts the exchange, even if its client has vanished.
 pub(crate) struct Record<'a> {
     session: &'a Session,
     _underway: Underway,
     pub(crate) started: Instant,
-    /// What the exchange is counted under.
+    /// The subject of the exchange in metrics.
     pub(crate) subject: Subject,
     /// The final head of the response.
     pub(crate) head: FinalHead,
     pub(crate) reason: Option<Reason>,
-    /// What a gRPC call was answered.
+    /// The gRPC status of the response to a call.
     pub(crate) grpc: Cell<Option<GrpcStatus>>,
     pub(crate) bytes_in: Cell<u64>,
     pub(crate) bytes_out: Cell<u64>,
     pub(crate) retries: u32,
-    /// What became of a second attempt beside the first.
+    /// The result of a hedge.
     pub(crate) hedge: Option<Hedge>,
-    /// Why policies would have denied it, had they been enforced.
+    /// The reason for which enforced policies would have denied it.
     audited: Option<Reason>,
-    /// Its stream is counted already.
+    /// True if its stream is counted already.
     has_stream: Cell<bool>,
-    /// What operators see of it beside counts; none when nobody looks.
+    /// The request trace for operators; `None` if no observability is active.
     pub(crate) sighting: Option<Sighting<'a>>,
 }
 
@@ -42,11 +42,12 @@ pub(crate) struct Record<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct FinalHead {
     pub(crate) status: Cell<u16>,
-    /// The reason for which another sidecar rejected the request, where that sidecar wrote the head.
+    /// The rejection reason of another sidecar, if that sidecar wrote the head.
     pub(crate) rejection: Cell<Option<Reason>>,
 }
 
-/// What an exchange was about, beside what its session tells: never what a client may invent.
+/// The subject of an exchange, without the labels of its session. It never contains values that a client can
+/// invent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) protocol: &'static str,
@@ -55,17 +56,17 @@ pub(crate) struct Subject {
     pub(crate) route: Option<RouteName>,
 }
 
-/// What became of a second attempt beside the first.
+/// The result of a hedge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hedge {
-    /// The client got its answer.
+    /// Its response went to the client.
     Won,
     /// The first attempt ended, or both failed.
     Lost,
 }
 
 impl Hedge {
-    /// The word in the access log.
+    /// Returns the value in the access log.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Won => "won",
@@ -82,7 +83,7 @@ pub(crate) struct Series {
 }
 
 impl<'a> Record<'a> {
-    /// Opens a record for an exchange that speaks `protocol`. Inlined, so that it is made where it stays.
+    /// Opens a record for an exchange in `protocol`. Inlined, so that it is built in its final place.
     #[inline(always)]
     pub(crate) fn open(session: &'a Session, protocol: &'static str) -> Self {
         let worker = &session.worker;
@@ -104,7 +105,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// A record of a request that cannot be read, and goes no further for this reason.
+    /// Opens the record of a request that cannot be parsed and is rejected for this reason.
     #[cold]
     pub(crate) fn unread(session: &'a Session, reason: Reason) -> Self {
         let mut record = Self::open(session, "http");
@@ -117,7 +118,8 @@ impl<'a> Record<'a> {
         record
     }
 
-    /// The client's sidecar abandoned the attempt, and the client still waits: it has not gone away.
+    /// Records that the client's sidecar abandoned the attempt while the client still waits and has not gone
+    /// away.
     #[cold]
     pub(crate) fn abandon(&mut self) {
         if self.reason == Some(Reason::DownstreamClosed) {
@@ -125,7 +127,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The exchange ended in order: with an answer of the application, or a rejection by its sidecar.
+    /// Records an orderly end: a response of the application, or a rejection by its sidecar.
     pub(crate) fn succeed(&mut self) {
         self.reason = self.head.rejection.get();
         // A rejected call has the status 200 on the wire. Both sidecars count it by the status of the reason.
@@ -134,7 +136,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Names the service and port that the connection was opened for, where the exchange ended before its route was known.
+    /// Sets the service and port that the connection was opened for, if the exchange ended before its route was
+    /// selected.
     #[cold]
     fn name_called(&mut self) {
         let (service, port) = match &self.session.entrance {
@@ -151,7 +154,7 @@ impl<'a> Record<'a> {
         self.subject.port = port;
     }
 
-    /// The exchange ended for this reason, and perhaps by a policy.
+    /// Records a failure, and a match of the policy that decided it, if any.
     pub(crate) fn fail(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
         if self.subject.port == 0 {
@@ -184,7 +187,7 @@ impl<'a> Record<'a> {
         self.session.worker.shard.count_opened(series.id);
     }
 
-    /// Counts a stream that begins: requests with long ones are reported before they end.
+    /// Counts a new stream: requests with long streams are reported before they end.
     #[cold]
     #[inline(never)]
     pub(crate) fn count_stream(&self) {
@@ -194,10 +197,11 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Notes who let it in, and whether only because policies are not enforced.
+    /// Records the allow decision, and its reason for denial if it is allowed only because policies are not
+    /// enforced.
     pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
         if let Some(ruling) = access.ruling(permit)
-            // A policy that only others may use has decided nothing.
+            // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
         {
             hits::policy(&self.session.worker.shard, ruling);

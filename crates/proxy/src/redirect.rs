@@ -1,4 +1,4 @@
-//! Redirected connections: where the kernel says that they wanted to go.
+//! Redirected connections and their original destinations.
 
 use std::net::SocketAddr;
 
@@ -10,26 +10,26 @@ use crate::config::{Config, Interception};
 use crate::session::Entrance;
 use crate::worker::Worker;
 
-/// How a listener knows which entrance its connections came by.
+/// The classifier of a listener's connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Gate {
-    /// All of its connections come by this one.
+    /// All connections are of this kind.
     Fixed(Entrance),
     /// The application's outbound connections, redirected in its network namespace.
     Outbound,
     /// The same over IPv6.
     OutboundV6,
-    /// Connections of others to the application's ports, redirected in its network namespace.
+    /// Connections of other workloads to the application's ports, redirected in its network namespace.
     Inbound,
-    /// The same over the other version of IP.
+    /// The same over the other IP version.
     InboundOther,
 }
 
 impl Gate {
-    /// The entrance that a connection came by.
+    /// Returns the kind of a connection.
     ///
     /// # Errors
-    /// `unknown-service` when it wants to go where the mesh does not lead.
+    /// `unknown-service` if its destination is not in the mesh.
     pub(crate) fn entrance(&self, worker: &Worker, tcp: &TcpStream) -> Result<Entrance, Reason> {
         match self {
             Self::Fixed(entrance) => Ok(entrance.clone()),
@@ -49,7 +49,7 @@ impl Gate {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
                 let scene = worker.world.scene().ok_or(Reason::DiscoveryTimeout)?;
                 let ports = &scene.plans.snapshot.plan.ports;
-                // A service may name any port: those of the sidecar lead to itself again and again.
+                // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);
                 let known = !is_own && ports.iter().any(|known| known.port == port);
                 known.then_some(Entrance::Inbound { port }).ok_or(Reason::UnknownService)
@@ -58,7 +58,7 @@ impl Gate {
     }
 }
 
-/// Whether a port of the namespace is one of the sidecar's own.
+/// True if a port of the namespace is one of the sidecar's own.
 fn is_sidecar_port(config: &Config, port: u16) -> bool {
     let Interception::Redirect { outbound, inbound, .. } = &config.interception else {
         return false;
@@ -67,8 +67,7 @@ fn is_sidecar_port(config: &Config, port: u16) -> bool {
     own.contains(&Some(port))
 }
 
-/// Whether a connection came to a door of the sidecar without having been redirected there: it would
-/// go round for ever.
+/// True if a connection came to a listener of the sidecar directly, without redirection: it would loop.
 fn is_own_door(interception: &Interception, wanted: SocketAddr) -> bool {
     let Interception::Redirect { address, outbound, inbound, .. } = interception else {
         return false;
@@ -77,7 +76,7 @@ fn is_own_door(interception: &Interception, wanted: SocketAddr) -> bool {
     is_here && [outbound.port(), inbound.port()].contains(&wanted.port())
 }
 
-/// `SO_ORIGINAL_DST` (netfilter): where the connection went before it was redirected here.
+/// Returns the original destination of a redirected connection, from `SO_ORIGINAL_DST` (netfilter).
 fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(tcp);
     let destination = match tcp.local_addr().ok()? {

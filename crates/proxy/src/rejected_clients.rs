@@ -1,4 +1,4 @@
-//! Rejected clients, those without mutual TLS: a bounded table of their addresses, by port.
+//! Rejected clients without mutual TLS: a bounded table of their addresses by port.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leno_discovery::Condition;
 use leno_telemetry::RecentTable;
 
-/// The clients of the last [`REMEMBERED`], by the port of the application that they connected to.
+/// The clients of the last [`REMEMBERED`], by the application port that they connected to.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedClients {
     ports: RecentTable<u16, PortClients, PORTS_MAX>,
@@ -23,7 +23,7 @@ struct PortClients {
 }
 
 impl RejectedClients {
-    /// Notes a rejected connection. True when the conditions change.
+    /// Records a rejected connection. Returns true if the conditions change.
     pub(crate) fn note(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
         self.ports.retain(|_, clients| clients.keep_recent(now));
         let (clients, evicted_port) = self.ports.entry(port, PortClients::default);
@@ -43,7 +43,7 @@ impl RejectedClients {
         is_due
     }
 
-    /// A condition for each port.
+    /// Returns a condition for each port.
     pub(crate) fn conditions(&self, now: Instant) -> Vec<Condition> {
         let conditions = self.ports.iter().filter_map(|(port, clients)| {
             let recent = clients.known.iter().filter(|(_, last)| is_recent(**last, now));
@@ -55,7 +55,7 @@ impl RejectedClients {
         conditions.collect()
     }
 
-    /// The next time at which the conditions change without a connection.
+    /// Returns the next time at which the conditions change without a connection.
     pub(crate) fn next_end(&self, now: Instant) -> Option<Instant> {
         let all = self
             .ports
@@ -66,7 +66,7 @@ impl RejectedClients {
 }
 
 impl PortClients {
-    /// Forgets clients. False when none is left.
+    /// Removes expired clients. Returns false if none is left.
     fn keep_recent(&mut self, now: Instant) -> bool {
         self.known.retain(|_, last| is_recent(*last, now));
         self.others = self.others.filter(|last| is_recent(*last, now));
@@ -78,13 +78,14 @@ fn is_recent(last: Instant, now: Instant) -> bool {
     now.saturating_duration_since(last) < REMEMBERED
 }
 
-/// A client is reported for this time after its last connection: longer than the interval of slow retries and scrapes.
+/// The time for which a client is reported after its last connection: longer than the interval of slow retries
+/// and scrapes.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// Clients that evict each other in turns change the conditions no more often than this.
+/// The minimum time between changes of the conditions by clients that evict each other.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
-/// The most ports in the table.
+/// The maximum number of ports.
 const PORTS_MAX: usize = 16;
-/// The most clients of a port: their addresses fit the longest reason of a condition.
+/// The maximum number of clients per port: their addresses fit into the longest reason of a condition.
 const CLIENTS_MAX: usize = 8;
 
 #[cfg(test)]

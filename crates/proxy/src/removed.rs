@@ -1,4 +1,4 @@
-//! The endpoints that policies have removed now, over all threads, for the admin page.
+//! The endpoints that outlier detection has ejected, over all threads, for the admin page.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,15 +8,15 @@ use std::time::Instant;
 use leno_model::{Endpoint, ServicePolicyName};
 use leno_traffic::removal::Cause;
 
-/// What is removed, by the number of the ward that removed it. Touched when something is removed
-/// or comes back, and by the admin page.
+/// The ejected endpoints, by the number of the detector's cluster state. Accessed only by ejections,
+/// unejections and the admin page.
 #[derive(Default)]
 pub(crate) struct RemovedEndpoints {
     wards: Mutex<BTreeMap<u64, Vec<Entry>>>,
     numbers: AtomicU64,
 }
 
-/// One endpoint that one thread has removed.
+/// An endpoint ejected by one thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) endpoint: Arc<Endpoint>,
@@ -26,12 +26,12 @@ pub(crate) struct Entry {
 }
 
 impl RemovedEndpoints {
-    /// A number for one more ward.
+    /// Returns a number for new cluster state.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A ward has removed these now.
+    /// Replaces the ejected endpoints of one cluster state.
     pub(crate) fn set(&self, ward: u64, entries: Vec<Entry>) {
         match entries.is_empty() {
             true => self.lock().remove(&ward),
@@ -39,13 +39,13 @@ impl RemovedEndpoints {
         };
     }
 
-    /// How many a ward has removed.
+    /// Returns the number of ejected endpoints of one cluster state.
     pub(crate) fn count(&self, ward: u64) -> usize {
         self.lock().get(&ward).map_or(0, Vec::len)
     }
 
-    /// What is removed now: each endpoint with how many threads say so, and what the first of them
-    /// says.
+    /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
+    /// them.
     pub(crate) fn snapshot(&self) -> Vec<(usize, Entry)> {
         let mut found: Vec<(usize, Entry)> = Vec::new();
         for entry in self.lock().values().flatten() {

@@ -1,4 +1,4 @@
-//! Keeping the certificate fresh: a new key at half-life, swapped in without dropping a connection.
+//! Certificate renewal: a new key at half-life, replaced without dropping a connection.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::StartError;
 use crate::config::OnExpiry;
 use crate::follow::Follower;
 
-/// Makes what the control plane issued the current certificate, and keeps it.
+/// Verifies an issued certificate, stores it on disk and makes it current.
 pub(crate) fn accept(
     follower: &Follower,
     key: PrivateKey,
@@ -28,13 +28,13 @@ pub(crate) fn accept(
     let saved = credential.save(follower.state.path());
     follower.state.note_certificate(&saved);
     if let Err(error) = saved {
-        // The running proxy goes on; only a restart without the control plane would miss it.
+        // The proxy continues; the certificate is only missing after a restart without a control plane.
         tracing::warn!(%error, "the certificate cannot be kept on disk");
     }
     Ok(adopt(follower, credential))
 }
 
-/// Makes a certificate the current one.
+/// Makes a certificate current.
 pub(crate) fn adopt(follower: &Follower, credential: Credential) -> Arc<Credential> {
     for (level, at) in [
         (Level::CertificateIssued, credential.issued()),
@@ -46,7 +46,7 @@ pub(crate) fn adopt(follower: &Follower, credential: Credential) -> Arc<Credenti
     follower.world.renew(credential)
 }
 
-/// Renews at half-life, and again soon after a failure, for as long as the proxy lives.
+/// Renews at half-life, and soon after a failure, for as long as the proxy lives.
 pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Request>) {
     let mut changes = follower.world.changes();
     let mut answered = 0;
@@ -65,7 +65,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
         if !due(&follower, &credential, reissue, &mut changes).await {
             continue;
         }
-        // What comes after the end of a certificate comes too late.
+        // A response after the expiry would be too late.
         let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
         let patience = left.clamp(RETRY_MIN, ANSWER_MAX);
         let renewed = renew(&follower, &requests, patience).await;
@@ -76,13 +76,14 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
         };
         follower.shard.add(count, 1);
         if renewed.is_ok() {
-            // Who answers with another edition than it asks for is not asked again and again.
+            // A control plane that issues another CA generation than the configured one is not queried
+            // repeatedly.
             answered = wanted;
         }
         if let Err(reason) = renewed {
             if credential.is_expired(SystemTime::now()) {
                 expire(&follower);
-                // No control plane takes its word for a renewal any more.
+                // No control plane accepts an expired certificate for a renewal.
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
             }
@@ -93,7 +94,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
     }
 }
 
-/// The certificate has expired: peers refuse it from now on.
+/// Handles an expired certificate: peers reject it from now on.
 fn expire(follower: &Follower) {
     match follower.config.on_expiry {
         OnExpiry::Continue if follower.config.account_token.is_some() => {
@@ -110,12 +111,12 @@ fn expire(follower: &Follower) {
     }
 }
 
-/// The edition that certificates are issued in now; 0 when that is not known.
+/// Returns the current CA generation; 0 if it is unknown.
 fn wanted(follower: &Follower) -> u64 {
     follower.world.scene().map_or(0, |scene| scene.plans.snapshot.plan.edition)
 }
 
-/// Waits until it is time to look again; says whether this certificate is to be renewed now.
+/// Waits until the next check; returns true if this certificate is due for renewal.
 async fn due(
     follower: &Follower,
     credential: &Credential,
@@ -123,7 +124,7 @@ async fn due(
     changes: &mut watch::Receiver<u64>,
 ) -> bool {
     if reissue {
-        // Everybody hears of another authority at once, and nobody is in a hurry.
+        // All sidecars learn of a new CA at once; renewals are spread since none is urgent.
         let life = credential.not_after().duration_since(credential.not_before());
         let spread = (life.unwrap_or_default() / 20).min(REISSUE_SPREAD_MAX);
         tokio::time::sleep(spread.mul_f64(follower.seed as f64 / u64::MAX as f64)).await;
@@ -131,10 +132,10 @@ async fn due(
     }
     let left = credential.renew_at(follower.seed).duration_since(SystemTime::now());
     let left = left.unwrap_or_default();
-    // The clock may jump, or the machine sleep: it is looked at again and again.
+    // The clock may jump, or the machine may sleep: the clock is checked periodically.
     tokio::select! {
         () = tokio::time::sleep(left.min(LOOK_EVERY)) => left <= LOOK_EVERY,
-        // Who changes it lives as long as we do.
+        // The sender lives as long as this task.
         _ = changes.changed() => false,
     }
 }
@@ -158,7 +159,7 @@ async fn renew(
     Ok(())
 }
 
-/// Why there is no new certificate.
+/// The reason why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     #[error(transparent)]
@@ -173,13 +174,13 @@ pub(crate) enum Unusable {
     Refused(String),
 }
 
-/// How long one answer is waited for; the control plane signs within milliseconds.
+/// The maximum wait for a response; the control plane signs within milliseconds.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// The longest sleep between looks at the clock.
+/// The maximum sleep between checks of the clock.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// Over how long certificates are renewed at most when the authority changes.
+/// The maximum time over which renewals spread when the CA changes.
 const REISSUE_SPREAD_MAX: Duration = Duration::from_secs(10);
-/// Between attempts to renew, however short the life of certificates is.
+/// The minimum pause between attempts, for certificates with a very short lifetime.
 const RETRY_MIN: Duration = Duration::from_millis(200);
-/// Between attempts to renew, however long the life of certificates is.
+/// The maximum pause between attempts, for certificates with a very long lifetime.
 const RETRY_MAX: Duration = Duration::from_secs(60);

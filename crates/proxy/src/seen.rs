@@ -1,4 +1,4 @@
-//! What operators see of one request: gathered on the data thread, told by the control thread.
+//! Request trace of one request: collected by the data thread, exported by the control thread.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -17,20 +17,20 @@ use crate::record::Hedge;
 use crate::tapped::{Drawn, Tapping, ThreadView};
 use crate::worker::Worker;
 
-/// What is gathered on the way; nothing of it is on the heap.
+/// The data collected during a request, without heap allocations.
 pub(crate) struct Sighting<'a> {
     view: Rc<ThreadView>,
-    /// What the request says about itself; none for a byte stream, or one that could not be read.
+    /// The parsed request; `None` for a byte stream or an unreadable request.
     request: Option<&'a Request<'a>>,
-    /// Its place in a trace.
+    /// The span of the request.
     pub(crate) span: Option<Span>,
-    /// The address of the endpoint, or of the application, that was tried last.
+    /// The address of the endpoint or application that was tried last.
     pub(crate) upstream: Option<SocketAddr>,
-    /// The policy that allowed it, or would allow it to others.
+    /// The policy that allowed it, or would have allowed only others.
     pub(crate) policy: Option<Ruling>,
 }
 
-/// What operators see of one request, once it has ended.
+/// The trace and log entry of a request that has ended.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) ended: SystemTime,
@@ -47,12 +47,12 @@ pub(crate) struct Seen {
     pub(crate) downstream: SocketAddr,
     pub(crate) upstream: Option<SocketAddr>,
     pub(crate) policy: Option<Ruling>,
-    /// Why it would have been denied.
+    /// The reason for which it would have been denied.
     pub(crate) audited: Option<Reason>,
     pub(crate) span: Option<Span>,
 }
 
-/// How it ended, beside the outcome that is counted.
+/// The end of a request.
 pub(crate) struct Ended<'a> {
     pub(crate) labels: &'a RequestLabels,
     pub(crate) outcome: Outcome,
@@ -62,18 +62,18 @@ pub(crate) struct Ended<'a> {
     pub(crate) downstream: SocketAddr,
 }
 
-/// Where one data thread puts what is seen; all of them are bounded, and it never waits for any.
+/// The bounded queues of one data thread for entries; it never waits for any of them.
 #[derive(Debug, Clone)]
 pub(crate) struct Outlets {
-    /// To the access log.
+    /// The access log.
     pub(crate) log: mpsc::Sender<Arc<Seen>>,
-    /// To the exporter of traces.
+    /// The span exporter.
     pub(crate) spans: mpsc::Sender<Arc<Seen>>,
-    /// To operators who tap.
+    /// The tap queue.
     pub(crate) taps: mpsc::Sender<Drawn>,
 }
 
-/// The other ends.
+/// The receivers of the queues.
 pub(crate) struct Intakes {
     pub(crate) log: mpsc::Receiver<Arc<Seen>>,
     pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
@@ -81,7 +81,7 @@ pub(crate) struct Intakes {
 }
 
 impl Outlets {
-    /// For all data threads together.
+    /// Creates the queues of all data threads.
     pub(crate) fn new() -> (Self, Intakes) {
         let (log, lines) = mpsc::channel(LINES_MAX);
         let (spans, exported) = mpsc::channel(SPANS_MAX);
@@ -95,13 +95,13 @@ impl<'a> Sighting<'a> {
         Self { view, request: None, span: None, upstream: None, policy: None }
     }
 
-    /// The request is known: it is given its place in a trace.
+    /// Records a parsed request and creates its span.
     pub(crate) fn request(&mut self, request: &'a Request<'a>, worker: &Worker) {
         self.request = Some(request);
         let Some(tracing) = self.view.view.tracing() else { return };
         let mut carrier = Carrier::default();
         for field in &request.head.fields {
-            // What `Connection` names is not for us to read (RFC 9110 §7.6.1).
+            // Fields named by `Connection` must not be read (RFC 9110 §7.6.1).
             if !field.hop_by_hop {
                 carrier.note(field.name.of(&request.bytes), field.value.of(&request.bytes));
             }
@@ -111,7 +111,7 @@ impl<'a> Sighting<'a> {
         self.span = Some(Span::of(&carrier, forms, &mut || worker.draw(), samples));
     }
 
-    /// The request cannot be read, its place in a trace neither: it begins a trace.
+    /// Records an unreadable request, which begins a new trace.
     #[cold]
     pub(crate) fn unread(&mut self, worker: &Worker) {
         let Some(tracing) = self.view.view.tracing() else { return };
@@ -120,7 +120,8 @@ impl<'a> Sighting<'a> {
         self.span = Some(Span::of(&Carrier::default(), forms, &mut || worker.draw(), samples));
     }
 
-    /// Tells whoever looks; only now is anything copied.
+    /// Queues the entry for the access log, the span exporter and taps, and copies data only if one of them
+    /// needs it.
     pub(crate) fn tell(&self, worker: &Worker, ended: &Ended<'_>) {
         let thread = &self.view;
         let view = &thread.view;
@@ -148,9 +149,9 @@ impl<'a> Sighting<'a> {
         }
     }
 
-    /// Which operators want to see it, and are still told of one more.
+    /// Returns the taps that match and have not reached their rate limit.
     fn tapping(&self, thread: &ThreadView, ended: &Ended<'_>) -> Tapping {
-        // Most requests are for another service: they need not be read once more.
+        // Most requests are for another service: they need no parsing here.
         if !thread.view.taps().iter().any(|tap| tap.concerns(&ended.labels.service)) {
             return Tapping::default();
         }
@@ -184,7 +185,7 @@ impl<'a> Sighting<'a> {
             hedge: ended.hedge,
             method: text(request.map(Request::method)),
             path: text(aim.as_ref().map(|aim| aim.path)),
-            // What is cut off may be the sign that ends a password.
+            // User information is removed before the cut, which could remove the `@` after a password.
             authority: text(aim.as_ref().map(|aim| without_user(aim.authority))),
             user_agent: field("user-agent"),
             request_id: field("x-request-id"),
@@ -199,7 +200,7 @@ impl<'a> Sighting<'a> {
 }
 
 impl Seen {
-    /// When it began.
+    /// Returns the start time.
     pub(crate) fn began(&self) -> SystemTime {
         self.ended.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
     }
@@ -214,14 +215,14 @@ fn forms(form: ContextForm) -> Forms {
     }
 }
 
-/// Clients choose these, and queues must stay small.
+/// Truncates text that clients choose: queue entries must stay small.
 fn cut(text: &[u8]) -> &[u8] {
     text.get(..leno_telemetry::access_log::TEXT_BYTES_MAX).unwrap_or(text)
 }
 
-/// Lines of the access log that may wait for its writer.
+/// Queued access log entries.
 pub(crate) const LINES_MAX: usize = 4096;
-/// Requests that may wait for operators who tap.
+/// Queued requests for taps.
 pub(crate) const TAPPED_MAX: usize = 1024;
-/// Spans that may wait for the exporter.
+/// Queued spans for the exporter.
 pub(crate) const SPANS_MAX: usize = 2048;

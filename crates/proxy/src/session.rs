@@ -1,4 +1,4 @@
-//! A connection's standing: by which entrance it came, and who is at its other end.
+//! Session of a connection: its listener kind and its peer.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -15,66 +15,66 @@ use crate::upstream::Application;
 use crate::worker::Worker;
 use crate::world::Scene;
 
-/// By which entrance a connection came.
+/// The listener kind of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Entrance {
-    /// From another sidecar, for the application's port.
+    /// From another sidecar, to a port of the application.
     Inbound { port: u16 },
-    /// From the application, through a door to one service: it knows the door's address only.
+    /// From the application, through the outbound listener of one service.
     Door { service: ServiceName, port: u16 },
     /// From the application, to a service that it named itself.
     Service { service: ServiceName, port: u16 },
     /// From the application, as its HTTP proxy.
     HttpProxy,
-    /// From the application, to this address: a service, a workload, or nothing of the mesh.
+    /// From the application, to this address: a service, a workload, or a destination outside the mesh.
     Address(SocketAddr),
-    /// From the application, to one workload at its own address.
+    /// From the application, to one workload by its own address.
     Pinned { at: SocketAddr, id: EndpointId },
-    /// From a stranger, to a port of the gateway.
+    /// From an external client, to a port of the gateway.
     Gateway { port: u16 },
 }
 
-/// What is known of a stranger's connection to a gateway.
+/// An external client's connection to a gateway.
 pub(crate) struct Edge {
     /// The port of the gateway.
     pub(crate) port: u16,
-    /// What is spoken there; whom the client asked for in its session, if that is TLS.
+    /// The scheme, and the server name of the client's TLS session, if any.
     pub(crate) scheme: Scheme,
     pub(crate) server_name: Option<String>,
 }
 
-/// A connection, or one stream of a link, and what is known about its peer.
+/// A connection or one stream of a link, with its peer.
 pub(crate) struct Session {
     pub(crate) worker: Rc<Worker>,
     pub(crate) entrance: Entrance,
-    /// The verified identity of the peer; none on the application's own connections.
+    /// The verified identity of the peer; `None` on the application's own connections.
     pub(crate) identity: Option<Rc<SpiffeId>>,
-    /// When that identity ends: nothing new is taken from the peer after it.
+    /// The expiry of that identity: no new requests are accepted from the peer after it.
     pub(crate) expires: Option<Instant>,
     pub(crate) peer: SocketAddr,
-    /// What it is carried in, where peers come in.
+    /// The transport of inbound connections.
     pub(crate) carrier: Carrier,
-    /// HTTP/2 was detected in it, at a port without a declared protocol: the application gets HTTP/2.
+    /// True if HTTP/2 was detected at a port without a declared protocol: the application gets HTTP/2.
     pub(crate) found_http2: bool,
-    /// The `Host` of the service behind a door: its client knows the door's address only.
+    /// The `Host` of the service behind an outbound listener: the client knows only the listener's address.
     pub(crate) host: Option<Rc<str>>,
-    /// What is known of it where strangers come in.
+    /// The gateway connection of an external client.
     pub(crate) edge: Option<Box<Edge>>,
-    /// The server outside that its last request went to.
+    /// The external server of the last request.
     pub(crate) outside: RefCell<Option<Rc<Application>>>,
-    /// One client has this connection to itself: its requests come one after another over HTTP/1.1.
+    /// True if one client uses this connection alone: its requests come one after another over HTTP/1.1.
     pub(crate) is_exclusive: Cell<bool>,
-    /// Another sidecar opened the connection for the requests of one client.
+    /// True if another sidecar opened the connection for the requests of one client.
     pub(crate) is_private: bool,
-    /// The connection was read as HTTP, and its port carries TCP now: it takes no further request.
+    /// True if the connection was read as HTTP but its port now carries TCP: no further request is accepted.
     pub(crate) is_outdated: Cell<bool>,
     /// Connections that serve this client alone, since their servers authenticate them.
     pub(crate) pinned: Pins,
-    /// What its exchanges were counted under, so that they are not looked up each time.
+    /// A cache of the series of its exchanges.
     series: RefCell<Vec<Rc<Series>>>,
-    /// Given by the access rules of one world; asked for again when they change.
+    /// The allow decision by the access rules of one configuration; evaluated again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
-    /// The denials that the log was told of and that were not enforced.
+    /// The logged denials that were not enforced.
     told: RefCell<Vec<Reason>>,
 }
 
@@ -121,13 +121,14 @@ impl Session {
         }
     }
 
-    /// A stranger's connection to a gateway.
+    /// Creates the session of an external client's connection to a gateway.
     pub(crate) fn at_the_edge(worker: Rc<Worker>, edge: Edge, peer: SocketAddr) -> Self {
         let entrance = Entrance::Gateway { port: edge.port };
         Self { edge: Some(Box::new(edge)), ..Self::new(worker, entrance, None, peer) }
     }
 
-    /// The same peer, in a part of its connection in which HTTP was found. `http2`: the version of it.
+    /// Creates a session for the same peer, for a part of its connection in which HTTP was detected. `http2`:
+    /// the version is HTTP/2.
     pub(crate) fn inner(&self, http2: bool) -> Self {
         let (worker, entrance) = (self.worker.clone(), self.entrance.clone());
         let (expires, carrier) = (self.expires, self.carrier.clone());
@@ -135,24 +136,24 @@ impl Session {
         Self { expires, carrier, found_http2: http2, ..session }
     }
 
-    /// How long its next request is waited for.
+    /// Returns the idle timeout before the next request.
     pub(crate) fn patience(&self) -> Duration {
         let limits = &self.worker.config.limits;
         let idle = if self.edge.is_some() { limits.idle_stranger } else { limits.idle_connection };
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
-    /// Resolves when this connection, on which nothing is asked, is to make room for another: only
-    /// strangers are sent away, at a gateway or where clients come in that are not of the mesh.
+    /// Resolves when this idle connection is evicted for another one. Only external clients are evicted, at a
+    /// gateway or at ports that allow clients outside the mesh.
     pub(crate) async fn shed(&self) {
         match self.edge.is_some() || (self.is_inbound() && self.identity.is_none()) {
-            // Boxed: the others need no room for it.
+            // Boxed, so that other connections need no memory for it.
             true => Box::pin(self.worker.idle.wait()).await,
             false => std::future::pending().await,
         }
     }
 
-    /// Whether the peer's certificate has expired.
+    /// True if the certificate of the peer has expired.
     pub(crate) fn is_expired(&self) -> bool {
         self.expires.is_some_and(|at| at <= Instant::now())
     }
@@ -161,7 +162,7 @@ impl Session {
         matches!(self.entrance, Entrance::Inbound { .. })
     }
 
-    /// The port of the application that peers come for; 0 on the application's own connections.
+    /// Returns the application port of inbound connections; 0 on the application's own connections.
     fn port(&self) -> u16 {
         match self.entrance {
             Entrance::Inbound { port } => port,
@@ -174,15 +175,16 @@ impl Session {
         }
     }
 
-    /// Where it comes from, and how.
+    /// Returns the address and transport of the client.
     pub(crate) fn origin(&self) -> Origin {
         Origin { address: self.peer.ip(), carrier: self.carrier.clone() }
     }
 
-    /// What `scene` says about the peer, looked up once per connection and world, for what began `at`.
+    /// Returns the authorization decision of `scene` for the peer, cached per connection and configuration, for
+    /// a request that began `at`.
     pub(crate) fn permit(&self, scene: &Scene, at: Instant) -> Result<ConnectionPermit, Denial> {
         let access = &scene.plans.access;
-        // Polite peers have been told long before.
+        // Well-behaved peers have stopped long before.
         if self.expires.is_some_and(|expires| expires + EXPIRY_SLACK <= at) {
             return Err(Denial::unnamed(Reason::ExpiredPeer));
         }
@@ -195,7 +197,7 @@ impl Session {
         Ok(permit)
     }
 
-    /// Tells the log of a denial that is not enforced: once for a connection and reason.
+    /// Logs a denial that is not enforced: once per connection and reason.
     pub(crate) fn tell_audited(&self, reason: Reason, others: Option<&Ruling>) {
         let mut told = self.told.borrow_mut();
         if told.contains(&reason) {
@@ -215,7 +217,7 @@ impl Session {
         }
     }
 
-    /// The series that `subject` is counted under, made or looked up when it is new.
+    /// Returns the series of `subject`, from the cache if possible.
     #[inline]
     pub(crate) fn series(&self, subject: &Subject) -> Rc<Series> {
         let mut known = self.series.borrow_mut();
@@ -251,7 +253,7 @@ impl Session {
     }
 }
 
-/// How long after its certificate's end a peer may still send what was on the way.
+/// The time after the expiry of its certificate for which a peer may still send requests in flight.
 const EXPIRY_SLACK: Duration = Duration::from_secs(20);
-/// Series remembered by one session: more than the backends that a route usually has.
+/// Series cached by one session: more than a route usually has backends.
 const SERIES_MAX: usize = 8;

@@ -1,4 +1,4 @@
-//! What operators see now: one pointer that changes seldom and is read often.
+//! Observability configuration: one pointer that changes seldom and is read often.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,39 +9,39 @@ use tokio::sync::watch;
 
 use crate::tapped::OpenTap;
 
-/// What operators see, shared by all threads of a proxy.
+/// The observability configuration, shared by all threads of a proxy.
 #[derive(Debug, Default)]
 pub(crate) struct Sights {
     current: ArcSwap<View>,
-    /// Counts changes: threads keep what they saw last until this says otherwise.
+    /// The number of changes: threads cache the configuration until it increases.
     version: AtomicU64,
-    /// Where metrics are pushed: no data thread needs to know.
+    /// The push target of metrics, which data threads do not need.
     metrics: watch::Sender<Option<Box<MetricsPush>>>,
 }
 
-/// What operators see now.
+/// The current observability configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct View {
-    /// What the control plane says.
+    /// The settings of the control plane.
     sight: Sight,
-    /// What the sidecar was started with, which stands above that.
+    /// The access log of the start options, which has precedence.
     own_log: Option<Option<AccessLog>>,
-    /// Live requests that operators want to see.
+    /// The active taps.
     taps: Arc<[Arc<OpenTap>]>,
 }
 
 impl View {
-    /// Which requests are traced.
+    /// Returns the tracing settings.
     pub(crate) fn tracing(&self) -> Option<&Tracing> {
         self.sight.tracing.as_ref()
     }
 
-    /// Which requests are logged.
+    /// Returns the access log settings.
     pub(crate) fn log(&self) -> Option<&AccessLog> {
         self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
     }
 
-    /// Which live requests operators want to see.
+    /// Returns the active taps.
     pub(crate) fn taps(&self) -> &[Arc<OpenTap>] {
         &self.taps
     }
@@ -52,23 +52,23 @@ impl View {
 }
 
 impl Sights {
-    /// Rises with each change.
+    /// Returns a version that increases with each change.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What operators see; `None` when that is nothing.
+    /// Returns the current configuration; `None` if no observability is active.
     pub(crate) fn view(&self) -> Option<View> {
         let view = self.current.load();
         (!view.is_blind()).then(|| View::clone(&view))
     }
 
-    /// Where metrics are pushed, now and later.
+    /// Subscribes to the push target of metrics.
     pub(crate) fn metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
         self.metrics.subscribe()
     }
 
-    /// The control plane says what is seen.
+    /// Applies the settings of the control plane.
     pub(crate) fn say(&self, sight: &Sight) {
         self.metrics.send_if_modified(|metrics| {
             let changes = *metrics != sight.metrics;
@@ -81,19 +81,19 @@ impl Sights {
         }
     }
 
-    /// The sidecar was started with a say of its own.
+    /// Sets the access log of the start options.
     pub(crate) fn log(&self, log: Option<AccessLog>) {
         let known = self.current.load();
         self.change(&known, |view| view.own_log = Some(log));
     }
 
-    /// Operators want to see these live requests, and no others.
+    /// Replaces the active taps.
     pub(crate) fn tap(&self, taps: &[Tap]) {
         let known = self.current.load();
         if known.taps.is_empty() && taps.is_empty() {
             return;
         }
-        // One that stays open goes on as it was: what it has dropped is yet to be told.
+        // A tap that stays open keeps its state: its count of dropped requests is yet to be reported.
         let open = |tap: &Tap| {
             let stays = known.taps.iter().find(|open| open.matcher.tap() == tap);
             stays.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
@@ -102,7 +102,7 @@ impl Sights {
         self.change(&known, |view| view.taps = taps);
     }
 
-    /// Only the control thread changes anything.
+    /// Only the control thread calls this.
     fn change(&self, known: &View, change: impl FnOnce(&mut View)) {
         let mut view = known.clone();
         change(&mut view);

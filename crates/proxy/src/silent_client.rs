@@ -1,7 +1,8 @@
-//! Clients that send nothing at first, at ports where policies decide by request.
+//! Silent clients at ports with policies that decide by request.
 //!
-//! The protocol of a silent client is unknown: the server may speak first. Where a policy has to see requests, opaque bytes are
-//! rejected, so that such a client waits for nothing; it may be a health check, or a connection that was opened ahead.
+//! The protocol of a silent client is unknown: the server may speak first. If a policy has to see requests,
+//! opaque bytes are rejected, so no such client waits for its server; it may be a health check or a
+//! preconnected client.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use crate::first_bytes::begins;
 use crate::io::Io;
 use crate::worker::Worker;
 
-/// The protocol of a client. A silent one is opaque, unless a policy needs to see requests: then its first bytes are awaited,
-/// as those of a request are. `None`: the connection ends without any.
+/// Determines the protocol of a client. A silent client is opaque, unless a policy needs to see requests: then
+/// its first bytes are awaited like those of a request. `None`: the connection ends without any.
 pub(crate) async fn spoken_in(
     worker: &Worker,
     (declared, patience): (Protocol, Duration),
@@ -29,14 +30,15 @@ pub(crate) async fn spoken_in(
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
             return Some(spoken);
         }
-        // Boxed, so that other connections need no room for it.
+        // Boxed, so that other connections need no memory for it.
         if !Box::pin(sends(worker, patience, io, early)).await {
             return None;
         }
     }
 }
 
-/// Waits for the first bytes of a client. False when none come in time or the connection ends, and when this proxy drains.
+/// Waits for the first bytes of a client. Returns false if none arrive in time, if the connection ends, or if
+/// the proxy drains.
 pub(crate) async fn sends(
     worker: &Worker,
     patience: Duration,
@@ -49,7 +51,7 @@ pub(crate) async fn sends(
         begins = timeout(patience, begins(io, early)) => return begins.unwrap_or(false),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
-    // Its first request may be on the way.
+    // The first request may be in flight.
     let last_call = last_call(&worker.config.limits).min(patience);
     timeout(last_call, begins(io, early)).await.unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Two plain connections as one: bytes both ways, each way ending on its own.
+//! Splice of two plaintext connections: bytes in both directions, each with its own end.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::patience::silence;
 use crate::record::Record;
 use crate::tcp::Examination;
 
-/// Carries bytes between a client and a server until both have said all (half-close), or nobody
-/// has said anything for as long as `patience`. The client's first line is examined where that is needed.
+/// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
+/// for `patience`. With an `examination` the client's first line is checked.
 pub(crate) async fn splice(
     (client, server): ((Reader, Writer), (Reader, Writer)),
     patience: Duration,
@@ -49,7 +49,7 @@ pub(crate) async fn splice(
         () = silence(patience, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
     };
     if spliced.is_err() {
-        // Nobody may take this for an orderly end.
+        // Resets both, so that neither peer mistakes it for an orderly end.
         ends.0.reset();
         ends.1.reset();
     }

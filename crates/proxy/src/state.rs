@@ -1,4 +1,4 @@
-//! What survives a restart: key and certificate, the last good world, the listeners' addresses.
+//! State directory: key and certificate, the last applied snapshot and the listener addresses, for restarts.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -19,12 +19,12 @@ use tokio::sync::Notify;
 
 use crate::names::Names;
 
-/// The directory in which one workload's proxy keeps what survives a restart.
+/// The directory of the state that one workload's proxy keeps over restarts.
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     path: PathBuf,
     lock: Arc<Mutex<Lock>>,
-    /// The small files that were written, for the case that they are removed.
+    /// The small files that were written, in case they are removed.
     written: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     /// The files that could not be written, with the last error.
     unwritten: Arc<Mutex<Unwritten>>,
@@ -36,13 +36,13 @@ pub(crate) struct StateDir {
 enum Lock {
     /// Held while the proxy serves.
     Held(File),
-    /// The disk does not even take an empty file.
+    /// The disk cannot even store an empty file.
     Absent,
-    /// A successor may have the directory.
+    /// A successor may use the directory.
     Released,
 }
 
-/// Content that the disk did not take, by file: the newest of each.
+/// Content that could not be written, by file: the latest of each.
 #[derive(Debug, Default)]
 struct Unwritten {
     files: BTreeMap<String, Vec<u8>>,
@@ -50,8 +50,8 @@ struct Unwritten {
 }
 
 impl StateDir {
-    /// Opens the directory, made if it does not exist, for its owner only, and for one proxy at
-    /// a time: two would share their addresses and push each other off the control plane.
+    /// Opens the directory, or creates it for its owner only. One proxy at a time may hold it: two would share
+    /// their addresses and displace each other at the control plane.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         create_private_directory(path)?;
         let lock = match locked(path) {
@@ -59,7 +59,7 @@ impl StateDir {
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
                 _ => {
-                    // A full disk must not keep a proxy from its last good world.
+                    // A full disk must not keep a proxy from its stored snapshot.
                     tracing::warn!(%error, "the state directory cannot be locked");
                     Lock::Absent
                 }
@@ -77,7 +77,7 @@ impl StateDir {
         &self.path
     }
 
-    /// Lets a successor have the directory while this proxy only finishes what it began.
+    /// Releases the directory to a successor while this proxy only finishes requests in progress.
     pub(crate) fn release(&self) {
         let lock = std::mem::replace(&mut *self.lock(), Lock::Released);
         if let Lock::Held(file) = lock
@@ -87,7 +87,8 @@ impl StateDir {
         }
     }
 
-    /// True while the directory, the world or another file of this proxy is absent, although a write succeeded before.
+    /// True if the directory, the snapshot or another file of this proxy is absent although it was written
+    /// before.
     pub(crate) fn is_damaged(&self, world: bool) -> bool {
         let lock_is_gone = match &*self.lock() {
             Lock::Held(file) => file.metadata().map_or(true, |found| found.nlink() == 0),
@@ -99,8 +100,8 @@ impl StateDir {
         lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(WORLD_FILE))
     }
 
-    /// Makes the directory again after it was removed, and writes the files that are absent. The certificate is
-    /// written by its owner.
+    /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
+    /// owner.
     pub(crate) fn restore(&self, world: Option<&[u8]>) {
         if let Err(error) = self.lock_again() {
             if self.unwritten().failed(LOCK_FILE, b"", &error) {
@@ -118,7 +119,7 @@ impl StateDir {
         }
     }
 
-    /// Another proxy may have made the directory again, and have the lock.
+    /// Another proxy may have recreated the directory, and hold the lock.
     fn lock_again(&self) -> io::Result<()> {
         let mut lock = self.lock();
         match &*lock {
@@ -136,7 +137,7 @@ impl StateDir {
         lock(&self.lock)
     }
 
-    /// The certificate of `workload`, if there is one that is still valid.
+    /// Returns the certificate of `workload`, if there is a valid one.
     pub(crate) fn credential(
         &self,
         workload: &WorkloadName,
@@ -153,7 +154,7 @@ impl StateDir {
         fits.then_some(credential)
     }
 
-    /// The last good world, if there is one.
+    /// Returns the stored snapshot, if there is one.
     pub(crate) fn subscriber(&self) -> Subscriber {
         let Some(bytes) = self.read(WORLD_FILE) else {
             return Subscriber::new();
@@ -168,7 +169,7 @@ impl StateDir {
         self.keep(WORLD_FILE, world);
     }
 
-    /// The address that a listener had before, so that peers find it where they remember it.
+    /// Returns the previous address of a listener, so that peers find it at the address they know.
     pub(crate) fn address(&self, listener: &str) -> Option<SocketAddr> {
         let text = String::from_utf8(self.read(&address_file(listener))?).ok()?;
         text.trim().parse().ok()
@@ -178,7 +179,7 @@ impl StateDir {
         self.keep_small(&address_file(listener), address.to_string().as_bytes());
     }
 
-    /// The addresses that were given out for service names.
+    /// Returns the stored virtual addresses of services.
     pub(crate) fn names(&self) -> Names {
         let text = self.read(NAMES_FILE).unwrap_or_default();
         Names::from_text(&String::from_utf8_lossy(&text))
@@ -203,9 +204,9 @@ impl StateDir {
         }
     }
 
-    /// Whole or not at all. A full disk costs the survival of a restart, not the running proxy.
+    /// Writes a file atomically. On a full disk the proxy continues; only the state for a restart is lost.
     fn keep(&self, name: &str, bytes: &[u8]) {
-        // The world of a gateway holds private keys.
+        // The snapshot of a gateway contains private keys.
         let checked = check_private_directory(&self.path);
         match checked.and_then(|()| replace_private(&self.path.join(name), bytes)) {
             Ok(()) => self.unwritten().written(name),
@@ -218,7 +219,7 @@ impl StateDir {
         }
     }
 
-    /// Notes the result of a write of the certificate, which its owner repeats by itself.
+    /// Records the result of a write of the certificate, which its owner retries.
     pub(crate) fn note_certificate(&self, written: &io::Result<()>) {
         match written {
             Ok(()) => self.unwritten().written(CERTIFICATE),
@@ -229,7 +230,7 @@ impl StateDir {
         }
     }
 
-    /// Writes again what could not be written.
+    /// Retries all failed writes.
     pub(crate) fn write_again(&self) {
         let files = self.unwritten().files.clone();
         let is_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
@@ -238,7 +239,7 @@ impl StateDir {
         }
     }
 
-    /// The error of the last write that failed, while something is unwritten.
+    /// Returns the error of the last failed write while any file is unwritten.
     pub(crate) fn problem(&self) -> Option<String> {
         self.unwritten().problem.clone()
     }
@@ -261,7 +262,7 @@ impl StateDir {
     }
 }
 
-/// A lock on the directory, for one proxy at a time.
+/// Locks the directory, for one proxy at a time.
 fn locked(directory: &Path) -> io::Result<File> {
     let file = open_lock(&directory.join(LOCK_FILE))?;
     match file.try_lock() {
@@ -290,7 +291,7 @@ impl Unwritten {
         }
     }
 
-    /// Returns true for the first failure of a file.
+    /// Records a failed write. Returns true for the first failure of a file.
     fn failed(&mut self, name: &str, bytes: &[u8], error: &dyn std::fmt::Display) -> bool {
         self.problem = Some(format!("{name}: {error}"));
         self.files.insert(name.to_owned(), bytes.to_vec()).is_none()
@@ -301,12 +302,12 @@ fn address_file(listener: &str) -> String {
     format!("{listener}.address")
 }
 
-/// The certificate with its key, in the list of unwritten files.
+/// The name of the certificate and its key in the list of unwritten files.
 const CERTIFICATE: &str = "certificate";
 const LOCK_FILE: &str = "lock";
 const NAMES_FILE: &str = "names.txt";
 const WORLD_FILE: &str = "world.bin";
-/// More than the largest mesh takes.
+/// More than the snapshot of the largest mesh.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 #[cfg(test)]
@@ -332,7 +333,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
-        // A directory in the place of the file fails for every user.
+        // A directory in place of the file fails for every user.
         std::fs::create_dir_all(path.join(WORLD_FILE).join("in the way")).unwrap();
         state.keep_world(b"one");
         state.keep_world(b"two");
@@ -346,7 +347,6 @@ mod tests {
         assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"two");
     }
 
-    /// Requirement 10 of issue 26.
     #[test]
     fn a_directory_that_is_removed_is_made_again_with_all_files_unless_another_proxy_has_it() {
         let scratch = tempfile::tempdir().unwrap();
@@ -374,7 +374,7 @@ mod tests {
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700);
         }
-        // A directory to which others may write is not used, also one of the same user.
+        // A directory that others can write is not used, even if it belongs to the same user.
         std::fs::remove_dir_all(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -428,7 +428,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
-        // Finding F21 of issue 25: a link at the place of the draft, or of the file, is not followed.
+        // A symbolic link in place of the draft or of the file is not followed.
         let other = scratch.path().join("other");
         std::fs::write(&other, "untouched").unwrap();
         for name in ["world.bin.new", WORLD_FILE] {

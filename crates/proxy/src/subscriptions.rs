@@ -1,20 +1,20 @@
-//! A table of subscriptions within a bound: the entry that was not used for the longest time makes room.
+//! Bounded table of subscriptions with eviction of the least recently used entry.
 
 use std::collections::BTreeMap;
 
 use leno_telemetry::Count;
 
-/// Keys that this sidecar is subscribed to, in the order of their subscription.
+/// The subscribed keys, in the order of their subscription.
 #[derive(Debug)]
 pub(crate) struct Subscriptions<K> {
     numbers: BTreeMap<K, u64>,
     next: u64,
 }
 
-/// The priority of an entry when room is made: entries with a smaller one are evicted first.
+/// The eviction priority of an entry: smaller ones are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Priority {
-    /// Nothing has this name; the time of its last use.
+    /// The name does not exist; the time of its last use.
     Absent(u64),
     /// The time of its last use.
     Used(u64),
@@ -29,16 +29,16 @@ pub(crate) enum Table {
     UnknownServices,
     /// All services.
     Services,
-    /// Addresses to which connections were redirected.
+    /// Destination addresses of redirected connections.
     Addresses,
-    /// Names that were resolved.
+    /// Resolved names.
     Names,
-    /// Addresses that stand for services.
+    /// Virtual addresses of services.
     ServiceAddresses,
 }
 
 impl Table {
-    /// The subject of its condition.
+    /// Returns the subject of its condition.
     pub(crate) const fn subject(self) -> &'static str {
         match self {
             Self::UnknownServices => "unknown-services",
@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// The cause of its condition.
+    /// Returns the reason of its condition.
     pub(crate) fn reason(self) -> String {
         let cause = match self {
             Self::UnknownServices => {
@@ -67,7 +67,7 @@ impl Table {
         format!("{cause}; the entry that was not used for the longest time is evicted")
     }
 
-    /// The count of its evictions.
+    /// Returns the counter of its evictions.
     pub(crate) const fn count(self) -> Count {
         match self {
             Self::UnknownServices => Count::EvictedUnknownService,
@@ -86,7 +86,7 @@ impl<K> Default for Subscriptions<K> {
 }
 
 impl<K: Ord + Clone> Subscriptions<K> {
-    /// Adds a key; false if it is there already.
+    /// Adds a key; returns false if it is present already.
     pub(crate) fn insert(&mut self, key: K) -> bool {
         let is_new = !self.numbers.contains_key(&key);
         if is_new {
@@ -96,7 +96,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
         is_new
     }
 
-    /// Removes a key; false if it was not there.
+    /// Removes a key; returns false if it was absent.
     pub(crate) fn remove(&mut self, key: &K) -> bool {
         self.numbers.remove(key).is_some()
     }
@@ -115,7 +115,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
         self.numbers.len()
     }
 
-    /// All keys, in their own order.
+    /// Returns all keys in key order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.numbers.keys()
     }
@@ -126,7 +126,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
         }
     }
 
-    /// Evicts up to `count` of the entries that have a priority: the smallest first, and of equal ones the oldest.
+    /// Evicts up to `count` of the entries with a priority: smallest first, and the oldest among equal ones.
     pub(crate) fn evict(
         &mut self,
         count: usize,

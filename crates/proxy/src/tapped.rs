@@ -1,4 +1,4 @@
-//! Live requests for operators who tap a service: told by the control thread, over its stream.
+//! Tapped requests of a service, reported by the control thread over its stream.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use crate::access_log;
 use crate::seen::Seen;
 use crate::sight::View;
 
-/// A tap as all data threads know it.
+/// An active tap, shared by all data threads.
 #[derive(Debug)]
 pub(crate) struct OpenTap {
     pub(crate) matcher: TapMatcher,
-    /// Requests that were not told because there were too many.
+    /// Requests that were dropped because of a limit.
     dropped: AtomicU64,
 }
 
-/// A request that somebody taps.
+/// A request that matches a tap.
 #[derive(Debug)]
 pub(crate) struct Drawn {
     pub(crate) tap: Arc<OpenTap>,
     pub(crate) seen: Arc<Seen>,
 }
 
-/// What operators see, as one data thread has it.
+/// The observability configuration cached by one data thread.
 pub(crate) struct ThreadView {
     pub(crate) view: View,
-    /// The account of the workload, which calls when its application does.
+    /// The account of the workload: the caller of outbound requests.
     pub(crate) caller: String,
-    /// What may still be told, for each tap.
+    /// The remaining rate limit of each tap.
     allowances: Box<[Cell<Allowance>]>,
 }
 
-/// Which taps are told of a request: a bit for each.
+/// The taps that receive a request: one bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tapping(u32);
 
@@ -49,7 +49,7 @@ impl ThreadView {
         Self { view, caller, allowances }
     }
 
-    /// Which taps are told of a request; those that were told enough count it.
+    /// Returns the taps that receive a request; taps at their rate limit count it as dropped.
     pub(crate) fn draw(&self, request: &Tappable<'_>) -> Tapping {
         let mut bits = 0;
         let taps = self.view.taps().iter().zip(&self.allowances);
@@ -67,7 +67,7 @@ impl ThreadView {
         Tapping(bits)
     }
 
-    /// Hands a request over to the control thread.
+    /// Queues a request for the control thread.
     pub(crate) fn tell(&self, to: Tapping, seen: &Arc<Seen>, outlet: &mpsc::Sender<Drawn>) {
         for (index, tap) in self.view.taps().iter().enumerate() {
             if to.0 & 1 << index != 0
@@ -79,7 +79,7 @@ impl ThreadView {
     }
 }
 
-/// What one data thread may still tell a tap in this second.
+/// The remaining requests of one data thread for a tap in this second.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allowance {
     until: Instant,
@@ -91,14 +91,14 @@ impl OpenTap {
         Self { matcher: TapMatcher::new(tap), dropped: AtomicU64::new(0) }
     }
 
-    /// Whether it is about a service, `namespace/name`.
+    /// True if the tap is for the service `namespace/name`.
     pub(crate) fn concerns(&self, service: &str) -> bool {
         let ServiceName { namespace, name } = &self.matcher.tap().service;
         let rest = service.strip_prefix(namespace.as_str()).and_then(|it| it.strip_prefix('/'));
         rest == Some(name.as_str())
     }
 
-    /// One more that is not told.
+    /// Counts a dropped request.
     pub(crate) fn drop_one(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
@@ -113,7 +113,7 @@ impl Allowance {
         Self { until: now, left: 0 }
     }
 
-    /// Whether one more may be told; then it is counted.
+    /// True if the rate limit permits one more request; it is then counted.
     pub(crate) fn takes(&mut self, per_second: u32, now: Instant) -> bool {
         if self.until <= now {
             *self = Self { until: now + SECOND, left: per_second };
@@ -124,8 +124,8 @@ impl Allowance {
     }
 }
 
-/// Tells the control plane what was drawn, until all data threads are gone. What does not fit into
-/// the stream is dropped and counted: other requests of this sidecar to the control plane go first.
+/// Sends tapped requests to the control plane until all data threads have ended. Requests that do not fit into
+/// the stream are dropped and counted: other messages of this sidecar have priority.
 pub(crate) async fn tell(mut drawn: mpsc::Receiver<Drawn>, requests: mpsc::Sender<Request>) {
     while let Some(first) = drawn.recv().await {
         let until = Instant::now() + GATHER;
@@ -145,7 +145,7 @@ pub(crate) async fn tell(mut drawn: mpsc::Receiver<Drawn>, requests: mpsc::Sende
     }
 }
 
-/// What one tap is told at once.
+/// The requests of one tap in one message.
 struct Batch {
     tap: Arc<OpenTap>,
     records: Vec<String>,
@@ -174,7 +174,7 @@ impl Batch {
         let count = self.records.len() as u64;
         let dropped = self.tap.dropped.swap(0, Ordering::Relaxed);
         let request = Request::Tapped { tap: self.tap.id(), records: self.records, dropped };
-        // Half of the queue is for what the sidecar itself wants.
+        // Half of the queue is reserved for the sidecar's own requests.
         let has_room = requests.capacity() > requests.max_capacity() / 2;
         if !has_room || requests.try_send(request).is_err() {
             self.tap.dropped.fetch_add(count + dropped, Ordering::Relaxed);
@@ -182,11 +182,11 @@ impl Batch {
     }
 }
 
-/// How long a request waits for others to be told with.
+/// The time for which a request waits to be batched.
 const GATHER: Duration = Duration::from_millis(100);
-/// Requests told at once.
+/// The maximum number of requests per message.
 const RECORDS_MAX: usize = 256;
-/// The same in bytes, for one tap: well below what a message may have.
+/// The maximum bytes of one tap per message: well below the message limit.
 const BYTES_MAX: usize = 512 << 10;
 const SECOND: Duration = Duration::from_secs(1);
 

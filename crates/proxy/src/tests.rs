@@ -1,4 +1,4 @@
-//! Sidecars, applications and clients in one thread, over real sockets and real TLS.
+//! Test meshes: sidecars, applications and clients in one thread, over real sockets and real TLS.
 
 mod addresses;
 mod again;

@@ -24,12 +24,12 @@ use crate::worker::Worker;
 pub(crate) const ALPN_LINK: &[u8] = b"leno/1";
 /// HTTP/1.1 between two sidecars, for the requests of one client alone.
 pub(crate) const ALPN_ALONE: &[u8] = b"leno-http/1";
-/// For peers that are not Leno and speak HTTP/2.
+/// HTTP/2, for peers that are not Leno.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
-/// The fallback for peers that are not Leno.
+/// HTTP/1.1, the fallback for peers that are not Leno.
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 
-/// One thread's TLS configurations. They are dropped when the certificate is renewed.
+/// The TLS configurations of one thread, dropped when the certificate is renewed.
 #[derive(Default)]
 pub(crate) struct TlsConfigs(RefCell<Cached>);
 
@@ -37,32 +37,32 @@ pub(crate) struct TlsConfigs(RefCell<Cached>);
 struct Cached {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
-    /// For clients that may be guests.
+    /// For ports that also accept external principals.
     guests: Option<Arc<ServerConfig>>,
-    /// For clients that need no certificate.
+    /// For ports that also accept clients without a certificate.
     open: Option<Arc<ServerConfig>>,
     clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
 }
 
-/// Who may come in with TLS.
+/// The TLS clients that a port accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clients {
-    /// Members of the mesh.
+    /// Mesh members.
     Members,
-    /// Its guests too.
+    /// Mesh members and external principals.
     Guests,
-    /// Also whoever shows no certificate.
+    /// All clients, also those without a certificate.
     Anyone,
 }
 
-/// What an endpoint is offered to speak.
+/// The protocols offered to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Offer {
-    /// The link, or what a peer that is not Leno would rather speak.
+    /// The link, HTTP/2 and HTTP/1.1.
     All,
-    /// HTTP/1.1 for one client; a sidecar of an older release takes the link instead.
+    /// HTTP/1.1 for one client; a sidecar of an older release selects the link instead.
     Alone,
-    /// HTTP/1.1 alone.
+    /// HTTP/1.1 only.
     Http1,
 }
 
@@ -77,7 +77,7 @@ impl Offer {
 }
 
 impl TlsConfigs {
-    /// For reaching the one peer that may prove to be `expected`.
+    /// Returns the client configuration that accepts only the peer `expected`.
     pub(crate) fn client(
         &self,
         credential: &Arc<Credential>,
@@ -98,7 +98,7 @@ impl TlsConfigs {
         Ok(config)
     }
 
-    /// For accepting members of the mesh, and others where they are let in.
+    /// Returns the server configuration for mesh members, and for other clients if they are allowed.
     fn server(
         &self,
         credential: &Arc<Credential>,
@@ -135,25 +135,25 @@ impl Cached {
     }
 }
 
-/// A connection whose client has proved who it is, where it has to.
+/// A connection with an authenticated client, or with an anonymous one if that is allowed.
 pub(crate) struct Accepted {
     pub(crate) tls: TlsStream<TcpStream>,
     pub(crate) client: Client,
 }
 
-/// Who is at the other end of a session.
+/// The client of a session.
 pub(crate) enum Client {
     Member(Peer),
-    /// Of the mesh's company, with a certificate that the mesh has not made: by its name it may come in where a guest
-    /// of that name may, and it is no member.
+    /// A client with an identity of the mesh, but a certificate that the mesh has not issued. It counts as an
+    /// external principal with that name, not as a member.
     External(Peer),
-    /// A guest: it has names, and no identity.
+    /// An external principal: it has names, but no identity.
     Guest(Guest),
     Anonymous,
 }
 
 impl Client {
-    /// The member, if it is one.
+    /// Returns the member, if it is one.
     pub(crate) fn member(&self) -> Option<&Peer> {
         match self {
             Self::Member(peer) => Some(peer),
@@ -161,8 +161,8 @@ impl Client {
         }
     }
 
-    /// The member, if it is one, what it is called if it is a guest, and when its certificate ends, if it
-    /// has shown one.
+    /// Returns the identity of a member, the names of an external principal, and the expiry of the certificate,
+    /// if there is one.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
             Self::Member(peer) => (Some(peer.id), Arc::default(), Some(until(peer.not_after))),
@@ -178,13 +178,13 @@ impl Client {
     }
 }
 
-/// When a certificate's end is, on the clock that timers go by.
+/// Converts the expiry of a certificate to the monotonic clock.
 pub(crate) fn until(not_after: SystemTime) -> Instant {
     Instant::now() + not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
-/// Waits for the first byte of a handshake. Plaintext gets no answer, not even a TLS alert that
-/// its sender could take for one.
+/// Waits for the first byte of a handshake. Plaintext gets no response, not even a TLS alert that its sender
+/// could mistake for one.
 pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
     let mut first = [0_u8; 1];
     let reason = match tcp.peek(&mut first).await {
@@ -195,8 +195,7 @@ pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
     Err(cut_off(tcp, reason))
 }
 
-/// Terminates mutual TLS. On failure the connection is reset, so that nobody takes it for an
-/// orderly end.
+/// Terminates mutual TLS. On failure the connection is reset, so that no peer mistakes it for an orderly end.
 pub(crate) async fn accept(
     worker: &Worker,
     half_open: &HalfOpen,
@@ -211,13 +210,13 @@ pub(crate) async fn accept(
             return Err(handshake::reason(worker, &error));
         }
     };
-    // The socket is not given back when a handshake fails.
+    // Set before the handshake, since a failed one does not return the socket.
     reset(&hello.io);
     let tls = shake_hands(half_open, hello, config).await;
     let tls = tls.map_err(|error| handshake::reason(worker, &error))?;
     match client(&tls, (credential.roots(), clients), SystemTime::now()) {
         Ok(client) => {
-            // Failing means that the socket is gone already, as its first read will find.
+            // An error means that the socket is already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
             Ok(Accepted { tls, client })
         }
@@ -225,7 +224,7 @@ pub(crate) async fn accept(
     }
 }
 
-/// Who it is, by what the session reports: it may be an older one that goes on.
+/// Returns the client as the session reports it; the session may be a resumed one.
 fn client(
     tls: &TlsStream<TcpStream>,
     (roots, clients): (&Roots, Clients),
@@ -245,9 +244,10 @@ fn client(
         }
         (Ok(Some(peer)), _) => Ok(Client::Member(peer)),
         (Ok(None), _) if clients == Clients::Anyone => Ok(Client::Anonymous),
-        // That configuration demands a certificate, so this is a handshake gone wrong.
+        // This configuration requires a certificate, so the handshake is invalid.
         (Ok(None), _) => Err(Reason::UntrustedPeer),
-        // Its certificate was verified in this session, or in the one that goes on, by a configuration for guests.
+        // The certificate was verified in this session, or in the one that it resumes, by a configuration for
+        // external principals.
         (Err(VerifyError::Uri(_)), Some(certificate)) if clients != Clients::Members => {
             guest(certificate, now).map(Client::Guest).map_err(|error| of(&error))
         }
@@ -255,7 +255,7 @@ fn client(
     }
 }
 
-/// Terminates TLS of a client without an identity in the mesh. On failure the connection is closed.
+/// Terminates TLS of an external client. On failure the connection is closed.
 pub(crate) async fn accept_stranger(
     worker: &Worker,
     half_open: &HalfOpen,
@@ -277,5 +277,5 @@ pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
 
 /// RFC 8446 §5.1: the type of the first record of a TLS connection.
 const TLS_HANDSHAKE: u8 = 22;
-/// Identities that one thread reaches; beyond it the cache starts anew.
+/// The maximum number of cached identities per thread; beyond it the cache is cleared.
 const CLIENT_CONFIGS_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! Parsers of bytes from outside, as pure functions: the entry of fuzz targets and of the tests that replay their corpora.
+//! Parsers of untrusted bytes as pure functions: entry points of fuzz targets and corpus tests.
 
 use bytes::Bytes;
 use http::{Request, Response, request, response};
@@ -10,7 +10,7 @@ use crate::look_ups::{self, ClusterDomain};
 
 pub use crate::look_ups::DnsReplies;
 
-/// A request head of HTTP/2 in the form of HTTP/1.1, and whether it asks for another protocol.
+/// Converts an HTTP/2 request head to HTTP/1.1, and returns true if it requests an upgrade.
 ///
 /// # Errors
 /// The reason of the response that the client receives.
@@ -19,16 +19,16 @@ pub fn http2_request(mut parts: request::Parts) -> Result<(Bytes, bool), Reason>
     head::request(&parts).map(|bytes| (bytes.freeze(), is_upgrade))
 }
 
-/// A response head of HTTP/2 in the form of HTTP/1.1.
+/// Converts an HTTP/2 response head to HTTP/1.1.
 #[must_use]
 pub fn http2_response(parts: &response::Parts) -> Bytes {
     head::response(parts)
 }
 
-/// The request of HTTP/2 for the head parsed from `bytes`; `place` is scheme, authority and target.
+/// Converts the head parsed from `bytes` to an HTTP/2 request; `place` is scheme, authority and target.
 ///
 /// # Errors
-/// The reason when HTTP/2 cannot express the head.
+/// The reason if HTTP/2 cannot express the head.
 pub fn to_http2_request(
     bytes: &[u8],
     head: &RequestHead,
@@ -37,13 +37,13 @@ pub fn to_http2_request(
     head::request_to(bytes, head, place)
 }
 
-/// The response of HTTP/2 for the head parsed from `bytes`, if HTTP/2 can express it.
+/// Converts the head parsed from `bytes` to an HTTP/2 response, if HTTP/2 can express it.
 #[must_use]
 pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     head::response_to(bytes, head)
 }
 
-/// The replies of the sidecar's DNS server to one packet, when each service has the addresses `found`.
+/// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
 #[must_use]
 pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &Whereabouts) -> DnsReplies {
     look_ups::replies(packet, domain, found)

@@ -1,4 +1,4 @@
-//! One data thread: a single-threaded runtime, its connections, its upstreams, its counters.
+//! One data thread: a single-threaded runtime with its connections, upstreams and metrics.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -32,66 +32,67 @@ use crate::upstream::ward::{PortNewcomers, Ward};
 use crate::upstream::{Application, Speaks, Upstream};
 use crate::world::{Scene, World};
 
-/// One data thread. Everything in it is single-threaded but the world and the counters' readers.
+/// The state of one data thread. All of it is single-threaded except the configuration store and the readers of
+/// metrics.
 pub(crate) struct Worker {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Where goes what operators see of single requests.
+    /// The queues for traces, log entries and taps.
     pub(crate) outlets: Outlets,
-    /// What they see, as of this version of it.
+    /// The observability configuration, as of `view_version`.
     view: RefCell<Option<Rc<ThreadView>>>,
     view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// The half-open connections of this thread.
     pub(crate) half_open: Arc<Admission>,
-    /// Room for connections to the application: a link's streams are many to one connection.
+    /// Permits for connections to the application: many streams of a link may need one each.
     pub(crate) places: Arc<Semaphore>,
-    /// Queries for names outside the mesh that wait for the resolver of the machine.
+    /// Permits for queries of names outside the mesh that wait for the system resolver.
     pub(crate) name_queries: Semaphore,
-    /// The log lines that each peer may cause: by its identity, or its address.
+    /// The log lines that each peer may cause, by its identity or address.
     pub(crate) logs: LogLimits<String>,
-    /// This thread's counters.
+    /// The metrics of this thread.
     pub(crate) shard: Rc<Shard>,
-    /// Heads that were parsed into before, with the room they have.
+    /// Pooled heads that keep their allocations.
     pub(crate) request_heads: Spare<RequestHead>,
     pub(crate) response_heads: Spare<ResponseHead>,
-    /// Tasks that wait for a stream to serve.
+    /// The idle tasks for link streams.
     pub(crate) crew: Crew,
-    /// Who decides in place of this sidecar, as this thread knows them.
+    /// The check services of this thread.
     pub(crate) deciders: Deciders,
-    /// Keys of issuers, by the text that they were read from.
+    /// Parsed keys of issuers, by their source text.
     jwt_keys: RefCell<Vec<ReadKeys>>,
-    /// What policies have removed, over all threads.
+    /// The ejected endpoints of all threads.
     pub(crate) removed: Arc<RemovedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
-    /// What is watched over, by the address of what is said about it.
+    /// Cluster states, by the address of their traffic policy.
     wards: RefCell<FxHashMap<usize, Rc<Ward>>>,
-    /// Who is new at ports where a policy asks: longer than a ward, which ends with every edit of
-    /// another policy.
+    /// Slow-start endpoints of ports with such a policy. They outlive a cluster state, which ends with every
+    /// change of another policy.
     newcomers: RefCell<FxHashMap<(ServiceName, u16), PortNewcomers>>,
     applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
-    /// What may be spent on retries; of services whose rules retry.
+    /// Retry budgets of services with retry rules.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
-    /// The connections that make room for new ones.
+    /// Idle connections that may be evicted for new ones.
     pub(crate) idle: IdleStrangers,
-    /// Copies of requests under way.
+    /// Mirrored requests in progress.
     pub(crate) mirrors: Rc<Cell<usize>>,
-    /// The version of the world that `upstreams` was last swept against.
+    /// The configuration version of the last sweep of `upstreams`.
     swept: Cell<u64>,
     exchanges: Cell<usize>,
     quiet: Notify,
     draws: Cell<u64>,
 }
 
-/// The keys that a text says; none when none of them can verify.
+/// The keys parsed from a text; `None` if none of them can verify.
 struct ReadKeys {
     text: Arc<str>,
     keys: Option<Rc<JwtKeys>>,
 }
 
-/// Parts of a worker that somebody else made.
+/// Parts of a worker that its creator passes in.
 pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
@@ -100,7 +101,7 @@ pub(crate) struct Parts {
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) outlets: Outlets,
     pub(crate) shard: Shard,
-    /// Seeds this thread's random draws.
+    /// The seed of this thread's random draws.
     pub(crate) seed: u64,
 }
 
@@ -149,7 +150,7 @@ impl Worker {
         self.logs.permit(peer.ip().to_string(), Instant::now())
     }
 
-    /// Logs that a peer broke the protocol of links.
+    /// Logs a violation of the link protocol by a peer.
     pub(crate) fn log_misuse(&self, peer: SocketAddr, error: LinkError) {
         if let Some(line) = self.log_line(peer) {
             let suppressed = line.suppressed;
@@ -157,7 +158,7 @@ impl Worker {
         }
     }
 
-    /// A pseudo-random number (xorshift64*): fast, seeded, for choices and not for secrets.
+    /// Returns a pseudo-random number (xorshift64*): fast and seeded, for choices but not for secrets.
     pub(crate) fn draw(&self) -> u64 {
         let mut x = self.draws.get();
         x ^= x >> 12;
@@ -167,7 +168,7 @@ impl Worker {
         x.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// What operators see of single requests; `None` when that is nothing.
+    /// Returns the observability configuration; `None` if none is active.
     pub(crate) fn view(&self) -> Option<Rc<ThreadView>> {
         let version = self.world.sights.version();
         if self.view_version.replace(version) != version {
@@ -177,7 +178,7 @@ impl Worker {
         self.view.borrow().clone()
     }
 
-    /// The keys that a text says, read once; `None` when none of them can verify.
+    /// Returns the keys parsed from a text, which is parsed once; `None` if none of them can verify.
     pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
         let mut known = self.jwt_keys.borrow_mut();
         if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.text, text)) {
@@ -195,13 +196,13 @@ impl Worker {
         keys
     }
 
-    /// The account of the workload; nothing before the first world.
+    /// Returns the account of the workload; empty before the first configuration.
     fn account(&self) -> String {
         let scene = self.world.scene();
         scene.map(|scene| scene.plans.snapshot.plan.account.to_string()).unwrap_or_default()
     }
 
-    /// What this thread knows of an endpoint: its connections and its load.
+    /// Returns this thread's state of an endpoint: its connections and its load.
     pub(crate) fn upstream(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
         let known = self.upstreams.borrow().get(&endpoint.id).cloned();
         let same = |known: &&Rc<Upstream>| {
@@ -211,7 +212,7 @@ impl Worker {
             return upstream.clone();
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));
-        // A request that holds an older world goes there by itself, and closes behind it.
+        // A request that holds an older configuration gets a separate upstream, which closes after it.
         if known.is_some_and(|known| self.world.is_current(&known.endpoint)) {
             return upstream;
         }
@@ -222,7 +223,8 @@ impl Worker {
         upstream
     }
 
-    /// The ward of a port under the policies of one way to it; `None` without a policy for attempts.
+    /// Returns the cluster state of a port with the traffic policy of one route to it; `None` if no policy
+    /// observes attempts.
     pub(crate) fn ward(
         self: &Rc<Self>,
         treatment: Option<&Arc<PortTreatment>>,
@@ -246,7 +248,7 @@ impl Worker {
         Some(ward)
     }
 
-    /// Who is new at a port. Where nobody is, nobody can be.
+    /// Returns the slow-start endpoints of a port; empty without endpoints or such a policy.
     fn newcomers_of(&self, treatment: &PortTreatment, plan: &PortPlan) -> PortNewcomers {
         let Some(first) = plan.endpoints.first().filter(|_| warms_up(treatment)) else {
             return Rc::default();
@@ -255,7 +257,7 @@ impl Worker {
         self.newcomers.borrow_mut().entry(port).or_default().clone()
     }
 
-    /// The application behind this sidecar, at one of its addresses.
+    /// Returns the application behind this sidecar at one of its addresses.
     pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
         let application = applications.entry((address, speaks));
@@ -267,7 +269,7 @@ impl Worker {
         application.or_insert_with(new).clone()
     }
 
-    /// Keeps the pools of the application in step with its ports; never ends.
+    /// Updates the application's connection pools with its port states; never ends.
     pub(crate) async fn follow_ports(&self) {
         let mut states = self.world.application.subscribe();
         loop {
@@ -281,7 +283,7 @@ impl Worker {
         }
     }
 
-    /// Lets go of endpoints that the world no longer knows: their requests finish, then they close.
+    /// Retires endpoints that the configuration no longer contains: their requests finish, then they close.
     pub(crate) fn sweep(&self, scene: &Scene) {
         if self.swept.replace(scene.version) == scene.version {
             return;
@@ -302,7 +304,7 @@ impl Worker {
         self.budgets.borrow_mut().retain(|service, _| services.contains_key(service));
     }
 
-    /// Does something with the retry budget of a service.
+    /// Calls `spend` with the retry budget of a service.
     pub(crate) fn with_budget<T>(
         &self,
         service: &ServiceName,
@@ -316,7 +318,7 @@ impl Worker {
         spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now())))
     }
 
-    /// Lets go of what nothing is said about any more.
+    /// Drops the state of policies that no longer exist.
     fn sweep_wards(&self, scene: &Scene) {
         self.newcomers.borrow_mut().retain(|(service, port), _| {
             let plan = scene.plans.services.get(service).and_then(|plan| plan.ports.get(port));
@@ -334,37 +336,37 @@ impl Worker {
         let before = wards.len();
         wards.retain(|_, ward| treatments.iter().any(|treatment| ward.is_for(treatment)));
         if wards.len() < before {
-            // Said again with the next request, where it is still said.
+            // The next request sets it again, if a policy still does.
             let upstreams = self.upstreams.borrow();
             upstreams.values().for_each(|upstream| upstream.connect_timeout.set(None));
         }
     }
 
-    /// Every link is told that no more streams will come; idle ones close.
+    /// Announces on every link that no more streams will be opened; idle links close.
     pub(crate) fn retire_upstreams(&self) {
         for upstream in self.upstreams.borrow().values() {
             upstream.retire();
         }
     }
 
-    /// True when no new connections are taken.
+    /// True if no new connections are accepted.
     pub(crate) fn is_draining(&self) -> bool {
         *self.phase.borrow() == Phase::Draining
     }
 
-    /// True when the connections that are open take no request after the next one.
+    /// True if open connections accept no request after the next one.
     pub(crate) fn is_leaving(&self) -> bool {
         *self.phase.borrow() != Phase::Serving
     }
 
-    /// Marks an exchange as under way until the guard is dropped.
+    /// Counts an exchange in progress until the guard is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> Underway {
         self.exchanges.set(self.exchanges.get() + 1);
         self.shard.raise(Gauge::RequestsInFlight, 1);
         Underway(self.clone())
     }
 
-    /// Resolves when no exchange is under way.
+    /// Resolves when no exchange is in progress.
     pub(crate) async fn quiet(&self) {
         while self.exchanges.get() > 0 {
             self.quiet.notified().await;
@@ -372,7 +374,7 @@ impl Worker {
     }
 }
 
-/// An exchange under way; draining waits for it.
+/// An exchange in progress; draining waits for it.
 pub(crate) struct Underway(Rc<Worker>);
 
 impl Drop for Underway {
@@ -386,13 +388,13 @@ impl Drop for Underway {
     }
 }
 
-/// More sets of keys than policies of a workload name.
+/// More key sets than the policies of a workload use.
 const JWT_KEYS_MAX: usize = 32;
 
-/// Whether a policy lets newcomers of a port have less than the others.
+/// True if a policy of the port has slow start.
 fn warms_up(treatment: &PortTreatment) -> bool {
     treatment.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
 }
 
-/// Queries that wait for the resolver of the machine at once; each takes a thread.
+/// Concurrent queries to the system resolver; each takes a thread.
 const NAME_QUERIES_MAX: usize = 16;

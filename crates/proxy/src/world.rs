@@ -1,4 +1,4 @@
-//! The current world: one atomic pointer to what this proxy knows, and how it asks for more.
+//! Configuration store: one atomic pointer to the current snapshot, and subscriptions to more resources.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -24,47 +24,47 @@ use crate::names::Names;
 use crate::sight::Sights;
 use crate::subscriptions::Priority;
 
-/// The current world, shared by all threads of a proxy.
+/// The current configuration, shared by all threads of a proxy.
 pub(crate) struct World {
     scene: ArcSwapOption<Scene>,
     credential: ArcSwapOption<Credential>,
-    /// Counts swaps; who waits for a change watches this.
+    /// The number of swaps; subscribers wait for changes of it.
     version: watch::Sender<u64>,
-    /// Accounts and workloads that are no members any more; told of only when they change.
+    /// Revoked accounts and workloads; notified only when they change.
     revoked: watch::Sender<Revocations>,
-    /// Told when who may come in is decided otherwise than before.
+    /// Notified when inbound authorization changes.
     access: watch::Sender<()>,
-    /// What becomes of connections that cross the border of the mesh; told of only when that changes.
+    /// The egress rules; notified only when they change.
     borders: watch::Sender<Borders>,
     wants: mpsc::Sender<Want>,
     names: Names,
-    /// Where this sidecar accepts mutual TLS of itself, by port of its application.
+    /// The listeners for the sidecar's own requests to its application, by application port.
     own_doors: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
     started: Instant,
-    /// What operators see of single requests.
+    /// The observability configuration.
     pub(crate) sights: Sights,
-    /// Conditions that break traffic here.
+    /// Conditions that break traffic at this proxy.
     pub(crate) conditions: Conditions,
     /// The state of the application's ports.
     pub(crate) application: ApplicationPorts,
 }
 
-/// One version of the world. Requests hold one from their first station to their last.
+/// One configuration snapshot. A request holds one from its first stage to its last.
 pub(crate) struct Scene {
     pub(crate) plans: Plans,
-    /// Services that were asked for.
+    /// Requested services.
     known: BTreeMap<ServiceName, Known>,
-    /// Addresses that were asked for.
+    /// Requested address entries.
     addresses: FxHashMap<IpAddr, KnownAnswer<Occupant>>,
-    /// Names that were looked up.
+    /// Requested DNS records.
     names: FxHashMap<ServiceName, KnownAnswer<Whereabouts>>,
-    /// The sessions that end at ports of the gateway, by port; kept while their certificates are.
+    /// TLS configurations of the gateway, by port; reused while their certificates are the same.
     pub(crate) edge: EdgeConfigs,
-    /// Counts up with each swap.
+    /// The version, which increases with each swap.
     pub(crate) version: u64,
 }
 
-/// What becomes of connections out of the mesh; nothing is known before the first version.
+/// The egress rules; `None` before the first configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Borders {
     egress: Option<Egress>,
@@ -72,7 +72,7 @@ pub(crate) struct Borders {
 }
 
 impl Borders {
-    /// What says the same is the same.
+    /// True if the rules are the same objects.
     fn is_same(&self, other: &Self) -> bool {
         let (own, theirs) = (self.outlets.as_ref(), other.outlets.as_ref());
         let same = own.zip(theirs).is_some_and(|(one, two)| Arc::ptr_eq(one, two));
@@ -80,51 +80,51 @@ impl Borders {
     }
 }
 
-/// What somebody asks the control plane for.
+/// A resource to request from the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Want {
     /// A service.
     Service(ServiceName),
-    /// What is at an address.
+    /// An address entry.
     Address(IpAddr),
-    /// What a name stands for.
+    /// A DNS record.
     Name(ServiceName),
 }
 
-/// One version of the world, and a service that it knows.
+/// A configuration snapshot, and a service in it.
 pub(crate) type Found = (Arc<Scene>, Arc<ServicePlan>);
 
-/// A service that was asked for.
+/// A requested service.
 struct Known {
-    /// None when there is no such service.
+    /// `None` if the service does not exist.
     plan: Option<Arc<ServicePlan>>,
     usage: Arc<Usage>,
 }
 
-/// What the control plane said of an address or a name.
+/// The control plane's answer for an address or a name.
 struct KnownAnswer<A> {
     answer: Arc<A>,
     usage: Arc<Usage>,
 }
 
-/// Whether a service, an address or a name is used; survives swaps.
+/// The last use of a service, address or name; survives swaps.
 #[derive(Default)]
 struct Usage {
-    /// A request went there since somebody looked last.
+    /// True if a request used it since the last check.
     is_used: AtomicBool,
-    /// When that was seen last, in seconds since the start.
+    /// The time of the last observed use, in seconds since the start.
     seen: AtomicU64,
 }
 
 impl Usage {
     fn note(&self) {
-        // Threads share it: what says so already is not written again.
+        // Shared by threads: an unneeded write would invalidate the cache line.
         if !self.is_used.load(Ordering::Relaxed) {
             self.is_used.store(true, Ordering::Relaxed);
         }
     }
 
-    /// When the service was seen in use last, looking now.
+    /// Checks for a new use, and returns the time of the last observed one.
     fn look(&self, now: u64) -> u64 {
         if self.is_used.swap(false, Ordering::Relaxed) {
             self.seen.store(now, Ordering::Relaxed);
@@ -134,13 +134,13 @@ impl Usage {
 }
 
 impl World {
-    /// An empty world with an application that no supervisor started.
+    /// Creates an empty store with an application that has no supervisor.
     #[cfg(test)]
     pub(crate) fn new(names: Names, now: Instant) -> (Arc<Self>, mpsc::Receiver<Want>) {
         Self::with_application(ApplicationPorts::default(), names, now)
     }
 
-    /// An empty world. What requests miss is named on the returned queue.
+    /// Creates an empty store. Resources that requests miss are sent to the returned queue.
     pub(crate) fn with_application(
         application: ApplicationPorts,
         names: Names,
@@ -165,32 +165,32 @@ impl World {
         (Arc::new(world), wanted)
     }
 
-    /// The current version; `None` before the first.
+    /// Returns the current snapshot; `None` before the first.
     pub(crate) fn scene(&self) -> Option<Arc<Scene>> {
         self.scene.load_full()
     }
 
-    /// How long it has been there: the same time for all threads.
+    /// Returns the age of the store, which is the same for all threads.
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The current key and certificate; `None` before the first.
+    /// Returns the current key and certificate; `None` before the first.
     pub(crate) fn credential(&self) -> Option<Arc<Credential>> {
         self.credential.load_full()
     }
 
-    /// Which addresses stand for which services in this workload's namespace.
+    /// Returns the virtual addresses of services in this workload's namespace.
     pub(crate) fn names(&self) -> &Names {
         &self.names
     }
 
-    /// Told at each swap of scene or credential.
+    /// Subscribes to swaps of the snapshot or the certificate.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// Makes an update the current version. Requests under way keep the one they hold.
+    /// Makes an update the current snapshot. Requests in progress keep theirs.
     pub(crate) fn swap(&self, update: &Update) -> Result<(), BadPattern> {
         let previous = self.scene();
         let plans = Plans::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
@@ -224,7 +224,7 @@ impl World {
                 (Some(before), Some(now)) => Arc::ptr_eq(before, now),
                 _ => false,
             };
-            // Limits and ports decide as well about bytes in which no request is seen.
+            // Limits and ports also affect the authorization of bytes without parsed requests.
             same_guards
                 && Arc::ptr_eq(&before.plans.access, &plans.access)
                 && Arc::ptr_eq(&before.plans.limits, &plans.limits)
@@ -252,27 +252,27 @@ impl World {
         Ok(())
     }
 
-    /// Told when who may come in is decided otherwise than before.
+    /// Subscribes to changes of inbound authorization.
     pub(crate) fn access_changes(&self) -> watch::Receiver<()> {
         self.access.subscribe()
     }
 
-    /// True when a peer's workload is revoked, whatever becomes of its account.
+    /// True if the workload of a peer is revoked, independent of its account.
     pub(crate) fn revokes_workload(&self, peer: &Peer) -> bool {
         covers_workload(&self.revoked.borrow(), peer)
     }
 
-    /// Resolves when a peer is no member any more, by its account or by its workload.
+    /// Resolves when a peer's account or workload is revoked.
     pub(crate) async fn revoked(&self, peer: &Peer) {
         let covers = |revoked: &Revocations| {
             revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
         };
         let mut revoked = self.revoked.subscribe();
-        // The world outlives who waits here.
+        // The configuration store outlives its subscribers.
         drop(revoked.wait_for(covers).await);
     }
 
-    /// Resolves when clients that prove nothing and come this way are let in no more.
+    /// Resolves when clients without an identity and with this origin are no longer allowed.
     pub(crate) async fn kept_out(&self, port: u16, origin: Origin) {
         let mut changes = self.access_changes();
         loop {
@@ -280,13 +280,13 @@ impl World {
                 return;
             }
             if changes.changed().await.is_err() {
-                // The world outlives who waits here.
+                // The configuration store outlives its subscribers.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Told when who is let out to what is not of the mesh is decided otherwise than before.
+    /// Subscribes to changes of the egress rules.
     pub(crate) fn border_changes(&self) -> watch::Receiver<Borders> {
         self.borders.subscribe()
     }
@@ -299,8 +299,8 @@ impl World {
         credential
     }
 
-    /// A version that knows `service`, and the service's plan in it; asks for it and waits at most
-    /// `patience` if need be.
+    /// Returns a snapshot that contains `service`, and its configuration; requests it if necessary and waits at
+    /// most `patience`.
     pub(crate) async fn with_service(
         &self,
         service: &ServiceName,
@@ -313,8 +313,8 @@ impl World {
         let found = async {
             self.want(Want::Service(service.clone())).await;
             loop {
-                // Looked up once more before the first wait: the answer may have come between the
-                // look above and the subscription.
+                // Checked again before the first wait: the answer may have arrived between the check above and
+                // the subscription.
                 if let Some(found) = self.look_up(service) {
                     return found;
                 }
@@ -324,10 +324,10 @@ impl World {
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
-    /// What is at an address; asks for it and waits at most `patience` if need be.
+    /// Returns the entry at an address; requests it if necessary and waits at most `patience`.
     ///
-    /// Silence of the control plane is no answer: what may be a member of the mesh is not called
-    /// in the clear because nobody says so.
+    /// Without an answer of the control plane the result is an error: a destination that may be a mesh member
+    /// must not be called in plaintext.
     pub(crate) async fn occupant(
         &self,
         address: IpAddr,
@@ -340,7 +340,7 @@ impl World {
         let found = async {
             self.want(Want::Address(address)).await;
             loop {
-                // Looked at once more before the first wait, as for services.
+                // Checked again before the first wait, as for services.
                 if let Some(occupant) = self.look_at(address) {
                     return Ok(occupant);
                 }
@@ -350,13 +350,13 @@ impl World {
         tokio::time::timeout(patience, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
-    /// The protocol of a port of a service, if the current version has it.
+    /// Returns the protocol of a service port, if the current snapshot has it.
     pub(crate) fn protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
         let scene = self.scene()?;
         scene.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
-    /// The protocol at an address of a workload, if the current version has it.
+    /// Returns the protocol at an address of a workload, if the current snapshot has it.
     pub(crate) fn protocol_at(&self, at: SocketAddr) -> Option<Protocol> {
         match &*self.look_at(at.ip())? {
             Occupant::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
@@ -364,7 +364,7 @@ impl World {
         }
     }
 
-    /// The port of a workload's application that is at `at`, if that workload is still there.
+    /// Returns the application port of a workload at `at`, if the workload still exists.
     pub(crate) async fn pinned(
         &self,
         at: SocketAddr,
@@ -382,8 +382,8 @@ impl World {
         Ok((scene, endpoint.ok_or(Reason::NoEndpoint)?))
     }
 
-    /// Where this sidecar accepts what it sends to its own application, if this endpoint is that:
-    /// the kernel leads connections to its own address straight there.
+    /// Returns the listener for this sidecar's own requests to its application, if the endpoint is that
+    /// application: the kernel delivers connections to its own address without redirection.
     pub(crate) fn own_door(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
         let doors = self.own_doors.load();
         let door = *doors.as_ref()?.get(&endpoint.address.port())?;
@@ -391,13 +391,13 @@ impl World {
         (scene.plans.snapshot.plan.workload == endpoint.id.workload).then_some(door)
     }
 
-    /// Says where that is.
+    /// Sets those listeners.
     pub(crate) fn set_own_doors(&self, doors: BTreeMap<u16, SocketAddr>) {
         let doors = Some(doors).filter(|doors| !doors.is_empty());
         self.own_doors.store(doors.map(Arc::new));
     }
 
-    /// Whether the current version has this endpoint at this place.
+    /// True if the current snapshot has this endpoint at this address.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
         let Some(scene) = self.scene() else {
             return false;
@@ -408,7 +408,7 @@ impl World {
             || scene.pinned().any(|known| known.is_same_place(endpoint))
     }
 
-    /// The priority of each service when room is made, by its last use.
+    /// Returns the eviction priority of each service, by its last use.
     pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
         let (scene, now) = (self.scene(), self.seconds());
         move |name| match scene.as_ref().and_then(|scene| scene.known.get(name)) {
@@ -430,7 +430,7 @@ impl World {
         move |name| by_use(scene.as_ref().and_then(|it| it.names.get(name)), now)
     }
 
-    /// The services that nobody has used for `idle`, if somebody looks more often than that.
+    /// Returns the services that were not used for `idle`, if called more often than that.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
         let Some(scene) = self.scene() else {
             return Vec::new();
@@ -442,7 +442,7 @@ impl World {
         idle.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The addresses to which nobody has connected for `idle`.
+    /// Returns the addresses that were not used for `idle`.
     pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
         let Some(scene) = self.scene() else {
             return Vec::new();
@@ -450,7 +450,7 @@ impl World {
         idle_keys(&scene.addresses, idle, self.seconds())
     }
 
-    /// The names that nobody has looked up for `idle`.
+    /// Returns the names that were not used for `idle`.
     pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
         let Some(scene) = self.scene() else {
             return Vec::new();
@@ -458,7 +458,7 @@ impl World {
         idle_keys(&scene.names, idle, self.seconds())
     }
 
-    /// What a name stands for, if the control plane said so.
+    /// Returns the DNS record of a name, if the control plane has sent one.
     pub(crate) fn whereabouts(&self, name: &ServiceName) -> Option<Arc<Whereabouts>> {
         let scene = self.scene.load();
         let known = scene.as_ref()?.names.get(name)?;
@@ -466,20 +466,20 @@ impl World {
         Some(Arc::clone(&known.answer))
     }
 
-    /// Whether it is known what is at an address.
+    /// True if the entry of an address is known.
     pub(crate) fn knows_address(&self, address: IpAddr) -> bool {
         self.scene.load().as_ref().is_some_and(|scene| scene.addresses.contains_key(&address))
     }
 
-    /// Asks for it if there is room for the question: nobody waits for the answer, and who needs it
-    /// asks again.
+    /// Requests a resource if the queue has room. The caller does not wait, and requests it again if it still
+    /// needs it.
     pub(crate) fn want_in_passing(&self, want: Want) {
         self.wants.try_send(want).ok();
     }
 
-    /// Asks for it, as soon as the control thread has room for the question.
+    /// Requests a resource, and waits for room in the queue.
     async fn want(&self, want: Want) {
-        // The queue is closed when the proxy goes.
+        // The queue is closed when the proxy ends.
         drop(self.wants.send(want).await);
     }
 
@@ -503,13 +503,13 @@ impl World {
     }
 }
 
-/// True when the workload of a peer is revoked.
+/// True if the workload of a peer is revoked.
 fn covers_workload(revoked: &Revocations, peer: &Peer) -> bool {
     let workload = peer.workload.as_ref();
     workload.is_some_and(|it| revoked.covers_workload(it, peer.instance.as_ref()))
 }
 
-/// What is known of addresses or names, with how they were used before.
+/// Returns the answers for addresses or names, with the usage of their previous entries.
 fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
     answers: &BTreeMap<K, Arc<A>>,
     before: Option<&FxHashMap<K, KnownAnswer<A>>>,
@@ -529,7 +529,7 @@ fn by_use<A>(known: Option<&KnownAnswer<A>>, now: u64) -> Priority {
     known.map_or(Priority::Pending, |known| Priority::Used(known.usage.look(now)))
 }
 
-/// Those that nobody has used for `idle`.
+/// Returns the keys that were not used for `idle`.
 fn idle_keys<K: Clone, A>(
     known: &FxHashMap<K, KnownAnswer<A>>,
     idle: Duration,
@@ -541,7 +541,7 @@ fn idle_keys<K: Clone, A>(
 }
 
 impl Scene {
-    /// The endpoints of workloads that are reached by their own addresses.
+    /// Returns the endpoints of workloads that are reached by their own addresses.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         let ports = self.addresses.values().flat_map(|known| match &*known.answer {
             Occupant::Workload { ports, .. } => Some(ports.values()),
@@ -550,31 +550,31 @@ impl Scene {
         ports.flatten().filter_map(|port: &OccupantPort| port.endpoint.as_ref())
     }
 
-    /// What the application speaks at this port, if clients without mutual TLS are let in there: all
-    /// of them, or those from this address.
+    /// Returns the protocol of the application at this port if clients without mutual TLS are allowed, in
+    /// general or from this address.
     pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
         let plan = &self.plans.snapshot.plan;
         let known = plan.ports.iter().find(|known| known.port == port)?;
         let opened = || self.plans.access.in_clear((port, known.protocol), address);
         match (plan.plaintext, known.protocol) {
-            // Where nobody knows what is spoken, whoever opened the port does.
+            // Without a declared protocol, the ingress rule for the port may set it.
             (Plaintext::Accept, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
             (Plaintext::Accept, spoken) => Some(spoken),
             (Plaintext::Refuse, _) => opened(),
         }
     }
 
-    /// Whether a client that proves nothing and comes this way is let in at a port.
+    /// True if a client without an identity and with this origin is allowed at a port.
     fn lets_in_unproved(&self, port: u16, origin: &Origin) -> bool {
         let is_known = self.plans.snapshot.plan.ports.iter().any(|known| known.port == port);
         is_known && self.plans.access.visit((None, port), Some(origin.clone())).is_ok()
     }
 
-    /// Services that were asked for and do not exist.
+    /// Returns the requested services that do not exist.
     pub(crate) fn absent(&self) -> impl Iterator<Item = &ServiceName> {
         self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)
     }
 }
 
-/// Questions that wait for the control thread; requests beyond it wait to ask.
+/// Queued requests for resources; further ones wait.
 const WANTS_MAX: usize = 1024;

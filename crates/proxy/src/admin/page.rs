@@ -1,4 +1,4 @@
-//! What the admin page tells, as JSON.
+//! Contents of the admin page, as JSON.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
@@ -11,7 +11,7 @@ use crate::application_ports::PortState;
 use crate::config::Interception;
 use crate::drain::Phase;
 
-/// Why the proxy cannot serve yet; `None` when it can.
+/// Returns the reason why the proxy is not ready; `None` if it is.
 pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     if *admin.phase.borrow() != Phase::Serving {
         return Some("the proxy is being stopped");
@@ -38,7 +38,8 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
         None => None,
         Some(None) => Some("waiting for a Gateway of which this is a proxy"),
         Some(Some(gateway)) => {
-            // All were tried when one is open. One that is taken costs the others nothing.
+            // Once one listener is open, an attempt was made for each. A port in use does not affect the
+            // others.
             let mut ports = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
             if gateway.ports.is_empty() || ports.any(is_open) {
                 admin.was_open.set(true);
@@ -48,7 +49,7 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     }
 }
 
-/// All that the proxy knows: its plan, its services, its certificate. No secrets.
+/// Returns the current configuration: the proxy configuration, services and certificate, without secrets.
 pub(super) fn world(admin: &Admin) -> Value {
     let Some(scene) = admin.world.scene() else {
         return json!({ "version": 0 });
@@ -84,7 +85,7 @@ pub(super) fn world(admin: &Admin) -> Value {
     })
 }
 
-/// What is at the addresses that the application connected to.
+/// Returns the address entries of the destinations that the application connected to.
 fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let occupant = |occupant: &Occupant| match occupant {
         Occupant::Outside => "outside".to_owned(),
@@ -95,7 +96,7 @@ fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
     addresses.map(|(address, it)| (address.to_string(), occupant(it))).collect()
 }
 
-/// The connections that are open now, the first of them in full.
+/// Returns the open connections, at most [`SHOWN_MAX`] of them in full.
 pub(super) fn connections(admin: &Admin) -> Value {
     let (open, shown) = admin.connections.snapshot(SHOWN_MAX);
     let shown: Vec<_> = shown
@@ -114,7 +115,7 @@ pub(super) fn connections(admin: &Admin) -> Value {
     json!({ "open": open, "connections": shown })
 }
 
-/// What every series of requests has counted, for tables.
+/// Returns the counts of every request series, for tables.
 pub(super) fn requests(admin: &Admin) -> Value {
     let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     let series: Vec<_> = admin
@@ -145,7 +146,7 @@ pub(super) fn requests(admin: &Admin) -> Value {
     json!({ "series": series })
 }
 
-/// The endpoints that policies have removed now.
+/// Returns the endpoints that outlier detection has ejected.
 pub(super) fn removed(admin: &Admin) -> Value {
     let removed: Vec<_> = admin
         .removed
@@ -168,7 +169,7 @@ pub(super) fn removed(admin: &Admin) -> Value {
     json!({ "removed": removed })
 }
 
-/// The circuits that are not closed.
+/// Returns the circuits that are not closed.
 pub(super) fn circuits(admin: &Admin) -> Value {
     let now = Instant::now();
     let circuits = admin.world.conditions.circuits().into_iter().map(|(threads, circuit)| {
@@ -200,7 +201,7 @@ fn conditions(admin: &Admin) -> Value {
     conditions.collect()
 }
 
-/// The state of the application's ports, as far as a supervisor reports it.
+/// Returns the state of the application's ports, if a supervisor reports it.
 fn application(admin: &Admin) -> Value {
     let states = admin.world.application.states();
     let state = |state: &PortState| match state {
@@ -276,7 +277,7 @@ fn service(view: &ServiceView) -> Value {
     json!({ "name": view.name.to_string(), "reach": format!("{:?}", view.reach), "ports": ports })
 }
 
-/// The live requests that operators want to see.
+/// Returns the active taps.
 fn taps(admin: &Admin) -> Vec<Value> {
     let view = admin.world.sights.view();
     let taps = view.iter().flat_map(|view| view.taps()).map(|open| open.matcher.tap());
@@ -295,7 +296,7 @@ fn tracing(admin: &Admin) -> Value {
     })
 }
 
-/// Where lines go, if not to the standard output.
+/// Returns the destination of the access log if it is not standard output.
 fn access_log(admin: &Admin) -> Value {
     let view = admin.world.sights.view();
     let Some(log) = view.as_ref().and_then(|view| view.log()) else {

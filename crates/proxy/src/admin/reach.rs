@@ -1,4 +1,4 @@
-//! Whether the endpoints of a service can be reached from here: found out by connecting, for whoever asks.
+//! Connectivity check of the endpoints of a service from this proxy.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::Admin;
 use crate::tls::{ALPN_LINK, Offer, TlsConfigs};
 use crate::upstream::connect::{Way, session, tcp};
 
-/// Connects to each endpoint of the service that a query names, and says how that went. One question
-/// at a time.
+/// Connects to each endpoint of the service named in a query and reports the results. Queries run one at a
+/// time.
 ///
 /// # Errors
-/// What is wrong with the question.
+/// The error in the query.
 pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
     let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
@@ -43,14 +43,14 @@ pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, Strin
     }))
 }
 
-/// All at once: each has its own time.
+/// Checks all endpoints concurrently, each with its own timeout.
 async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
     let mut under_way = JoinSet::new();
     for endpoint in endpoints.into_iter().take(ENDPOINTS_MAX) {
         let admin = admin.clone();
         under_way.spawn_local(async move {
             let Admin { config, world, shard, .. } = &*admin;
-            // Configurations of its own: a session that is resumed would prove nothing now.
+            // Uses its own TLS configurations: a resumed session would not verify the current certificates.
             let tls = TlsConfigs::default();
             let began = Instant::now();
             let outcome = one(&endpoint, &Way { config, world, tls: &tls, shard }).await;
@@ -71,8 +71,8 @@ async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, V
     told
 }
 
-/// Connects, with mutual TLS where a sidecar is, and waits for its first word: only that tells that
-/// it takes our certificate.
+/// Connects, with mutual TLS if the endpoint has a sidecar, and waits for its first byte: only that byte proves
+/// that the server accepts our certificate.
 async fn one(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
     let reached = async {
         if endpoint.account.is_none() {
@@ -91,11 +91,11 @@ async fn one(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
     reached.unwrap_or(Err(Reason::ConnectTimeout))
 }
 
-/// The most endpoints that are connected to for one question.
+/// The maximum number of endpoints checked per query.
 const ENDPOINTS_MAX: usize = 16;
-/// For each of them; with the next, less than whoever asks waits.
+/// The timeout of each endpoint; together with [`DISCOVERY_PATIENCE`], less than the timeout of the caller.
 const ENDPOINT_PATIENCE: Duration = Duration::from_secs(2);
-/// For a service that is not known here yet.
+/// The timeout for discovery of a service that this proxy does not have yet.
 const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
             let plain = Endpoint { account: None, address: app.address, ..mesh.endpoint() };
             assert_eq!(one(&plain, &way).await, Ok(()));
             assert_eq!(app.requests().len(), 0, "nothing is asked of the application");
-            // Whom the server does not trust: it says so only after the handshake.
+            // A server reports an untrusted client only after the handshake.
             let folder = tempfile::tempdir().unwrap();
             let stranger = crate::tests::fixture::authority(folder.path(), "cluster.local");
             mesh.client.trust(credential(&stranger, "productpage"));

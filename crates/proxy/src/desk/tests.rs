@@ -1,4 +1,4 @@
-//! Tests: full tables evict the entries that were not used for the longest time.
+//! Tests: full tables evict their least recently used entries.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::state::StateDir;
 use crate::tests::fixture::{plan, run, workload};
 use crate::world::World;
 
-/// The control thread of a sidecar, and the control plane that it is subscribed at.
+/// The control thread of a sidecar, and the control plane that it subscribes to.
 struct Fixture {
     follower: Follower,
     telemetry: Arc<Telemetry>,
@@ -47,7 +47,8 @@ impl Fixture {
         Self { follower, telemetry, control: ControlPlane::default(), started, _scratch: scratch }
     }
 
-    /// Requests use these; the control plane receives the subscriptions and answers that no other service exists.
+    /// Sends uses of requests; the control plane receives the subscriptions and answers for services that do
+    /// not exist.
     fn want(&mut self, wants: impl IntoIterator<Item = Want>) {
         let wants: Vec<Want> = wants.into_iter().collect();
         for part in wants.chunks(BATCH_MAX) {
@@ -112,7 +113,6 @@ fn named(index: usize) -> ServiceName {
     format!("shop/s{index}").parse().unwrap()
 }
 
-/// Case f03 of issue 26.
 #[test]
 fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
     let mut desk = Fixture::new();

@@ -1,4 +1,4 @@
-//! OTLP 1: requests that are about what was seen.
+//! OTLP 1 export requests for spans and log records.
 
 pub(super) mod records;
 pub(super) mod spans;

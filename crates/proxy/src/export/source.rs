@@ -1,4 +1,4 @@
-//! Whose it is that is told, and what a span says, in words that both formats share.
+//! The resource of exported telemetry, and the span attributes that both formats share.
 
 use std::net::SocketAddr;
 
@@ -9,8 +9,7 @@ use leno_telemetry::GrpcStatus;
 use crate::seen::Seen;
 use crate::world::Scene;
 
-/// The workload that the sidecar belongs to, under the service that it is counted under, or its account if
-/// it serves nothing.
+/// Returns the workload of the sidecar, with its service, or its account if it has no service.
 pub(super) fn source(workload: &WorkloadName, scene: Option<&Scene>) -> Source {
     let plan = scene.map(|scene| &scene.plans.snapshot.plan);
     let served = plan.and_then(|plan| plan.served.values().next());
@@ -22,7 +21,7 @@ pub(super) fn source(workload: &WorkloadName, scene: Option<&Scene>) -> Source {
     }
 }
 
-/// The name of a span: the method and the service, both of few values.
+/// Returns the name of a span: the method and the service, both of low cardinality.
 pub(super) fn name(seen: &Seen) -> String {
     let method = if is_known(&seen.method) { &seen.method } else { "HTTP" };
     match seen.labels.service.as_str() {
@@ -31,18 +30,18 @@ pub(super) fn name(seen: &Seen) -> String {
     }
 }
 
-/// The side of the pair that saw it.
+/// True if the server's side recorded the request.
 pub(super) fn is_server(seen: &Seen) -> bool {
     seen.labels.direction == "inbound"
 }
 
-/// Who is at the other end: the client of a server, the endpoint of a client.
+/// Returns the address of the peer: the client for a server, the endpoint for a client.
 pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
     if is_server(seen) { Some(seen.downstream) } else { seen.upstream }
 }
 
-/// What a span says, by the names of OpenTelemetry's semantic conventions where they have one.
-/// Empty texts are left out. There is nothing of headers or bodies, nor of the query.
+/// Returns the attributes of a span, named by OpenTelemetry's semantic conventions if defined there. Empty
+/// texts are left out. Headers, bodies and the query are never included.
 pub(crate) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
     let text = |text: &str| (!text.is_empty()).then(|| Value::Text(text.to_owned()));
     let number = |number: u64| Some(Value::Number(i64::try_from(number).unwrap_or(i64::MAX)));
@@ -80,13 +79,13 @@ pub(crate) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
     .collect()
 }
 
-/// Whether the trace is sampled: a span of one that is not is there because it failed, and others of
-/// its trace are missing.
+/// True if the trace is sampled. A span of an unsampled trace is exported because it failed; other spans of its
+/// trace are missing.
 fn is_sampled(seen: &Seen) -> bool {
     seen.span.is_some_and(|span| span.is_sampled)
 }
 
-/// What went wrong, if it was no success: the reason, or the status.
+/// Returns the error of a failed request: its reason, or the status.
 pub(super) fn error(seen: &Seen) -> Option<String> {
     let outcome = &seen.outcome;
     if !outcome.is_failure() {
@@ -97,7 +96,7 @@ pub(super) fn error(seen: &Seen) -> Option<String> {
     Some(named.unwrap_or_else(|| outcome.status.to_string()))
 }
 
-/// Methods of RFC 9110 §9 and RFC 5789: names of spans must be few, and clients invent methods.
+/// Methods of RFC 9110 §9 and RFC 5789. Clients invent methods, but span names must have low cardinality.
 fn is_known(method: &str) -> bool {
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
     known.contains(&method)

@@ -1,4 +1,4 @@
-//! Exporting spans: batches of what data threads saw.
+//! Export of spans in batches.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::otlp::spans;
 use super::{BATCH_MAX, Courier, GATHER, gather, zipkin};
 use crate::seen::Seen;
 
-/// Exports until all data threads are gone and what they left is told.
+/// Exports spans until all data threads have ended and the queue is empty.
 pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receiver<Arc<Seen>>) {
     let mut batch = Vec::new();
     let mut fate = courier.fate_of_spans();
@@ -23,7 +23,7 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
                 let parcel = parcel(&courier, &tracing.collector, &batch);
                 courier.post.deliver(&tracing.collector, &parcel, &mut fate).await;
             }
-            // Tracing was turned off since: nobody wants them any more.
+            // Tracing was turned off meanwhile: the spans are dropped.
             None => fate.forget(),
         }
         batch.clear();
@@ -43,7 +43,7 @@ fn parcel(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> Parc
     }
 }
 
-/// Encodes spans as for a collector, and sends them nowhere: what that costs is measured.
+/// Encodes spans as for a collector without sending them, to measure the cost.
 #[cfg(test)]
 pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<Seen>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();

@@ -1,4 +1,4 @@
-//! What is exported says what happened, and a collector that is away costs nothing but spans.
+//! Exports contain the requests, and an unavailable collector costs only the spans.
 
 mod lines;
 mod pushed;
@@ -176,7 +176,8 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
     });
 }
 
-/// What one span comes to, sent with TLS to somebody who shows a certificate for these names.
+/// Sends one span over TLS to a collector with a certificate for these names; returns the exported and rejected
+/// counts.
 async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -236,7 +237,7 @@ fn a_collector_with_tls_has_to_show_a_certificate_that_somebody_vouches_for() {
     run(async {
         assert_eq!(sent_to(&["localhost"], true).await, (1, 0));
         assert_eq!(sent_to(&["elsewhere"], true).await, (0, 1));
-        // No system vouches for what was made a moment ago.
+        // The system trusts no certificate that was created a moment ago.
         assert_eq!(sent_to(&["localhost"], false).await, (0, 1));
     });
 }

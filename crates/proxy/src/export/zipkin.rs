@@ -1,4 +1,4 @@
-//! Spans as JSON of Zipkin's second version (<https://zipkin.io/zipkin-api/zipkin2-api.yaml>).
+//! Spans as Zipkin v2 JSON (<https://zipkin.io/zipkin-api/zipkin2-api.yaml>).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 use super::source::{attributes, error, is_server, name, other_end};
 use crate::seen::Seen;
 
-/// The body of a post.
+/// Encodes the request body.
 pub(super) fn encode(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
     let spans: Vec<Json> = batch.iter().filter_map(|seen| span(source, seen)).collect();
     Json::from(spans).to_string().into_bytes()
@@ -27,7 +27,7 @@ fn span(source: &Source, seen: &Seen) -> Option<Json> {
     let mut tags: Map<String, Json> = tags.collect();
     tags.insert("leno.workload".to_owned(), source.instance.clone().into());
     if let Some(error) = error(seen) {
-        // Its presence is what marks a span as failed.
+        // The presence of this tag marks a span as failed.
         tags.insert("error".to_owned(), error.into());
     }
     let mut span = json!({
@@ -36,7 +36,7 @@ fn span(source: &Source, seen: &Seen) -> Option<Json> {
         "kind": if is_server(seen) { "SERVER" } else { "CLIENT" },
         "name": name(seen),
         "timestamp": u64::try_from(began.as_micros()).unwrap_or(u64::MAX),
-        // Zero is no duration there.
+        // Zipkin does not accept a duration of zero.
         "duration": u64::try_from(seen.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
         "localEndpoint": { "serviceName": format!("{}.{}", source.service, source.namespace) },
         "tags": tags,
@@ -50,7 +50,7 @@ fn span(source: &Source, seen: &Seen) -> Option<Json> {
     Some(span)
 }
 
-/// Who is at the other end, by name: its account, or the service that was asked for.
+/// Returns the name of the peer: its account, or the requested service.
 fn remote(seen: &Seen) -> String {
     let name = if is_server(seen) { &seen.labels.peer } else { &seen.labels.service };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));

@@ -1,4 +1,4 @@
-//! A probe by gRPC: the standard health service, asked once (`grpc.health.v1`).
+//! gRPC probe: one call of the standard health service (`grpc.health.v1`).
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -12,11 +12,11 @@ use super::{Unwell, dial};
 use crate::config::Interception;
 use crate::http::grpc::{health, message};
 
-/// A question to the health service.
+/// A health check request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Check {
     pub(super) port: NonZeroU16,
-    /// Whose health; the whole server's when empty.
+    /// The name of the service; empty for the whole server.
     #[serde(default)]
     service: Option<String>,
 }
@@ -50,7 +50,7 @@ impl Check {
             }
             verdict(answer.into_body()).await
         };
-        // The connection is driven as long as the answer is awaited, and no longer.
+        // The connection is driven only while the response is awaited.
         tokio::pin!(connection, asked);
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! A probe by HTTP: one GET, as the kubelet sends it, of which only the status counts.
+//! HTTP probe: one GET in the form that the kubelet sends; only the status counts.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use super::{Unwell, dial};
 use crate::config::Interception;
 
-/// A request that is to be answered well.
+/// A GET request for the application.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct HttpGet {
@@ -50,8 +50,8 @@ struct Header {
 }
 
 impl HttpGet {
-    /// Asks there. Redirections are no failure, and not followed: who asks gets as far as the
-    /// application's own port and no further.
+    /// Sends the request. Redirects count as success and are not followed, so that probes reach only the
+    /// application's own port.
     pub(super) async fn make(
         &self,
         address: SocketAddr,
@@ -81,7 +81,7 @@ impl HttpGet {
         let (mut sender, connection) = shaken.map_err(|_| Unwell::Broken)?;
         let request = self.request(address).ok_or(Unwell::Broken)?;
         let asked = sender.send_request(request);
-        // The connection is driven as long as the answer is awaited, and no longer.
+        // The connection is driven only while the response is awaited.
         tokio::pin!(connection, asked);
         let answered = tokio::select! {
             biased;
@@ -107,7 +107,7 @@ impl HttpGet {
         for Header { name, value } in &self.http_headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             let value = HeaderValue::from_str(value).ok()?;
-            // Those that are given replace ours, and may be given twice.
+            // Configured headers replace the defaults, and may be repeated.
             match seen.contains(&name) {
                 true => drop(headers.append(&name, value)),
                 false => drop(headers.insert(&name, value)),
@@ -118,8 +118,8 @@ impl HttpGet {
     }
 }
 
-/// As the kubelet does, it takes any certificate: the application is asked how it is, at the pod's own
-/// address, and is shown nothing.
+/// Accepts any certificate, as the kubelet does: the probe goes to the pod's own address and contains no
+/// secret.
 fn trusting() -> Result<Arc<ClientConfig>, Unwell> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))

@@ -19,13 +19,13 @@ fn doors() -> Interception {
     Interception::Doors { inbound: HERE, http_proxy: None }
 }
 
-/// Makes the readiness probe that these words are.
+/// Runs a readiness probe with this configuration.
 async fn probe(words: &str) -> Result<(), Unwell> {
     let probes = Probes::parse(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
     probes.at("app/readiness").unwrap().make(HERE, &doors()).await
 }
 
-/// Answers every connection with `answer`, over TLS if so; tells what it was asked.
+/// Serves every connection with `answer`, over TLS if configured; returns the received requests.
 async fn server(
     answer: &'static str,
     tls: Option<TlsAcceptor>,
@@ -76,7 +76,7 @@ fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
             assert!(text.contains(&format!("\r\n{line}\r\n")), "{line}: {text}");
         }
         assert_eq!(text.matches("\r\nhost:").count(), 1, "{text}");
-        // Without a path, the root; without a host, the address.
+        // The default path is the root, the default host the address.
         assert_eq!(probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await, Ok(()));
         let text = asked.recv().await.unwrap().to_lowercase();
         assert!(text.starts_with("get / http/1.1\r\n"), "{text}");
@@ -134,7 +134,7 @@ fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
 #[test]
 fn who_does_not_answer_in_time_is_not_well() {
     run(async {
-        // Accepted by the kernel, and by nobody else.
+        // Accepted by the kernel only: no process accepts.
         let listener = TcpListener::bind((HERE, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let words = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
@@ -142,7 +142,7 @@ fn who_does_not_answer_in_time_is_not_well() {
     });
 }
 
-/// A health service that knows one service, and says this of it.
+/// Starts a health service with one service and this status.
 async fn health_service(status: u8) -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind((HERE, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -188,7 +188,7 @@ fn a_health_service_is_asked_in_its_own_words() {
             let words = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
             assert_eq!(probe(&words).await, expected, "{status} {service}");
         }
-        // Whoever speaks something else has no health service.
+        // A server of another protocol has no health service.
         let (port, _asked, _server) = server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
         assert_eq!(probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await, Err(Unwell::Broken));
     });
@@ -232,7 +232,7 @@ fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_o
         (Unwell::Status(503), 503),
         (Unwell::Status(799), 799),
         (Unwell::Status(101), 502),
-        // By a server that is no gRPC server.
+        // From a server that does not support gRPC.
         (Unwell::Status(302), 502),
         (Unwell::Broken, 502),
         (refused, 502),

@@ -1,4 +1,5 @@
-//! Destinations by address: services, single workloads, what is outside; and clients in the clear.
+//! Destinations by address: services, single workloads, destinations outside the mesh; and clients without
+//! mutual TLS.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,19 +17,19 @@ use super::fixture::{
 };
 use crate::session::Entrance;
 
-/// An address of a service, and one of a workload whose application has port 80.
+/// The address of a service, and the address of a workload with port 80.
 const SERVICE: [u8; 4] = [10, 96, 0, 7];
 pub(super) const WORKLOAD: [u8; 4] = [10, 1, 0, 7];
 
 impl Mesh {
-    /// The client learns what is at an address; the plan of its sidecar may say something more.
+    /// Sets the client's entry for an address, and the egress policy of its sidecar.
     fn occupy(&self, address: impl Into<IpAddr>, occupant: Occupant, egress: Egress) {
         self.client.addresses.borrow_mut().insert(address.into(), Arc::new(occupant));
         let plan = WorkloadPlan { egress, ..plan("productpage", Access::Permissive) };
         self.client.know(plan, vec![view(self.setup.protocol, &[self.endpoint()])]);
     }
 
-    /// A connection of the client's application to an address.
+    /// Opens a connection of the client's application to an address.
     async fn connect(&self, at: impl Into<SocketAddr>) -> Client<tokio::net::TcpStream> {
         Client::connect(self.client.listen(Entrance::Address(at.into())).await).await
     }
@@ -49,7 +50,7 @@ impl Mesh {
     }
 }
 
-/// One workload: its port 80 is the port of the service.
+/// Returns the entry of one workload: its port 80 is the port of the service.
 pub(super) fn pinned(endpoint: Option<Endpoint>, workload: &str, protocol: Protocol) -> Occupant {
     let endpoint = endpoint.map(Arc::new);
     let port = OccupantPort { service: service(), port: PORT, protocol, endpoint };
@@ -82,7 +83,7 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         let second = Application::canned("HTTP/1.1 201 OK\r\ncontent-length: 0\r\n\r\n").await;
         let mesh = Mesh::permissive(first.address).await;
         let (_other, endpoint) = mesh.server("ratings-2", second.address).await;
-        // It is no endpoint of its service, since it is not ready.
+        // It is not ready, so it is not an endpoint of its service.
         mesh.occupy(
             WORKLOAD,
             pinned(Some(endpoint.clone()), "ratings-2", Protocol::Http),
@@ -93,14 +94,13 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
             assert_eq!(client.ask(GET).await.status, 201);
         }
         assert_eq!((second.accepted.get(), first.accepted.get()), (1, 0));
-        // Its links stay open from one world to the next, although no service has it among its
-        // endpoints.
+        // Its links stay open over configuration changes, although it is an endpoint of no service.
         let known = || mesh.client.worker.upstream(&Arc::new(endpoint.clone()));
         let before = known();
         mesh.occupy(SERVICE, Occupant::Outside, Egress::Deny);
         assert_eq!(client.ask(GET).await.status, 201);
         assert!(Rc::ptr_eq(&before, &known()));
-        // Another pod got its address: who is connected is not led there.
+        // The address now belongs to another pod: the open connection is not forwarded to it.
         mesh.occupy(
             WORKLOAD,
             pinned(Some(mesh.endpoint()), "ratings-1", Protocol::Http),
@@ -108,7 +108,7 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         );
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
         assert_eq!(mesh.connect((WORKLOAD, 80)).await.ask(GET).await.status, 200);
-        // A member whose sidecar is not there is not called in the clear.
+        // A mesh member without a running sidecar is not called in plaintext.
         mesh.occupy(WORKLOAD, pinned(None, "ratings-1", Protocol::Http), Egress::Allow);
         let answer = mesh.connect((WORKLOAD, 80)).await.ask(GET).await;
         assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
@@ -146,7 +146,7 @@ fn bytes_go_to_the_workload_that_is_meant() {
 #[test]
 fn what_is_outside_is_reached_as_it_is() {
     run(async {
-        // It speaks first, and reads until the client has said all.
+        // The server speaks first, and reads until the client has half-closed.
         let outside = Application::start(|mut client| async move {
             client.send("220 ready\r\n").await;
             let mut all = Vec::new();
@@ -168,7 +168,7 @@ fn what_is_outside_is_reached_as_it_is() {
         assert_eq!((labels.direction, labels.protocol), ("outbound", "outside"));
         assert_eq!((labels.service.as_str(), labels.port, series.success), ("", 0, 1));
         assert_eq!((series.bytes_in, series.bytes_out), (100_000, 100_011));
-        // Where nothing may leave the mesh, nothing does, also on connections that are open.
+        // If egress is denied, open connections are closed as well.
         let mut client = mesh.connect(at).await;
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
         mesh.occupy(at.ip(), Occupant::Outside, Egress::Deny);
@@ -191,7 +191,7 @@ fn a_port_of_a_workload_that_no_service_has_is_outside() {
     });
 }
 
-/// Silence must not make a member of the mesh be called in the clear.
+/// A missing answer must not cause a plaintext call to a mesh member.
 #[test]
 fn what_nobody_answers_about_is_not_reached() {
     run(async {
@@ -214,7 +214,7 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
             mesh.accept_plaintext(Access::Permissive);
             let mut client = Client::connect(mesh.inbound).await;
             assert_eq!(client.ask(GET).await.status, 200, "{protocol:?}");
-            // Members still prove who they are.
+            // Mesh members still use mutual TLS.
             let mut member = Client::connect(mesh.door).await;
             assert_eq!(member.ask(GET).await.status, 200, "{protocol:?}");
             until(|| mesh.server.ended() == 2).await;
@@ -222,7 +222,7 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
                 mesh.server.series().into_iter().map(|series| series.labels.peer).collect();
             peers.sort();
             assert_eq!(peers, [String::new(), account("productpage").to_string()]);
-            // No policy names who proved nothing, and it counts on connections that are open.
+            // No policy names unauthenticated clients; the denial also closes open connections.
             mesh.accept_plaintext(Access::Strict(Vec::new()));
             assert_eq!(client.ask(GET).await.verdict(), (403, Some("denied")), "{protocol:?}");
             mesh.expect_plaintext(Access::Permissive, Plaintext::Refuse);
@@ -249,10 +249,10 @@ fn bytes_in_the_clear_are_let_in_where_the_mesh_says_so() {
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
         client.send("HELO").await;
         assert_eq!(client.bytes(4).await, b"HELO");
-        // Members are not taken for such clients, although they begin with TLS.
+        // Mesh members are not treated as plaintext clients, although the port accepts opaque bytes.
         let mut member = Client::connect(mesh.door).await;
         assert_eq!(member.bytes(11).await, b"220 ready\r\n");
-        // From now on a policy would have to allow it.
+        // Strict mode requires an allow policy from now on.
         mesh.accept_plaintext(Access::Strict(Vec::new()));
         assert_eq!(client.end().await, End::Reset);
     });

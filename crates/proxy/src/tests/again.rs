@@ -1,4 +1,4 @@
-//! Rules about retries: which answers and failures are tried again, and what pays for it.
+//! Retry rules: the responses and failures that are retried, and the retry budget.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ fn retrying(codes: &[u16], attempts: u8) -> RouteRule {
     RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) }
 }
 
-/// The client follows the rule, to the mesh's server and to these.
+/// Applies the rule at the client, with the mesh's server and these endpoints.
 fn obey(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
     let mut views = routed(mesh, vec![rule]);
     let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
@@ -52,13 +52,13 @@ fn an_answer_that_the_rule_names_is_asked_for_again_elsewhere() {
         obey(&mesh, retrying(&[503], 1), &[other]);
         let mut client = Client::connect(mesh.door).await;
         const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
-        // Chance sends one of them to the busy one first.
+        // The balancer sends one of them to the busy endpoint first.
         let mut asked = 0;
         while busy.requests().is_empty() {
             assert_eq!(client.ask(BODY).await.text(), "ok");
             asked += 1;
         }
-        // The body came whole to both.
+        // Both received the whole body.
         let whole = |app: &Application| app.requests().iter().all(|it| it.body == b"hello");
         assert!(whole(&busy) && whole(&fine));
         assert_eq!((busy.requests().len(), fine.requests().len()), (1, asked));
@@ -66,7 +66,7 @@ fn an_answer_that_the_rule_names_is_asked_for_again_elsewhere() {
     });
 }
 
-/// Issue 26: an answer that the client does not get is read no further, and is no departure of the client.
+/// A response that the client does not get is abandoned, and does not count as the client's departure.
 #[test]
 fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
     run(async {
@@ -163,12 +163,12 @@ fn an_attempt_that_takes_too_long_is_made_again_elsewhere() {
             assert_eq!(client.ask(GET).await.status, 200);
         }
         assert!(counted(&mesh).0 > 0, "chance chose the silent one at least once");
-        // Where nothing else is there, the limit is what the client hears of.
+        // Without another endpoint the client gets the timeout.
         obey(&mesh, limited(&[], 0), &[]);
         assert_eq!(client.ask(GET).await.verdict(), (504, Some("attempt-timeout")));
         until(|| mesh.server.failures().contains_key("attempt-abandoned")).await;
         assert_eq!(mesh.server.failures().len(), 1);
-        // It may have had its effect: only a rule that names 504 repeats a POST.
+        // The request may have had its effect: only a rule that names 504 repeats a POST.
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
         for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
             let before = counted(&mesh).0;
@@ -203,7 +203,7 @@ fn a_call_that_finds_its_server_unavailable_is_made_again() {
         let (response, mut stream) = client.send_request(http2::call("/a/B"), false).unwrap();
         http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
-        // NOT_FOUND is an answer like any other.
+        // NOT_FOUND is a response like any other.
         assert_eq!(response.headers().get("grpc-status").unwrap(), "5");
         assert_eq!(calls.get(), 2);
         assert_eq!(counted(&mesh), (1, 0));

@@ -1,4 +1,5 @@
-//! Requests without an endpoint wait for a workload that changed, and requests to outdated endpoints are routed anew.
+//! Requests without an endpoint wait for a workload that changed, and requests to outdated endpoints are routed
+//! again.
 
 use http::Request;
 use leno_model::{Endpoint, Protocol, ServiceView, WorkloadPlan};
@@ -12,7 +13,7 @@ use crate::drain::Phase;
 
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
 
-/// The client knows that the sidecar of a workload is expected, and has these endpoints.
+/// The client expects the sidecar of a workload, and has these endpoints.
 fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
     let view = view(mesh.setup.protocol, endpoints);
     mesh.client_knows(vec![ServiceView { awaited: true, ..view }]);
@@ -33,7 +34,7 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
             let mut client = Client::connect(mesh.door).await;
             client.send(POST).await;
             settled(|| app.accepted.get()).await;
-            // A version in which there is still no endpoint.
+            // A configuration that still has no endpoint.
             expect_sidecar(&mesh, &[]);
             settled(|| app.accepted.get()).await;
             assert_eq!((mesh.client.ended(), app.accepted.get()), (0, 0), "{protocol:?}");

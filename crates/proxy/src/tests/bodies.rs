@@ -1,4 +1,4 @@
-//! Large bodies: streamed, whole, and held back when their receiver is slow.
+//! Large bodies: streamed, complete, and held back if their receiver is slow.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use super::fixture::{
 use crate::session::Entrance;
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
-/// 64 MiB each way through both sidecars; the kernel's buffers are the only ones that grow.
+/// 64 MiB in each direction through both sidecars; only the kernel's buffers grow.
 #[test]
 fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
     run(async {
@@ -71,8 +71,7 @@ fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
     });
 }
 
-/// When the socket is full, the last bytes wait inside the TLS session, and nothing follows that
-/// would push them out.
+/// If the socket is full, the last bytes wait inside the TLS session, and no later write flushes them.
 #[test]
 fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_connection() {
     run(async {
@@ -115,7 +114,7 @@ fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
     });
 }
 
-/// An application that answers so many bytes and counts what it could write.
+/// Starts an application that responds with `bytes` bytes and counts those it could write.
 async fn download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
     let written = Rc::new(Cell::new(0));
     let count = written.clone();
@@ -137,5 +136,5 @@ async fn download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
 }
 
 const BODY_BYTES: usize = 64 * 1024 * 1024;
-/// Many times what a narrow socket takes, and little enough for its pace.
+/// Many times the capacity of a narrow socket, but few enough for its pace.
 const NARROW_BYTES: usize = 60_000;

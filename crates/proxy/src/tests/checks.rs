@@ -1,4 +1,4 @@
-//! Health checks: who is asked, what an answer leads to, and what says nothing.
+//! Health checks: the checked endpoints, and the effect of each response.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,17 +26,17 @@ fn get_healthz() -> HealthProbe {
     HealthProbe::Http { path: "/healthz".to_owned() }
 }
 
-/// The client's sidecar asks these endpoints often; two answers in a row decide, and requests never do.
+/// The client's sidecar checks these endpoints often; two results in a row decide, and requests never do.
 fn ask_all(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
     ask_within(mesh, (probe, Duration::from_secs(60)), endpoints);
 }
 
-/// The same with a limit to how long an answer may take.
+/// The same with a timeout.
 fn ask_within(mesh: &Mesh, (probe, timeout): (HealthProbe, Duration), endpoints: &[Endpoint]) {
     ask_every(Duration::from_millis(20), mesh, (probe, timeout), endpoints);
 }
 
-/// The same, at this interval.
+/// The same with this interval.
 fn ask_every(
     time: Duration,
     mesh: &Mesh,
@@ -79,7 +79,7 @@ fn removed(mesh: &Mesh) -> Vec<String> {
     listed.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
-/// Answers checks as `is_ill` says, and requests always well.
+/// Starts an application that fails checks while `is_ill`, and answers requests normally.
 async fn application(is_ill: &Rc<Cell<bool>>) -> Application {
     let is_ill = is_ill.clone();
     Application::answering(move |request| {
@@ -168,7 +168,7 @@ fn the_last_ones_stay_however_ill_they_are() {
     });
 }
 
-/// Issue 26: only a sidecar can say that an answer is not its application's.
+/// Only a sidecar can mark a response as not its application's.
 #[test]
 fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
     run(async {
@@ -291,7 +291,7 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
         let foreign = foreign.await;
         let alone = Endpoint { account: None, ..endpoint("ratings-2", plain.address, "ratings") };
         let stranger = endpoint("ratings-3", foreign.address, "ratings");
-        // Each has its answer before it is asked again, also on a busy machine.
+        // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
         ask_every(often, &mesh, (get_healthz(), limit), &[alone, stranger]);
         ward(&mesh);
@@ -301,7 +301,7 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
     });
 }
 
-/// Who watches over the endpoints that the client's sidecar knows now.
+/// Returns the cluster state of the endpoints that the client's sidecar currently has.
 fn ward(mesh: &Mesh) -> Rc<Ward> {
     let worker = &mesh.client.worker;
     let scene = worker.world.scene().unwrap();

@@ -1,4 +1,4 @@
-//! Circuit breakers: what is not sent, what is answered instead, and when it is sent again.
+//! Circuit breakers: rejected requests, their responses, and recovery.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -55,7 +55,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
         let app =
             Application::answering(move |_| if told.get() { BROKEN } else { OK }.to_owned()).await;
         let mesh = Mesh::permissive(app.address).await;
-        // Long enough to look at.
+        // Long enough to observe.
         let trip = Trip { open_for: Duration::from_secs(3), ..trip() };
         treat(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.door).await;
@@ -74,7 +74,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
     });
 }
 
-/// Issue 26: only a sidecar can say that a response is not its application's.
+/// Only a sidecar can mark a response as not its application's.
 #[test]
 fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
     run(async {
@@ -137,11 +137,11 @@ fn no_more_requests_are_under_way_than_the_policy_lets() {
 #[test]
 fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
     run(async {
-        // Were it this limit, the test would not end.
+        // With this timeout the test would not end.
         let mut setup = Setup::default();
         setup.limits.connect_timeout = Duration::from_secs(600);
         let mesh = Mesh::new(super::fixture::closed_port(), setup).await;
-        // It takes connections and never speaks.
+        // It accepts connections and never sends a byte.
         let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let mut view = view(Protocol::Http, &[endpoint("ratings-2", mute.address, "ratings")]);
         let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };

@@ -1,4 +1,4 @@
-//! How many requests an application is given at once.
+//! Concurrency limits of an application.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn bound(mesh: &Mesh, concurrency: Concurrency) {
     mesh.guard(Vec::new(), vec![limits]);
 }
 
-/// A request that the application has and does not answer.
+/// Sends a request that the application receives but does not answer.
 async fn held(mesh: &Mesh, app: &Application) -> Client<tokio::net::TcpStream> {
     let mut client = Client::connect(mesh.door).await;
     let before = app.accepted.get();
@@ -34,7 +34,7 @@ fn no_more_requests_are_given_to_the_application_at_once_than_the_policy_lets() 
         let mut one_more = Client::connect(mesh.door).await;
         assert_eq!(one_more.ask(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failures(), [("overloaded", 1)].into());
-        // Who leaves makes room.
+        // A client that leaves frees its permit.
         under_way.pop().unwrap().abandon();
         until(|| mesh.server.ended() == 2).await;
         one_more.send(GET).await;
@@ -90,7 +90,7 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
         }
         first.abandon();
         until(|| mesh.server.ended() == 6).await;
-        // The token of those who were refused.
+        // The token of the rejected requests.
         let _second = held(&mesh, &app).await;
         let answer = Client::connect(mesh.door).await.ask(GET).await;
         assert_eq!(answer.verdict(), (429, Some("rate-limited")));

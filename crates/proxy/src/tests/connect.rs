@@ -1,4 +1,4 @@
-//! Other protocols over HTTP/2 (extended CONNECT), to applications of either version.
+//! Upgrades over HTTP/2 (extended CONNECT), to applications of either version.
 
 use std::net::SocketAddr;
 
@@ -18,8 +18,8 @@ use crate::http2::connect::accept;
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
-/// An application of HTTP/1.1 that answers an upgrade with `answer`, given the right proof, and
-/// then says again what it hears.
+/// Starts an HTTP/1.1 application that accepts an upgrade with `answer`, computed from the key, and then
+/// echoes.
 async fn application1(answer: impl Fn(&str) -> String + Clone + 'static) -> Application {
     Application::start(move |mut client| {
         let answer = answer.clone();
@@ -43,7 +43,7 @@ fn agrees(proof: &str) -> String {
     )
 }
 
-/// An application of HTTP/2 that takes other protocols and says again what it hears.
+/// Starts an HTTP/2 application that accepts extended CONNECT and echoes.
 async fn application2(asked: impl Fn(&Request<RecvStream>) + Clone + 'static) -> Application {
     Application::start(move |client| {
         let asked = asked.clone();
@@ -71,7 +71,7 @@ async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     send(&mut stream, Bytes::from_static(b"bye"), true).await;
 }
 
-/// A mesh whose client speaks HTTP/2 to its sidecar, and whose application HTTP/1.1 to its own.
+/// Creates a mesh with an HTTP/2 client and an HTTP/1.1 application.
 pub(super) async fn mixed(application: SocketAddr) -> (Mesh, Mesh) {
     let (front, back) =
         (mesh(application, Protocol::Http2).await, mesh(application, Protocol::Http).await);
@@ -103,7 +103,7 @@ pub(super) async fn open(door: SocketAddr) -> (Response<RecvStream>, SendStream<
     (response.await.unwrap(), stream)
 }
 
-/// Much in both directions at once, then an end of one of them.
+/// Sends many bytes in both directions at once, then half-closes.
 async fn converses(response: Response<RecvStream>, mut stream: SendStream<Bytes>) {
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
@@ -215,15 +215,15 @@ fn who_does_not_agree_is_not_taken_for_one_who_does() {
             assert_eq!(response.status(), status);
             assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with(reason));
         }
-        // An application of HTTP/2 that never said it would.
+        // An HTTP/2 application that does not announce extended CONNECT.
         let app = super::http2::application(|_, _| async {}).await;
         let mesh = mesh(app.address, Protocol::Http2).await;
         assert_eq!(open(mesh.door).await.0.status(), 501);
-        // Protocols that nothing can go on in, and CONNECT of the old kind.
+        // Protocols without a possible upgrade, and plain CONNECT.
         let mut client = willing(mesh.door).await;
         let again = client.send_request(ask("h2c"), false).unwrap().0.await.unwrap();
         assert_eq!(again.status(), 400);
-        // Finding F18 of issue 25: a protocol that no option lists.
+        // A protocol that is not configured.
         for protocol in ["tcp", "websocket2", "connect-udp"] {
             let other = client.send_request(ask(protocol), false).unwrap().0.await.unwrap();
             assert_eq!(other.status(), 501, "{protocol}");

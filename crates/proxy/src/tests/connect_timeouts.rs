@@ -1,4 +1,4 @@
-//! `connectTimeout` of a policy, where requests under several policies wait for one connection.
+//! `connectTimeout` of a policy, if requests with several policies wait for one connection.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::fixture::{
 };
 use crate::session::Entrance;
 
-/// A mesh with an endpoint that takes connections, and speaks once it is released.
+/// A mesh with an endpoint that accepts connections, and responds once it is released.
 struct Slow {
     mesh: Mesh,
     slow: Application,
     endpoint: Endpoint,
     release: watch::Sender<bool>,
-    /// An address of the endpoint's workload: no policy of the service applies there.
+    /// The address of the endpoint's workload: no policy of the service applies there.
     pinned: std::net::SocketAddr,
 }
 
@@ -49,7 +49,7 @@ impl Slow {
         Self { mesh, slow, endpoint, release, pinned }
     }
 
-    /// The policy of the service gives connecting this time.
+    /// Sets the connect timeout in the policy of the service.
     fn limit(&self, connect_timeout: Duration) {
         let mut view = view(Protocol::Http, std::slice::from_ref(&self.endpoint));
         let connect_timeout = Some(connect_timeout);
@@ -89,7 +89,7 @@ fn the_policy_limits_no_other_requests() {
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
         let mut unlimited = Client::connect(slow.pinned).await;
         unlimited.send(GET).await;
-        // Longer than the policy gives.
+        // Longer than the timeout of the policy.
         tokio::time::timeout(SHORT * 4, unlimited.answer()).await.unwrap_err();
         slow.release.send_replace(true);
         assert_eq!(unlimited.answer().await.status, 200);

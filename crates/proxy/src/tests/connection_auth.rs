@@ -1,8 +1,9 @@
-//! Issue 26, case f10: a connection that the application authenticates serves no other client.
+//! A connection that the application authenticates serves no other client.
 
 use super::fixture::{Application, Client, Mesh, run};
 
-/// An application that takes the user of a connection from its first request with credentials, as NTLM does.
+/// Starts an application that takes the user of a connection from its first request with credentials, as NTLM
+/// does.
 async fn application(scheme: &'static str) -> Application {
     Application::start(move |mut client| async move {
         let mut user = None;
@@ -42,7 +43,7 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
                     format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
                 };
                 alice.ask(&ask(first)).await;
-                // Its next request finds the connection that it has authenticated.
+                // The next request uses the authenticated connection.
                 if first == "alice" {
                     let answer = alice.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                     assert_eq!(answer.text(), "alice");
@@ -74,7 +75,8 @@ fn other_credentials_leave_a_connection_shared() {
     });
 }
 
-/// An application that lets a client in by the third message of NTLM, on the connection of its challenge.
+/// Starts an application that authenticates a client by the third message of NTLM, on the connection of its
+/// challenge.
 async fn challenging() -> Application {
     Application::start(move |mut client| async move {
         let (mut challenged, mut user) = (false, None);
@@ -106,8 +108,8 @@ fn hello(user: &str) -> String {
 const CHALLENGE: &str =
     "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: NTLM\r\ncontent-length: 0\r\n\r\n";
 
-/// The handshake takes three requests on one connection of the client; each client has a connection of its own to the
-/// application, and all its later requests are the user's.
+/// The handshake takes three requests on one connection of the client; each client has a connection of its own
+/// to the application, and all its later requests are the user's.
 #[test]
 fn a_client_completes_ntlm_over_a_connection_of_its_own() {
     run(async {
@@ -138,7 +140,8 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
     });
 }
 
-/// A proxy before the sidecar sends the requests of its clients over one connection: none of them acts as another.
+/// A proxy before the sidecar sends the requests of its clients over one connection: none of them acts as
+/// another.
 #[test]
 fn users_behind_a_proxy_share_no_authenticated_connection() {
     run(async {

@@ -1,4 +1,4 @@
-//! What a request costs in a steady state, both sidecars together: see `docs/performance.md`.
+//! The cost of a request in steady state, both sidecars together: see `docs/performance.md`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::fixture::{Mesh, Setup, Sidecar, run};
 use crate::{access_log, export};
 
-/// TLS allocates for each record, however many requests are in it; a request allocates nothing.
+/// TLS allocates for each record, however many requests it contains; a request allocates nothing.
 #[test]
 fn a_request_allocates_nothing() {
     let (few, many) = blocks("tests::cost::allocations");
@@ -26,8 +26,8 @@ fn a_request_allocates_nothing() {
     );
 }
 
-/// Traces go on also where they are not sampled. The log takes none of these requests, and a tap looks
-/// at another service.
+/// Trace context is also propagated for unsampled requests. The log takes none of these requests, and a tap
+/// watches another service.
 #[test]
 fn a_request_of_a_trace_that_nobody_wants_to_see_allocates_nothing() {
     let (few, many) = blocks("tests::cost::allocations_where_operators_look");
@@ -39,7 +39,7 @@ fn a_request_of_a_trace_that_nobody_wants_to_see_allocates_nothing() {
     );
 }
 
-/// What a test of this file has counted in a process of its own.
+/// Returns the counts of a test of this file, run in a process of its own.
 fn blocks(test: &str) -> (u64, u64) {
     let mut alone = Command::new(std::env::current_exe().unwrap());
     alone.args(["--exact", test, "--ignored", "--nocapture"]);
@@ -73,7 +73,7 @@ fn count_blocks(sight: Sight) {
         exchange(&mut clients, (ROUNDS, 2)).await;
         let mut figures = Vec::new();
         for count in [FEW, MANY] {
-            // What the first of these rounds makes may grow once more.
+            // Allocations of the first round may grow once more.
             exchange(&mut clients[..count], (ROUNDS, 2)).await;
             let _profiler = dhat::Profiler::builder().testing().build();
             exchange(&mut clients[..count], (ROUNDS, 2)).await;
@@ -83,7 +83,7 @@ fn count_blocks(sight: Sight) {
     });
 }
 
-/// Two counts of instructions, whose difference has no start of a process in it.
+/// Two counts of instructions; their difference excludes the start of the process.
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges() {
@@ -114,7 +114,7 @@ async fn rounds(count: usize, sight: Sight) {
     exchange(&mut clients, (count, BODY)).await;
 }
 
-/// A mesh in front of an application that answers so many bytes, and its clients.
+/// Creates a mesh with an application that responds with `body` bytes, and its clients.
 async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -125,7 +125,7 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     });
     let is_seen = sight != Sight::default();
     let mut setup = Setup { sight, ..Setup::default() };
-    // Who stands still for a moment gives no buffers back, which would be taken again.
+    // An idle pause would free buffers that the next request allocates again.
     setup.limits.rest_after = Duration::from_secs(10);
     let mut mesh = Mesh::new(address, setup).await;
     for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
@@ -139,7 +139,7 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     (mesh, clients)
 }
 
-/// Traces, and a log, of this share; failures always.
+/// Returns settings that trace and log this share, and all failures.
 fn sight(sampling: &str) -> Sight {
     let sampling = Sampling::parse(sampling).unwrap();
     let collector =
@@ -151,7 +151,7 @@ fn sight(sampling: &str) -> Sight {
     Sight { tracing: Some(tracing), access_log: Some(log), metrics: None }
 }
 
-/// Of a service that nobody calls.
+/// A tap of a service without requests.
 fn tap() -> Tap {
     Tap {
         id: 1,
@@ -165,7 +165,7 @@ fn tap() -> Tap {
     }
 }
 
-/// Takes what the sidecar tells as the control thread does: lines are written, spans encoded.
+/// Consumes log entries and spans as the control thread does: lines are written, spans encoded.
 fn take_all(sidecar: &mut Sidecar) {
     let (lines, spans) = sidecar.take_intakes();
     tokio::task::spawn_local(async move {
@@ -185,7 +185,7 @@ async fn answer(mut tcp: TcpStream, response: Vec<u8>) {
     }
 }
 
-/// Lets every client ask, all of them at once each round.
+/// Sends a request from every client, all of them at once in each round.
 async fn exchange(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
     let length = response(body).len();
     let mut answer = [0; 4096];
@@ -199,7 +199,7 @@ async fn exchange(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
     }
 }
 
-/// What the application says, and its client hears: no sidecar has anything to add.
+/// Returns the response of the application; no sidecar adds a byte to it.
 fn response(body: usize) -> Vec<u8> {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {body}\r\n\r\n");
     [head.into_bytes(), vec![b'x'; body]].concat()
@@ -214,12 +214,12 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const FEW: usize = 8;
 pub(super) const MANY: usize = 64;
-/// Records of TLS that the further requests of a round may need, both ways.
+/// TLS records that the additional requests of a round may need, in both directions.
 const RECORDS_MORE: u64 = 4;
-/// What the TLS library allocates for each: to seal it, and to open it.
+/// Allocations of the TLS library for each record: to encrypt it, and to decrypt it.
 const BLOCKS_PER_RECORD: u64 = 2;
 const ROUNDS: usize = 100;
-/// Rounds of [`MANY`] exchanges each whose instructions are counted.
+/// Rounds of [`MANY`] exchanges each, for counts of instructions.
 pub(super) const ROUNDS_FEW: usize = 50;
 pub(super) const ROUNDS_MANY: usize = 300;
 const BODY: usize = 1024;

@@ -1,4 +1,4 @@
-//! The doors of an application: fixed ones, and the HTTP proxy.
+//! Outbound listeners of an application: one per service, and the HTTP proxy.
 
 use leno_model::{Access, Egress, Protocol, WorkloadPlan};
 
@@ -6,7 +6,7 @@ use super::fixture::{Application, Client, End, GET, Mesh, Setup, plan, run, unti
 use crate::application_ports::{PortState, PortStates};
 use crate::session::Entrance;
 
-/// Answers with the request's own head.
+/// Starts an application that responds with the head of the request.
 async fn mirror() -> Application {
     Application::answering(|request| {
         let head = &request.head;
@@ -83,7 +83,7 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
             ("127.0.0.1:22", (403, Some("egress-denied"))),
             ("[::1]:9080", (403, Some("egress-denied"))),
             ("absent.bookinfo:9080", (404, Some("unknown-service"))),
-            // The port of a service that there is.
+            // A port that the existing service does not have.
             ("ratings.bookinfo:9081", (404, Some("unknown-service"))),
             ("ratings.bookinfo", (404, Some("unknown-service"))),
             ("unheard-of.bookinfo:9080", (503, Some("discovery-timeout"))),
@@ -97,7 +97,7 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
                 assert_eq!(client.end().await, End::Clean);
             }
         }
-        // What an application invents is counted, but never under a name of its own.
+        // Names invented by an application are counted, but never under a label of their own.
         let services: Vec<_> =
             mesh.client.series().into_iter().map(|series| series.labels.service).collect();
         assert_eq!(mesh.client.ended(), 12);
@@ -105,7 +105,7 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
     });
 }
 
-/// A name of two labels is that of a service, `NAME.NAMESPACE`, or of a host outside.
+/// A name of two labels is a service, `NAME.NAMESPACE`, or an external host.
 #[test]
 fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
     run(async {
@@ -132,14 +132,13 @@ fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
     });
 }
 
-/// Issue 26, case f11.
 #[test]
 fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() {
     run(async {
         let outside = mirror().await;
         let mesh = Mesh::permissive(mirror().await.address).await;
         let proxy = mesh.client.listen(Entrance::HttpProxy).await;
-        // The state of its own application has no effect on what is outside.
+        // The port states of the sidecar's own application do not affect external destinations.
         let states = PortStates { otherwise: PortState::Down, ..PortStates::default() };
         mesh.client.worker.world.application.set(states);
         let port = outside.address.port();
@@ -155,7 +154,7 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
             assert_eq!(tunnel.head().await.unwrap().status, 200);
             assert_eq!(tunnel.ask(GET).await.text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
         }
-        // A request without a whole URI is for the proxy itself, also one that it sent to itself.
+        // A request without an absolute URI is for the proxy itself, even if the proxy sent it to itself.
         let origin = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
         assert_eq!(client.ask(&origin).await.verdict(), (404, Some("unknown-service")));
         let itself = format!("GET http://{proxy}/ HTTP/1.1\r\nhost: a\r\n\r\n");
@@ -168,7 +167,6 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
     });
 }
 
-/// Finding A17 of issue 26.
 #[test]
 fn a_target_of_another_scheme_goes_no_further_in_clear() {
     run(async {
@@ -215,7 +213,7 @@ fn a_tunnel_is_a_door_to_the_service_it_names() {
             let mut client = Client::connect(proxy).await;
             client.send("CONNECT ratings.bookinfo:9080 HTTP/1.1\r\nhost: a\r\n\r\n").await;
             assert_eq!(client.head().await.unwrap().status, 200);
-            // Who named the service itself says in `Host` what it means to say.
+            // A client that named the service itself keeps its own `Host`.
             for _ in 0..2 {
                 let answer = client.ask(GET).await;
                 assert_eq!(answer.text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");

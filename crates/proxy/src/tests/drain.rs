@@ -1,4 +1,4 @@
-//! Draining: what is under way finishes, what is idle ends, and nothing waits for ever.
+//! Draining: requests in progress finish, idle connections close, and every wait is bounded.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::listen::{self, Command};
 use crate::redirect::Gate;
 use crate::session::Entrance;
 
-/// An application that answers when it is told to.
+/// Starts an application that responds once it is released.
 async fn patient() -> (Application, watch::Sender<bool>) {
     let (go, gone) = watch::channel(false);
     let app = Application::start(move |mut client| {
@@ -33,7 +33,7 @@ async fn patient() -> (Application, watch::Sender<bool>) {
     (app.await, go)
 }
 
-/// Bounds that a slow machine does not reach.
+/// Timeouts that a slow machine does not reach.
 fn with_long_timeouts() -> Setup {
     let mut setup = Setup::default();
     (setup.limits.drain_timeout, setup.limits.last_call) = (PATIENCE, PATIENCE / 2);
@@ -43,7 +43,7 @@ fn with_long_timeouts() -> Setup {
 const PATIENCE: Duration = Duration::from_secs(240);
 const QUICK: &str = "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// A data thread's loop with one listener; it ends when it has drained.
+/// Runs a data thread with one listener; it ends when it has drained.
 async fn data_thread(
     sidecar: &Sidecar,
     entrance: Entrance,
@@ -91,7 +91,7 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
         let mesh = Mesh::new(app.address, with_long_timeouts()).await;
         let entrance = Entrance::Door { service: service(), port: PORT };
         let (door, thread, _commands) = data_thread(&mesh.client, entrance).await;
-        // The accept loop runs, and sees none of the next connections before the drain begins.
+        // The accept loop runs, and accepts none of the next connections before the drain begins.
         assert_eq!(Client::connect(door).await.ask(QUICK).await.verdict(), (200, None));
         let mut queued: Vec<_> =
             (0..20).map(|_| std::net::TcpStream::connect(door).unwrap()).collect();
@@ -189,7 +189,7 @@ fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
         until(|| gauge(Gauge::RequestsInFlight) == 1).await;
         until(|| gauge(Gauge::RequestsInFlight) == 0).await;
         mesh.client.phase.send_replace(Phase::Draining);
-        // The acknowledgement of the codec's PING, after which it names the last stream.
+        // The acknowledgment of the codec's PING, after which the codec sends the last stream ID.
         client.send(frames::frame(PING, ACK, 0, &h2_shutdown_ping())).await;
         settled(|| gauge(Gauge::ConnectionsDownstream) as usize).await;
         client.send(frames::frame(PING, 0, 0, &[1; 8])).await;
@@ -224,7 +224,7 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
         }
         until(|| app.accepted.get() == 20).await;
         mesh.server.phase.send_replace(Phase::Draining);
-        // The other server takes what comes from now on; nobody is refused in between.
+        // The other server takes new requests from now on; none is rejected in between.
         let other = Application::canned(OK).await;
         let (_server, endpoint) = mesh.server("ratings-2", other.address).await;
         mesh.route_to(&[super::fixture::endpoint("ratings-1", inbound, "ratings"), endpoint]);
@@ -254,7 +254,7 @@ fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
         let mut client = Client::connect(mesh.door).await;
         client.send(GET).await;
         until(|| app.accepted.get() == 1).await;
-        // GOAWAY of an opener names stream 0, which is not to say that its streams are over.
+        // The opener's GOAWAY has stream ID 0, but its own streams continue.
         mesh.client.worker.retire_upstreams();
         for _ in 0..1000 {
             tokio::task::yield_now().await;

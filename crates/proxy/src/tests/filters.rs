@@ -1,4 +1,4 @@
-//! What rules do to heads: edits, rewrites and redirections, over every protocol of a client.
+//! Filters of rules: header edits, rewrites and redirects, over every protocol of a client.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn header(name: &str, value: &str) -> Header {
     Header { name: name.to_owned(), value: value.to_owned() }
 }
 
-/// A rule that edits both heads, and replaces host and prefix.
+/// Returns a rule that edits both heads, and replaces host and prefix.
 pub(super) fn editing() -> RouteRule {
     let actions = RuleActions {
         request_headers: HeaderEdits {
@@ -74,7 +74,7 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
         let mut rule = editing();
         rule.actions.cors = Some(cors);
         let mut views = routed(&mesh, vec![rule]);
-        // Nobody is there.
+        // The service has no endpoint.
         views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
         mesh.client_knows(views);
         let mut client = Client::connect(mesh.door).await;
@@ -87,7 +87,7 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
             assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
             assert_eq!(answer.field("access-control-allow-origin"), allowed);
             assert_eq!(answer.field("vary"), Some("origin"));
-            // What the rule does to answers of the application is not done to this one.
+            // Response filters of the rule do not apply to the sidecar's own response.
             assert_eq!(answer.field("x-more"), None);
         }
     });
@@ -246,7 +246,7 @@ fn a_body_that_a_redirection_leaves_unread_ends_the_connection() {
     });
 }
 
-/// The values of each field, by its name in lower case.
+/// Returns the values of each field, by its name in lower case.
 fn fields(head: &str) -> BTreeMap<String, Vec<&str>> {
     let mut fields: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (name, value) in head.lines().skip(1).filter_map(|line| line.split_once(':')) {

@@ -1,4 +1,4 @@
-//! A mesh of two: the client's sidecar, the server's sidecar, an application behind it.
+//! A mesh of two sidecars: the client's, and the server's with an application.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,14 +48,14 @@ pub(crate) use short::Short;
 
 /// The port of the service that all tests call.
 pub(crate) const PORT: u16 = 9080;
-/// The root that all are signed by, unless a test says otherwise.
+/// The trust domain of all certificates, unless a test uses another one.
 pub(crate) const DOMAIN: &str = "cluster.local";
-/// A request that needs nothing.
+/// A minimal request.
 pub(crate) const GET: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
-/// An answer that says nothing more.
+/// A minimal response.
 pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Runs a test on one thread, as a data thread runs, and fails it when it hangs.
+/// Runs a test on one thread, as a data thread runs, and fails it if it hangs.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
@@ -63,14 +63,14 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
     }));
 }
 
-/// Gives way until `is_so`; each time the sockets get their turn.
+/// Yields until `is_so`; the sockets are polled each time.
 pub(crate) async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         tokio::task::yield_now().await;
     }
 }
 
-/// Gives way until `value` has not changed for so many turns that it will not.
+/// Yields until `value` has been stable for so many turns that it will not change.
 pub(crate) async fn settled(value: impl Fn() -> usize) -> usize {
     let (mut last, mut turns) = (value(), 0);
     while turns < SETTLED_TURNS {
@@ -82,15 +82,15 @@ pub(crate) async fn settled(value: impl Fn() -> usize) -> usize {
     last
 }
 
-/// What differs from one test's mesh to the next.
+/// The options of a test mesh.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) access: Access,
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
-    /// The protocols that connections may change to.
+    /// The protocols that connections may be upgraded to.
     pub(crate) upgrades: Upgrades,
-    /// What operators see of requests.
+    /// The observability settings.
     pub(crate) sight: Sight,
 }
 
@@ -108,20 +108,20 @@ impl Default for Setup {
     }
 }
 
-/// The client's sidecar, the server's sidecar, and what both need.
+/// The client's sidecar, the server's sidecar, and their shared parts.
 pub(crate) struct Mesh {
     pub(crate) setup: Setup,
     pub(crate) directory: TempDir,
     pub(crate) authority: Authority,
     pub(crate) client: Sidecar,
     pub(crate) server: Sidecar,
-    /// The client's door to the service.
+    /// The client's outbound listener for the service.
     pub(crate) door: SocketAddr,
     /// The server's inbound listener.
     pub(crate) inbound: SocketAddr,
 }
 
-/// One sidecar, without a control plane: its world is given to it.
+/// One sidecar without a control plane: tests set its configuration.
 pub(crate) struct Sidecar {
     pub(crate) worker: Rc<Worker>,
     pub(crate) telemetry: Arc<Telemetry>,
@@ -129,21 +129,21 @@ pub(crate) struct Sidecar {
     pub(crate) log: mpsc::Receiver<Arc<Seen>>,
     pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
     pub(crate) taps: mpsc::Receiver<Drawn>,
-    /// What operators see, whatever world it is given.
+    /// The observability settings, added to every configuration.
     sight: Sight,
-    /// Where the port of its application is reached.
+    /// The port of its application.
     pub(crate) port: u16,
-    /// What is at the addresses that it asked for, whatever world it is given.
+    /// The entries of requested addresses, added to every configuration.
     pub(crate) addresses: RefCell<BTreeMap<IpAddr, Arc<Occupant>>>,
 }
 
 impl Mesh {
-    /// A permissive mesh with `application` behind the server's sidecar.
+    /// Creates a permissive mesh with `application` behind the server's sidecar.
     pub(crate) async fn permissive(application: SocketAddr) -> Self {
         Self::new(application, Setup::default()).await
     }
 
-    /// A mesh whose server enforces `access`.
+    /// Creates a mesh in which the server enforces `access`.
     pub(crate) async fn with_access(application: SocketAddr, access: Access) -> Self {
         Self::new(application, Setup { access, ..Setup::default() }).await
     }
@@ -162,7 +162,7 @@ impl Mesh {
         mesh
     }
 
-    /// Another server of the same service.
+    /// Starts another server of the same service.
     pub(crate) async fn server(
         &self,
         workload: &str,
@@ -175,7 +175,7 @@ impl Mesh {
         (sidecar, endpoint(workload, inbound, "ratings"))
     }
 
-    /// Another server of the same service, set up in another way.
+    /// Starts another server of the same service with other options.
     pub(crate) async fn server_with(
         &self,
         workload: &str,
@@ -188,12 +188,12 @@ impl Mesh {
         (sidecar, endpoint(workload, inbound, "ratings"))
     }
 
-    /// Changes who else decides at the server.
+    /// Replaces the check services and limits of the server.
     pub(crate) fn guard(&self, guards: Vec<PortGuard>, limits: Vec<PortLimits>) {
         self.guard_knowing(guards, limits, Vec::new());
     }
 
-    /// The same where the server knows these services.
+    /// The same, with these services in the server's configuration.
     pub(crate) fn guard_knowing(
         &self,
         guards: Vec<PortGuard>,
@@ -207,7 +207,7 @@ impl Mesh {
         self.server.know(WorkloadPlan { guards, limits, ..plan }, services);
     }
 
-    /// The same with what else decides about who may come in.
+    /// Replaces the check services and the inbound policy of the server.
     pub(crate) fn guard_enforcing(&self, guards: Vec<PortGuard>, inbound: InboundPolicy) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
@@ -215,41 +215,41 @@ impl Mesh {
         self.server.know(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
     }
 
-    /// Changes the plan of the server to what `change` makes of one without any policy.
+    /// Applies `change` to a server configuration without policies.
     pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadPlan) -> WorkloadPlan) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         self.server.know(change(plan), Vec::new());
     }
 
-    /// The server as clients know it.
+    /// Returns the endpoint of the server.
     pub(crate) fn endpoint(&self) -> Endpoint {
         endpoint("ratings-1", self.inbound, "ratings")
     }
 
-    /// Makes these the endpoints of the service that the client knows.
+    /// Makes these the endpoints of the service at the client.
     pub(crate) fn route_to(&self, endpoints: &[Endpoint]) {
         self.client_knows(vec![view(self.setup.protocol, endpoints)]);
     }
 
-    /// Makes these all the services that the client knows.
+    /// Makes these all services of the client's configuration.
     pub(crate) fn client_knows(&self, services: Vec<ServiceView>) {
         self.client.know(plan("productpage", Access::Permissive), services);
     }
 
-    /// Changes what the server enforces.
+    /// Replaces the authorization of the server.
     pub(crate) fn enforce(&self, access: Access) {
         self.enforce_all(access, InboundPolicy::default());
     }
 
-    /// The same with what else decides.
+    /// The same, with an inbound policy.
     pub(crate) fn enforce_all(&self, access: Access, inbound: InboundPolicy) {
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         self.server.know(WorkloadPlan { inbound, ..plan }, Vec::new());
     }
 }
 
-/// A sidecar in front of `application`.
+/// Starts a sidecar for `application`.
 async fn serve(
     authority: &Authority,
     directory: &Path,
@@ -315,7 +315,7 @@ impl Sidecar {
         self.worker.world.renew(credential);
     }
 
-    /// Where its lines and spans arrive, for somebody who takes them all.
+    /// Takes the receivers of its log entries and spans.
     pub(crate) fn take_intakes(
         &mut self,
     ) -> (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>) {
@@ -323,7 +323,7 @@ impl Sidecar {
         (std::mem::replace(&mut self.log, empty()), std::mem::replace(&mut self.spans, empty()))
     }
 
-    /// Gives it a world.
+    /// Applies a configuration.
     pub(crate) fn know(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
         let services =
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
@@ -338,12 +338,12 @@ impl Sidecar {
         self.worker.world.swap(&update).unwrap();
     }
 
-    /// Opens a front door.
+    /// Opens a listener.
     pub(crate) async fn listen(&self, entrance: Entrance) -> SocketAddr {
         self.serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), entrance)
     }
 
-    /// Opens a front door whose sockets are full after a few KiB.
+    /// Opens a listener with sockets that are full after a few KiB.
     pub(crate) async fn listen_narrow(&self, entrance: Entrance) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
@@ -362,17 +362,17 @@ impl Sidecar {
         address
     }
 
-    /// What it counted, by series.
+    /// Returns its request counts by series.
     pub(crate) fn series(&self) -> Vec<SeriesSummary> {
         self.telemetry.summary()
     }
 
-    /// How many exchanges ended.
+    /// Returns the number of completed exchanges.
     pub(crate) fn ended(&self) -> u64 {
         self.series().iter().map(|series| series.requests).sum()
     }
 
-    /// How many exchanges ended with each reason.
+    /// Returns the number of completed exchanges by reason.
     pub(crate) fn failures(&self) -> BTreeMap<&'static str, u64> {
         let mut failures = BTreeMap::new();
         for failure in self.series().iter().flat_map(|series| &series.failures) {
@@ -431,18 +431,18 @@ pub(crate) fn authority(directory: &Path, domain: &str) -> Authority {
     Authority::open_or_create(&directory, &domain, SystemTime::now()).unwrap()
 }
 
-/// A certificate of `authority` for the account and workload of this name.
+/// Returns a certificate of `authority` for the account and workload of this name.
 pub(crate) fn credential(authority: &Authority, name: &str) -> Credential {
     credential_from(authority, name, SystemTime::now())
 }
 
-/// A certificate that was issued at `now`, for an hour.
+/// Returns a certificate that was issued at `now`, for an hour.
 pub(crate) fn credential_from(authority: &Authority, name: &str, now: SystemTime) -> Credential {
     let (key, issued) = issue(authority, name, now);
     Credential::new(key, issued).unwrap()
 }
 
-/// A certificate of `authority` whose holder also trusts the members of `other`.
+/// Returns a certificate of `authority` with trust roots that include `other`.
 pub(crate) fn credential_trusting(
     authority: &Authority,
     name: &str,
@@ -464,12 +464,12 @@ fn issue(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Iss
     (key, issued)
 }
 
-/// An address that nobody listens at.
+/// Returns an address without a listener.
 pub(crate) fn closed_port() -> SocketAddr {
     thread_local! {
         static HELD: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
     }
-    // Bound, so that nobody else is given it until this test has ended, and not listening.
+    // Bound, so that the kernel does not assign it again before this test has ended, but not listening.
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
@@ -477,12 +477,12 @@ pub(crate) fn closed_port() -> SocketAddr {
     address
 }
 
-/// No test takes so long, also on a busy machine.
+/// Longer than any test takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Turns of the event loop after which nothing more is to come.
+/// Turns of the event loop after which no more events are pending.
 const SETTLED_TURNS: usize = 3000;
 
-/// A policy that gives the application so many requests at once.
+/// Returns a policy that limits the application's concurrent requests.
 pub(crate) fn at_once(name: &str, requests: u32) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", name).unwrap();
     let concurrency = Some(Concurrency { requests, ..Concurrency::default() });

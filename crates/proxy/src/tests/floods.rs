@@ -1,4 +1,4 @@
-//! Clients of HTTP/2 that make much work with little: what each does to others is nothing.
+//! Floods of HTTP/2 clients: cheap frames that cause much work must not affect other clients.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,17 +21,17 @@ use super::http2;
 use crate::session::Entrance;
 use crate::tls::ALPN_HTTP2;
 
-/// A connection, whatever it is made of.
+/// A connection of any type.
 trait Stream: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 type Rude = Client<Box<dyn Stream>>;
 
-/// By which way the one comes in who means no good.
+/// The path of the attacker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The application itself, through its own sidecar.
     Door,
-    /// Without mutual TLS, where that is let in.
+    /// Without mutual TLS, at a port that allows it.
     Clear,
     /// A peer without a sidecar.
     Tls,
@@ -39,17 +39,17 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::Door, Way::Clear, Way::Tls];
 
-/// A mesh, a client whose request is half sent, and a connection of somebody else.
+/// A mesh, a client with a half-sent request, and a connection of a bystander.
 struct Siege {
     mesh: Mesh,
     app: Application,
-    /// Requests that the application has and does not answer.
+    /// Requests that the application has received and not answered.
     held: Rc<Cell<usize>>,
     bystander: Client<TcpStream>,
 }
 
 impl Siege {
-    /// The application answers what is posted, and nothing else.
+    /// Starts an application that answers POST requests only.
     async fn new() -> Self {
         Self::with(Setup::default()).await
     }
@@ -98,7 +98,7 @@ impl Siege {
         self.mesh.server.telemetry.gauge(Gauge::RequestsInFlight)
     }
 
-    /// The bystander's request is as good as ever, and nothing of the others is left.
+    /// The bystander's request succeeds, and no request of the attacker is left.
     async fn ends_well(mut self) {
         self.bystander.send("ore").await;
         let answer = self.bystander.answer().await;
@@ -108,13 +108,14 @@ impl Siege {
     }
 }
 
-/// Sends the same again and again until the connection ends; how it ended, and after how many.
+/// Sends the same bytes repeatedly until the connection ends; returns the error code and the number of
+/// repetitions.
 async fn beset(rude: &mut Rude, first: &[u8], again: &[u8], times: usize) -> (Option<u32>, usize) {
     rude.send(first).await;
     let mut sent = 0;
     while sent < times && rude.stream.write_all(again).await.is_ok() {
         sent += 1;
-        // What the sidecar says is read as it comes, so that nothing but a rule stops it.
+        // The sidecar's frames are read as they come, so that only a limit stops the flood.
         tokio::task::yield_now().await;
     }
     drop(rude.stream.flush().await);
@@ -145,7 +146,7 @@ fn a_head_of_endless_continuations_ends_its_connection() {
     });
 }
 
-/// A head that is never finished holds a connection as long as one that asks nothing.
+/// An incomplete head holds a connection only as long as an idle client may.
 #[test]
 fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
     run(async {
@@ -162,7 +163,7 @@ fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
     });
 }
 
-/// CVE-2019-9512, CVE-2019-9515: who does not read the answers is not read either.
+/// CVE-2019-9512, CVE-2019-9515: a client that does not read responses is not read either.
 #[test]
 fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
     run(async {
@@ -192,10 +193,10 @@ fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
     });
 }
 
-/// Far more than the kernel keeps of narrow sockets.
+/// Far more than the kernel buffers for narrow sockets.
 const FLOOD: usize = 16 * 1024 * 1024;
 
-/// CVE-2023-44487: streams that are begun and reset in one breath.
+/// CVE-2023-44487: streams that are opened and reset at once.
 #[test]
 fn streams_reset_as_soon_as_they_begin_end_their_connection() {
     run(async {
@@ -217,7 +218,7 @@ fn streams_reset_as_soon_as_they_begin_end_their_connection() {
     });
 }
 
-/// The same with patience: each stream is looked at, and has cost an exchange, before its reset.
+/// The same with pauses: each stream is processed, and has cost an exchange, before its reset.
 #[test]
 fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     run(async {
@@ -230,7 +231,7 @@ fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
                 if rude.stream.write_all(&asked(&streams)).await.is_err() {
                     break None;
                 }
-                // Either they are served, or that was too much.
+                // Either the streams are served, or the limit is reached.
                 tokio::select! {
                     biased;
                     () = until(|| siege.held.get() == 50) => {}
@@ -248,7 +249,7 @@ fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     });
 }
 
-/// The streams of a round, each with so many.
+/// Returns the stream IDs of a round of `streams` streams.
 fn round(number: u32, streams: u32) -> Vec<u32> {
     (0..streams).map(|index| 1 + 2 * (number * streams + index)).collect()
 }
@@ -262,7 +263,7 @@ fn reset(streams: &[u32]) -> Vec<u8> {
     streams.iter().flat_map(reset).collect()
 }
 
-/// CVE-2019-9518: frames that carry nothing and end nothing.
+/// CVE-2019-9518: frames without data or an end.
 #[test]
 fn empty_frames_of_data_end_their_connection() {
     run(async {
@@ -284,13 +285,13 @@ fn empty_frames_of_data_end_their_connection() {
     });
 }
 
-/// One client's cancellations are no reason to lose the streams of others on the same link.
+/// Cancellations of one client must not end streams of others on the same link.
 #[test]
 fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
     run(async {
         let mut siege = Siege::new().await;
         let mut rude = siege.enter(Way::Door).await;
-        // More than a link puts up with.
+        // More than the limit of a link.
         for number in 0..50 {
             let streams = round(number, 100);
             rude.send(asked(&streams)).await;
@@ -302,7 +303,7 @@ fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
         assert!(links() > 1, "another link was opened");
         siege.bystander.send("ore").await;
         assert_eq!(siege.bystander.answer().await.text(), "before");
-        // The link that was used up ends with its last stream.
+        // The exhausted link ends with its last stream.
         let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         until(|| links() == 1).await;
     });

@@ -1,4 +1,4 @@
-//! Peers that speak mutual TLS but not the link: HTTP/1.1 by ALPN, in both roles.
+//! Peers with mutual TLS but without the link: HTTP/1.1 by ALPN, in both roles.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -47,7 +47,7 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
             assert_eq!(answer.text(), body);
         }
         assert_eq!(foreign.accepted.get(), 1, "its connection is kept");
-        // Each request under way has a connection of its own.
+        // Each request in progress has a connection of its own.
         let mut others = Vec::new();
         for _ in 0..10 {
             let mut other = Client::connect(mesh.door).await;

@@ -1,4 +1,4 @@
-//! Peers that speak mutual TLS and HTTP/2, but not the link.
+//! Peers with mutual TLS and HTTP/2, but without the link.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -19,16 +19,16 @@ use super::fixture::{
 use super::{filters, http2, routes};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A foreign server, how many streams of HTTP/2 began and have not ended well, and what ends its
-/// connections.
+/// A foreign server, its number of HTTP/2 streams that began and have not ended well, and the trigger that ends
+/// its connections.
 struct Foreign {
     server: Application,
     open: Rc<Cell<usize>>,
     cut: Rc<Notify>,
 }
 
-/// A member of the mesh with `identity` that prefers HTTP/2 and takes `streams` at once on a
-/// connection. It tells how it was asked and says again what it heard; over HTTP/1.1 it switches.
+/// Starts a mesh member with `identity` that prefers HTTP/2 and accepts `streams` concurrent streams per
+/// connection. It reports the request and echoes the body; over HTTP/1.1 it upgrades.
 async fn foreign(identity: Credential, streams: u32) -> Foreign {
     let (identity, open) = (Rc::new(identity), Rc::new(Cell::new(0)));
     let cut = Rc::new(Notify::new());
@@ -84,7 +84,7 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
     Foreign { server, open, cut }
 }
 
-/// A body, unless it breaks.
+/// Reads a body; `None` if it breaks.
 async fn whole(mut body: RecvStream) -> Option<Vec<u8>> {
     let mut heard = Vec::new();
     while let Some(piece) = body.data().await {
@@ -148,7 +148,7 @@ fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait
             client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
-        // Eight connections are as many as one thread opens to one server.
+        // One thread opens at most eight connections to one server.
         until(|| foreign.open.get() == 16).await;
         for client in &mut clients {
             client.send("c").await;
@@ -286,7 +286,8 @@ fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
     });
 }
 
-/// A member that prefers HTTP/2, takes one stream at a time, and ends the connections that `ends` says by their number.
+/// Starts a member that prefers HTTP/2, accepts one stream at a time, and closes the connections for which
+/// `ends` is true, by their number.
 async fn ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
     let (identity, connections) =
         (Rc::new(credential(&mesh.authority, "ratings")), Cell::new(0_usize));

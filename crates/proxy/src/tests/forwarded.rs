@@ -24,7 +24,8 @@ const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 const V2: &str = "ratings-v2";
 const V3: &str = "ratings-v3";
 
-/// A door to a service with a route, half of its requests to each of two other services.
+/// An outbound listener for a service with a route that sends half of its requests to each of two other
+/// services.
 struct Canary {
     mesh: Mesh,
     _server: Sidecar,
@@ -40,7 +41,8 @@ impl Canary {
         Self { mesh, _server: server, endpoints }
     }
 
-    /// The client's sidecar applies these policies to the called service. A `TLSRoute` takes its sessions for a name.
+    /// Applies these policies of the called service at the client's sidecar. A `TLSRoute` takes its sessions
+    /// for a name.
     fn treat_sessions(&self, hostname: &str, called: Treatment) {
         self.treat_with(none(), |port| {
             let tls = TlsRule {
@@ -54,7 +56,7 @@ impl Canary {
         });
     }
 
-    /// The client's sidecar applies these policies: to the called service, and to each backend.
+    /// Applies these policies at the client's sidecar: of the called service, and of each backend.
     fn treat(&self, called: Treatment, backends: [Treatment; 2]) {
         self.treat_with(backends, |port| {
             let tcp = TcpRule {
@@ -67,7 +69,7 @@ impl Canary {
         });
     }
 
-    /// The client's sidecar applies these policies to each backend, and what `change` makes of the called port.
+    /// Applies these policies of each backend at the client's sidecar, and `change` to the called port.
     fn treat_with(&self, backends: [Treatment; 2], change: impl FnOnce(&mut PortView)) {
         let rules = vec![rule("/", &[(V2, 1), (V3, 1)])];
         let mut views = routed(&self.mesh, rules);
@@ -84,7 +86,7 @@ impl Canary {
         self.mesh.client_knows(views);
     }
 
-    /// The subjects of the circuits that the client's sidecar reports as open.
+    /// Returns the subjects of the circuits that the client's sidecar reports as open.
     fn open_circuits(&self) -> Vec<String> {
         let conditions = self.mesh.client.worker.world.conditions.now(Instant::now());
         conditions.into_iter().map(|condition| condition.subject).collect()
@@ -230,7 +232,7 @@ fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
     });
 }
 
-/// The first bytes of a session for this name.
+/// Returns the first bytes of a TLS session for this name.
 fn client_hello(name: &'static str) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider);
@@ -242,7 +244,6 @@ fn client_hello(name: &'static str) -> Vec<u8> {
     bytes
 }
 
-/// Decision 9.
 #[test]
 fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
     run(async {
@@ -266,7 +267,7 @@ fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
             }
             assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
         }
-        // Faults need requests, which no sidecar sees in a session.
+        // Faults apply to requests, which sidecars do not see inside a TLS session.
         let app = hanging().await;
         let canary = Canary::new([&app, &app], Protocol::Detect).await;
         canary.treat_sessions("a.com", aborting("called", 418));
@@ -294,7 +295,7 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
             assert_eq!(client.ask(GET).await.verdict(), (429, Some("circuit-open")));
         }
         assert_eq!(canary.count(Count::CircuitOpened), 1);
-        // Issue 26: it is the circuit of the called service, although no endpoint is its own.
+        // The circuit belongs to the called service, although no endpoint is its own.
         assert_eq!(canary.open_circuits(), ["bookinfo/ratings:9080"]);
     });
 }
@@ -306,7 +307,8 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
         let canary = Canary::new([&app, &app], Protocol::Http).await;
         let long = Trip { open_for: Duration::from_secs(600), ..trip() };
         let own = tripping("both", Trip { consecutive: Some(4), ..long }, 418);
-        // The called service adds policies of its own, so that the two ways differ.
+        // The called service adds policies of its own, so that direct and routed requests have different
+        // policies.
         canary.treat(removing("called", 1000, None), [own.clone(), own]);
         let [v2, v3] = [V2, V3].map(|name| ServiceName::new("bookinfo", name).unwrap());
         let entrance = |service| crate::session::Entrance::Door { service, port: PORT };
@@ -448,7 +450,7 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
         let port = views[1].ports.get_mut(&PORT).unwrap();
         port.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
         mesh.client_knows(views);
-        // A draw decides where a first attempt goes; one that goes to the mute endpoint is hedged.
+        // The balancer selects the endpoint of a first attempt; one at the mute endpoint is hedged.
         let mut client = Client::connect(mesh.door).await;
         while mesh.client.telemetry.count(Count::HedgesWon) == 0 {
             assert_eq!(client.ask(GET).await.status, 200);
@@ -467,10 +469,10 @@ fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
         while canary.count(Count::EndpointRemovedForRow) < 2 {
             client.ask(GET).await;
         }
-        // The same policies with other routes: nothing that was learned is lost.
+        // The same policies with other routes: the state is kept.
         canary.treat(called(), none());
         assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
-        // A policy that ends lets its endpoints go.
+        // A policy that is removed returns its ejected endpoints.
         canary.treat(Treatment::default(), none());
         assert_eq!(client.ask(GET).await.verdict(), (500, None));
         until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;

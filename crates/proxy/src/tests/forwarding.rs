@@ -1,4 +1,4 @@
-//! What sidecars add to messages, what they leave alone, and whom they believe.
+//! Forwarding: fields that sidecars add, preserve, or trust.
 
 use leno_model::{Access, Protocol};
 use leno_telemetry::Count;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::fixture::{Application, Client, Mesh, OK, Setup, run, until};
 use super::http2::{call, connect};
 
-/// Fields that other intermediaries write, repeated and in odd spellings.
+/// Fields that other intermediaries write, repeated and in unusual forms.
 const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r\n\
                       X-Forwarded-For: 203.0.113.7,  2001:db8::1\r\nx-forwarded-FOR: unknown\r\n\
                       X-Forwarded-Proto: https\r\nX-Forwarded-Host: shop.example\r\n\
@@ -83,7 +83,7 @@ fn a_final_response_without_a_date_gets_one() {
         assert_eq!((interim.status, interim.field("date")), (103, None));
         assert!(last.status == 204 && last.field("date").is_some());
 
-        // The same towards a client of HTTP/2, and in what a sidecar says itself.
+        // The same for an HTTP/2 client, and for a sidecar's own responses.
         let mut client = connect(http2.door).await;
         let request = call("/bare");
         let response = client.send_request(request, true).unwrap().0.await.unwrap();

@@ -1,4 +1,4 @@
-//! Strangers at a gateway: HTTP with and without TLS, TLS that goes on as it is, bytes.
+//! External clients at a gateway: HTTP with and without TLS, TLS passthrough, TCP.
 
 mod fixture;
 mod half_open;
@@ -19,7 +19,7 @@ use super::prior_knowledge::without_http2;
 use crate::config::Limits;
 use fixture::{Gate, HTTP, TCP, backend, host, http, listener, rule, tcp_rule};
 
-/// Answers with the request's own head.
+/// Starts an application that responds with the head of the request.
 async fn mirror(name: &'static str) -> Application {
     Application::answering(move |request| {
         let text = format!("{name} {}", request.head);
@@ -98,7 +98,7 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
             ];
             assert_eq!(fields, expected, "{path}");
         }
-        // Nor do they decide which rule it is; and a rule may want nothing to be told.
+        // Nor do they affect rule matching; and a rule may remove the field.
         let mut claimed = rule("/", backend("idle"));
         claimed.matches[0].headers = vec![FieldMatch {
             name: "x-forwarded-for".into(),
@@ -114,7 +114,6 @@ fn applications_hear_who_came_in_and_not_what_strangers_claim() {
     });
 }
 
-/// Finding F19 of issue 25.
 #[test]
 fn no_claim_of_a_client_about_itself_gets_through() {
     run(async {
@@ -136,7 +135,7 @@ fn no_claim_of_a_client_about_itself_gets_through() {
     });
 }
 
-/// Fields that frameworks, load balancers and CDNs are known to believe.
+/// Fields that frameworks, load balancers and CDNs are known to trust.
 const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host forwarded-proto x-forwarded x-forwarded-for \
     x-forwarded-for-original x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-prefix x-forwarded-server \
     x-forwarded-by x-forwarded-scheme x-forwarded-ssl x-forwarded-path x-forwarded-uri x-forwarded-client-cert \
@@ -222,7 +221,7 @@ fn what_is_changed_counts_for_the_next_request_of_a_connection() {
         assert!(client.ask(request).await.text().starts_with("meshed"));
         gate.serve(to("plain"));
         assert!(client.ask(request).await.text().starts_with("plain"));
-        // The port is gone, or serves something else.
+        // The port is gone, or has another protocol.
         gate.serve(Vec::new());
         assert_eq!(client.ask(request).await.verdict(), (404, Some("no-route")));
         let mut late = Client::connect(gate.at(HTTP).await).await;
@@ -258,7 +257,7 @@ fn an_application_that_does_not_speak_http2_is_passed_over() {
         let gate = Gate::new(with.address, (Protocol::Http2, without.address)).await;
         let rules = || vec![rule("/", backend("plain"))];
         gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules())])])]);
-        // The sidecar does not read the body of a request that goes nowhere, so it closes the connection of that.
+        // The sidecar does not read the body of a rejected request, so it closes its connection.
         let ask = async |request| Client::connect(gate.at(HTTP).await).await.ask(request).await;
         let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
         assert_eq!(ask(post).await.verdict(), (502, Some("protocol-mismatch")));
@@ -318,7 +317,7 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
         );
         let (response, _) = client.send_request(call("/shop.Other/Add"), true).unwrap();
         let response = response.await.unwrap();
-        // Unimplemented, as a call that no rule is about (grpc/doc/http-grpc-status-mapping.md).
+        // UNIMPLEMENTED, as for a call without a matching rule (grpc/doc/http-grpc-status-mapping.md).
         assert_eq!(response.headers()["grpc-status"], "12");
     });
 }
@@ -412,7 +411,7 @@ fn who_takes_requests_back_again_and_again_is_sent_away() {
             let (response, mut stream) = client.send_request(call("/"), false).unwrap();
             tokio::select! {
                 answer = response => {
-                    // Why is told, and may be lost with what was still on the way.
+                    // The error code may be lost with bytes in flight.
                     assert!(answer.is_err() && count > 200, "{count}");
                     return;
                 }

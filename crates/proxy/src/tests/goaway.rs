@@ -1,4 +1,4 @@
-//! Issue 26, case f02: streams above the last one of a GOAWAY were not processed and are sent again (RFC 9113 §6.8).
+//! Streams above the last one of a GOAWAY were not processed and are sent again (RFC 9113 §6.8).
 
 use std::cell::Cell;
 use std::future::pending;
@@ -13,7 +13,8 @@ use super::fixture::{Application, Client, Mesh, Short, endpoint, run, until, vie
 use super::http2::{application, mesh, whole};
 use crate::http::replay;
 
-/// An application of HTTP/2 that answers the first whole request with `rejects`, given its number, and others with 200 and the body.
+/// Starts an HTTP/2 application that answers the first complete request with `rejects`, given its stream ID,
+/// and others with 200 and the body.
 async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
     let is_first = Rc::new(Cell::new(true));
     Application::start(move |mut client| {
@@ -78,7 +79,7 @@ fn a_request_above_the_last_stream_is_sent_again_whatever_its_method() {
 fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
     run(async {
         for (method, times) in [("POST", 1), ("GET", 2)] {
-            // It may have begun the request, and is gone.
+            // It may have begun the request before it closes the connection.
             let app = Application::start(|mut client| async move {
                 client.bytes(24).await;
                 client.send(&OPENING[24..]).await;
@@ -100,7 +101,7 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
     });
 }
 
-/// The end of a connection of which the server processes no stream.
+/// The end of a connection on which the server processes no stream.
 #[derive(Clone, Copy, Debug)]
 enum Unused {
     Closed,
@@ -109,8 +110,8 @@ enum Unused {
     GoawayAtFirstStream,
 }
 
-/// An application of HTTP/2 that ends connections without processing a stream, as `unused` says by their number. It processes one stream
-/// of each other one.
+/// Starts an HTTP/2 application that ends connections without processing a stream, as `unused` determines by
+/// their number. It processes one stream of each other one.
 async fn ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> Application {
     let (count, unused) = (Cell::new(0), Rc::new(unused));
     Application::start(move |mut client| {
@@ -257,7 +258,7 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
         answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(app.take_refused(), 0, "each connection has got five streams");
 
-        // A server that takes more than before gets more.
+        // A server that accepts more streams than before gets more.
         app.set_per_connection(usize::MAX);
         for _ in 0..20 {
             answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -270,8 +271,8 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
     });
 }
 
-/// A server that drains, or ends a connection for its age or because it was idle, refuses the streams that are on their way. Nothing follows
-/// from their number.
+/// A server that drains, or closes a connection for its age or as idle, refuses the streams in flight. Their
+/// number implies no limit.
 #[test]
 fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
     run(async {
@@ -317,7 +318,7 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
         };
         let all = [plain("ratings-1", &refusing), plain("ratings-2", &other)];
         mesh.client_knows(vec![view(Protocol::Http2, &all)]);
-        // Its other streams are processed all the time.
+        // Its other streams are processed throughout.
         let (is_over, door) = (Rc::new(Cell::new(false)), mesh.door);
         let asking = (0..4).map(|_| {
             let is_over = is_over.clone();
@@ -370,7 +371,7 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
             }
         })
         .await;
-        // Over HTTP/1.1 a body is kept where the connection has served before.
+        // Over HTTP/1.1 a body is kept if the connection has served before.
         let ends = begun.clone();
         let other = Application::start(move |mut client| {
             let ends = ends.clone();

@@ -1,4 +1,4 @@
-//! How calls of gRPC ended, as both sidecars count it.
+//! Results of gRPC calls, as both sidecars count them.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fixture::{Application, Mesh, Setup, Sidecar, run, until};
 use super::http2::{application, call, connect, mesh, send, whole};
 
-/// The calls that a sidecar counted, by status of HTTP, reason and status of gRPC.
+/// Returns the calls that a sidecar counted, by HTTP status, reason and gRPC status.
 fn counted(sidecar: &Sidecar) -> BTreeMap<String, u64> {
     let mut page = String::new();
     sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
@@ -26,8 +26,8 @@ fn expected(lines: &[(&str, u64)]) -> BTreeMap<String, u64> {
     lines.iter().map(|(line, count)| ((*line).to_owned(), *count)).collect()
 }
 
-/// Answers `/trailers/N` with a message and a status, `/head/N` with a status alone, `/silent`
-/// with a message and no status.
+/// Starts an application that answers `/trailers/N` with a message and a status, `/head/N` with a status alone,
+/// and `/silent` with a message and no status.
 async fn answering() -> Application {
     application(|request, mut respond| async move {
         let path = request.uri().path().to_owned();

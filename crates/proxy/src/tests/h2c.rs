@@ -1,4 +1,4 @@
-//! Clients of HTTP/1.1 that offer to go on in HTTP/2, and those that only seem to.
+//! HTTP/1.1 clients that offer an upgrade to HTTP/2, and those that only appear to.
 
 use std::net::SocketAddr;
 
@@ -17,10 +17,10 @@ use crate::tls::ALPN_HTTP1;
 
 const OFFER: &str = "GET /a?b=%20 HTTP/1.1\r\nHost: ratings\r\nConnection: Upgrade, HTTP2-Settings\r\n\
                      Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\nX-Name: some value\r\n\r\n";
-/// A field section that says 200 and nothing more begins with its place in the static table.
+/// A field section with only the status 200 begins with its index in the static table.
 const STATUS_200: u8 = 0x88;
 
-/// Reads the answer to the offer, which is HTTP/1.1, and begins to speak HTTP/2.
+/// Reads the HTTP/1.1 response to the offer, and begins HTTP/2.
 async fn change(client: &mut Client<TcpStream>) {
     let answer = client.head().await.unwrap();
     assert_eq!((answer.status, answer.field("upgrade")), (101, Some("h2c")), "{}", answer.head);
@@ -28,7 +28,7 @@ async fn change(client: &mut Client<TcpStream>) {
     client.send(OPENING).await;
 }
 
-/// The body of a stream that is answered 200.
+/// Reads the body of a stream with the status 200.
 async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
@@ -47,7 +47,7 @@ async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
     }
 }
 
-/// As what the connections of a client are listed.
+/// Returns the listed protocols of a client's connections.
 fn listed(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
     let of = |sidecar: &Sidecar| sidecar.worker.connections.snapshot(usize::MAX).1;
     let all = [of(&mesh.client), of(&mesh.server)].concat();
@@ -156,7 +156,7 @@ fn an_offer_that_is_not_exact_is_answered_in_http11() {
             let mut client = Client::connect(mesh.door).await;
             assert_eq!(client.ask(&offer).await.text(), "ok", "{offer}");
         }
-        // HTTP/1.0 has no other protocols, and inside TLS ALPN has decided.
+        // HTTP/1.0 has no upgrades, and inside TLS the protocol is selected by ALPN.
         let old = changed("HTTP/1.1", "HTTP/1.0");
         assert_eq!(Client::connect(mesh.door).await.ask(&old).await.text(), "ok");
         let identity = credential(&mesh.authority, "foreign");
@@ -179,7 +179,7 @@ fn an_offer_that_is_followed_by_something_else_asks_for_nothing() {
             let mut client = Client::connect(mesh.door).await;
             client.send(OFFER).await;
             assert_eq!(client.head().await.unwrap().status, 101);
-            // No frame can come first but SETTINGS.
+            // The first frame must be SETTINGS.
             client.send([noise, &frames::frame(PING, 0, 0, &[0; 8])].concat()).await;
             while let Some(frame) = client.frame().await {
                 assert!(frame.stream == 0, "no request is answered: {frame:?}");

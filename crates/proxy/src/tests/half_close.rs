@@ -1,4 +1,4 @@
-//! Issue 26, case f01: the end of a client's direction is no departure, for whole requests.
+//! Half-close of a client: after a complete request it is not a departure.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use super::http2;
 
 const LATE: &str = "GET /late HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// An application that answers requests for `/late` when it is released, and others at once.
+/// Starts an application that answers requests for `/late` when released, and others at once.
 async fn patient() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
@@ -34,7 +34,7 @@ async fn patient() -> (Application, Rc<Notify>) {
     (app, release)
 }
 
-/// The sidecars have looked at their sockets: another request has passed both.
+/// Ensures that the sidecars have polled their sockets: another request has passed both.
 async fn turn(mesh: &Mesh) {
     let mut other = Client::connect(mesh.door).await;
     for _ in 0..3 {
@@ -110,7 +110,7 @@ async fn http2_mesh(app: &Application) -> Mesh {
     http2::mesh(app.address, Protocol::Http2).await
 }
 
-/// An application of HTTP/2 that answers each stream when it is released.
+/// Starts an HTTP/2 application that answers each stream when released.
 async fn patient2() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
@@ -146,7 +146,7 @@ fn streams_of_http2_that_are_whole_outlive_the_end_of_their_direction() {
             frames::frame(DATA, END_STREAM, 5, b"abc"),
         ]
         .concat();
-        // The fourth request never will be whole.
+        // The fourth request is never complete.
         let part = frames::asking("POST", "/part");
         let part = frames::frame(HEADERS, frames::END_HEADERS, 7, &part);
         client.send([OPENING, &whole, &posted, &part].concat()).await;

@@ -1,4 +1,4 @@
-//! Clients that begin a handshake and do not go on, ten times as many as there is room for.
+//! Half-open clients that begin a handshake, ten times as many as the limit.
 
 use leno_model::{Access, Plaintext, Protocol, WorkloadPlan};
 use leno_telemetry::Count;
@@ -9,7 +9,7 @@ use super::fixture::{
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
-/// Room for few, so that ten times as many need few descriptors.
+/// A small limit, so that ten times as many need few descriptors.
 pub(super) const ROOM: usize = 8;
 
 pub(super) fn narrow() -> Setup {

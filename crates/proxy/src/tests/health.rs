@@ -1,4 +1,4 @@
-//! What a sidecar tells the kubelet, over a real listener.
+//! The health endpoint for the kubelet, over a real listener.
 
 use std::net::SocketAddr;
 
@@ -84,7 +84,6 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
     });
 }
 
-/// Finding F16 of issue 25.
 #[test]
 fn metrics_are_for_the_clients_that_are_listed() {
     run(async {
@@ -109,7 +108,7 @@ fn metrics_are_for_the_clients_that_are_listed() {
                 let answers = [
                     ask_under(health, host, "/metrics", "").await,
                     ask_under(health, host, "/metrics", "sec-fetch-site: cross-site\r\n").await,
-                    // The kubelet may ask under any name.
+                    // The kubelet may use any host name.
                     ask_under(health, host, "/livez", "").await,
                 ];
                 done.send(()).unwrap();
@@ -123,7 +122,7 @@ fn metrics_are_for_the_clients_that_are_listed() {
     });
 }
 
-/// Finding F21 of issue 25, and F13: the page names its workload.
+/// Every response contains the workload name, except those to pages of other sites.
 #[test]
 fn the_admin_page_is_for_no_page_of_another_site() {
     run(async {
@@ -161,7 +160,7 @@ fn the_admin_page_is_for_no_page_of_another_site() {
                         Some(expected) => assert_eq!(status, expected, "{path} {host} {fields}"),
                         None => assert!(status != 421 && status != 403, "{path} {host} {fields}"),
                     }
-                    // A foreign page reads no name either.
+                    // A page of another site cannot read the name either.
                     let is_named = answer.contains("leno-workload: shop/cart-1\r\n");
                     assert_eq!(is_named, expected.is_none(), "{answer}");
                 }
@@ -173,7 +172,7 @@ fn the_admin_page_is_for_no_page_of_another_site() {
     });
 }
 
-/// Case f01 of issue 26 (RFC 9112 §9.6): the application answers after the client has ended its direction.
+/// The application answers after the client has half-closed (RFC 9112 §9.6).
 #[test]
 fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
     run(async {
@@ -200,7 +199,7 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
                 client.write_all(request.as_bytes()).await.unwrap();
                 let (mut called, _) = application.accept().await.unwrap();
                 client.shutdown().await.unwrap();
-                // The page sees the end before the application answers.
+                // The page sees the half-close before the application answers.
                 for _ in 0..1000 {
                     tokio::task::yield_now().await;
                 }
@@ -218,7 +217,7 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
     });
 }
 
-/// Requirement 10 of issue 26: the name may be that of a foreign page (DNS rebinding).
+/// The host name may be that of another site (DNS rebinding).
 #[test]
 fn a_health_page_shows_no_state_under_a_foreign_name() {
     run(async {
@@ -238,7 +237,7 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
             for (host, path, fields, status, text) in [
                 ("evil.example", "/readyz", "", 503, "503 Service Unavailable\n"),
                 ("10.0.0.1:15020", "/readyz", "", 503, "waiting for a certificate\n"),
-                // The kubelet probes with the `Host` that the pod says.
+                // The kubelet probes with the `Host` in the pod's specification.
                 ("evil.example", "/probe/app/readiness", "", 200, "200 OK\n"),
                 ("web", "/probe/app/readiness", "", 200, "well\n"),
                 (
@@ -263,7 +262,7 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
     });
 }
 
-/// What `/metrics` says to these queries, with an application whose metrics are at this port.
+/// Returns the responses to these `/metrics` queries, with an application that exposes metrics on this port.
 async fn scraped(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
     let scratch = tempfile::tempdir().unwrap();
     let workload = WorkloadName::new("shop", "cart-1").unwrap();

@@ -1,4 +1,4 @@
-//! Second attempts beside a first one that is slow to answer.
+//! Hedging: a second attempt in parallel to a slow first one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +23,10 @@ fn hedging(methods: &[&str]) -> Hedging {
 }
 
 const SOON: Duration = Duration::from_millis(1);
-/// Long enough for a first attempt to be where it goes, and to be answered if anybody answers.
+/// Long enough for a first attempt to arrive, and to be answered if the application answers.
 const LATE: Duration = Duration::from_secs(3);
 
-/// An application that answers with its name once it is let to.
+/// An application that answers with its name once it is released.
 struct Held {
     app: Application,
     release: watch::Sender<bool>,
@@ -56,7 +56,7 @@ async fn held(name: &'static str, released: bool) -> Held {
     Held { app: app.await, release }
 }
 
-/// The servers `one` and `two`, of which only those that are named answer.
+/// The servers `one` and `two`; only those in `answering` respond.
 async fn two(answering: &[&str]) -> (Mesh, Endpoint, Held, Held, Sidecar) {
     let one = held("one", answering.contains(&"one")).await;
     let other = held("two", answering.contains(&"two")).await;
@@ -79,7 +79,7 @@ fn hedged(methods: &[&str]) -> Treatment {
     }
 }
 
-/// Without regard to how long answers took: who is slow is chosen again.
+/// Balancing that ignores latency: a slow endpoint is selected again.
 fn heedless() -> Balancing {
     let kind = ServicePolicyKind::LoadBalancing;
     let policy = ServicePolicyName::new(kind, "bookinfo", "heedless").unwrap();
@@ -96,7 +96,7 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
     run(async {
         let (mesh, second, one, _two, server) = two(&["two"]).await;
         let mut treatment = hedged(&[]);
-        // Who is not where it goes has nothing to cancel.
+        // An attempt that has not reached its endpoint needs no cancellation.
         treatment.hedging.as_mut().unwrap().rule.after = LATE;
         treat(&mesh, treatment, &[mesh.endpoint(), second]);
         let mut client = Client::connect(mesh.door).await;
@@ -104,15 +104,15 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
             assert_eq!(client.ask(GET).await.text(), "two ");
         }
         assert_eq!(count(&mesh, Count::HedgesWon), 1);
-        // Cancelled, not left alone: its sidecar counts it under a reason of its own (issue 26).
+        // Canceled, not left alone: its sidecar counts it under a reason of its own.
         until(|| mesh.server.failures().contains_key("attempt-abandoned")).await;
         assert!(!mesh.server.failures().contains_key("downstream-closed"));
         assert!(server.failures().is_empty());
         assert!(mesh.client.failures().is_empty());
-        // Whoever comes later has not failed for that.
+        // The slower attempt does not count as a failure.
         let slow = mesh.client.worker.upstream(&Arc::new(mesh.endpoint()));
         assert_eq!(slow.load(None, Some(std::time::Instant::now())).under_way, 0);
-        // The connection serves on.
+        // The connection continues to serve.
         assert_eq!(client.ask(GET).await.text(), "two ");
     });
 }
@@ -138,7 +138,7 @@ fn the_access_log_tells_of_second_attempts() {
     });
 }
 
-/// An endpoint that holds its answers and one with answers that nobody wants, both behind a route.
+/// A route with two endpoints: one delays its responses, the other sends responses that a rule retries.
 async fn beside(
     unwanted: &'static str,
     (retry, after): (Option<RetryRule>, Duration),
@@ -158,7 +158,7 @@ async fn beside(
     (mesh, one, server)
 }
 
-/// Several times, because a draw decides where the first attempt goes.
+/// Repeated, since the balancer selects the endpoint of the first attempt.
 #[test]
 fn an_answer_that_a_rule_retries_does_not_win() {
     run(async {
@@ -201,7 +201,7 @@ fn a_first_attempt_that_answers_after_all_is_heard() {
     run(async {
         let (mesh, second, one, two, _server) = two(&[]).await;
         let mut treatment = hedged(&[]);
-        // Long enough to see whose the first is.
+        // Long enough to see which endpoint gets the first attempt.
         treatment.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
         treat(&mesh, treatment, &[mesh.endpoint(), second]);
         let mut client = Client::connect(mesh.door).await;
@@ -238,7 +238,8 @@ fn bodies_go_whole_to_both() {
     });
 }
 
-/// A field that a route removes reaches no endpoint in a trailer section, neither by the first attempt nor by the second one.
+/// A field that a route removes reaches no endpoint in a trailer section, neither by the first attempt nor by
+/// the second one.
 #[test]
 fn second_attempts_have_no_trailers_that_a_route_removes() {
     run(async {
@@ -353,7 +354,7 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
         let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
         let treatment = Treatment { removal: Some(removal), ..hedged(&[]) };
         treat(&mesh, treatment, &[mesh.endpoint(), second]);
-        // Ten are there from the start, and few come back.
+        // The budget begins with ten retries and refills slowly.
         let started = std::time::Instant::now();
         let mut clients = Vec::new();
         while count(&mesh, Count::RetriesOverBudget) == 0 {

@@ -1,4 +1,4 @@
-//! Which rules decided, as they are counted.
+//! Counts of rule matches.
 
 use leno_model::{
     Access, Breaker, CircuitBreaker, CircuitLimits, InboundPolicy, PathMatch, PolicyAction,
@@ -8,7 +8,7 @@ use leno_model::{
 use super::fixture::{Application, Client, GET, Mesh, OK, PORT, Sidecar, run, until, view};
 use super::routes::{routed, rule};
 
-/// What a sidecar counted, each as `Kind name rule`.
+/// Returns the counts of a sidecar, each as `Kind name rule`.
 fn hits(sidecar: &Sidecar) -> Vec<(String, u64)> {
     let rules = sidecar.telemetry.rules().into_iter();
     let rules =
@@ -45,7 +45,7 @@ fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
             ("HTTPRoute ratings-route 2", 1),
         ];
         assert_eq!(hits(&mesh.client), counted(&seen));
-        // Compiled anew, a rule goes on with its number.
+        // A recompiled rule keeps its count.
         mesh.client_knows(routed(&mesh, rules[..2].to_vec()));
         assert_eq!(ask(&mut client, "/b").await, 200);
         assert_eq!(hits(&mesh.client)[1].1, 3);
@@ -85,7 +85,7 @@ fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
         until(|| mesh.server.ended() == 4).await;
         let seen = [("AccessPolicy guard all", 2), ("AccessPolicy guard secret", 2)];
         assert_eq!(hits(&mesh.server), counted(&seen));
-        // A denial for want of a rule is nobody's hit.
+        // A denial for lack of a matching rule counts for no rule.
         mesh.enforce(Access::Strict(Vec::new()));
         assert_eq!(ask(&mut client, "/open").await, 403);
         assert_eq!(hits(&mesh.server), counted(&seen));

@@ -1,4 +1,4 @@
-//! Link peers with a valid certificate and bad intentions.
+//! Link peers with a valid certificate that violate the protocol.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use super::fixture::{
     Answer, Application, Client, GET, Mesh, OK, Peer, credential, endpoint, run, settled, until,
 };
 
-/// A mesh whose application answers, and a link into it.
+/// Creates a mesh with an application, and a link to it.
 async fn besieged(
     application: &Application,
 ) -> (Mesh, Peer<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>) {
@@ -33,14 +33,14 @@ fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
             let (answer, _, _) = peer.answer(stream).await;
             assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
         }
-        // No body at all, or one where there is none.
+        // A missing body, or one that the head does not announce.
         let stream = peer.open(StreamKind::Http, head, true);
         assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
         let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
         let stream = peer.open(StreamKind::Http, chunked, false);
         peer.data(stream, b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", true);
         assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
-        // The link itself goes on.
+        // The link itself continues.
         let stream = peer.open(StreamKind::Http, GET, true);
         assert_eq!(peer.answer(stream).await.1, b"ok");
         let paths: Vec<_> = app.requests().into_iter().map(|request| request.head).collect();
@@ -142,7 +142,7 @@ fn garbage_breaks_the_link_and_nothing_else() {
     });
 }
 
-/// A stalled reader holds what its windows allow, and the sidecar serves others.
+/// A stalled reader holds at most its windows, and the sidecar serves others.
 #[test]
 fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
     run(async {
@@ -186,7 +186,7 @@ fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
     });
 }
 
-/// Heads are not held back by windows: only by the congestion of the whole link.
+/// Heads are not limited by windows, only by the congestion of the whole link.
 #[test]
 fn heads_wait_for_a_peer_that_does_not_read() {
     run(async {
@@ -197,7 +197,7 @@ fn heads_wait_for_a_peer_that_does_not_read() {
         let (mesh, mut peer) = besieged(&app).await;
         for asked in 1..=STREAMS {
             peer.open(StreamKind::Http, GET, true);
-            // Not more at once than an application's backlog takes.
+            // At most as many at once as fit into an application's backlog.
             if asked % 100 == 0 {
                 peer.flush().await;
                 until(|| app.seen.borrow().len() == asked).await;
@@ -236,7 +236,7 @@ fn streams_opened_and_reset_end_their_requests() {
     });
 }
 
-/// Answers the client's sidecar as this test pleases, frame by frame.
+/// Serves the client's sidecar with `play`, frame by frame.
 async fn answering(
     play: impl AsyncFn(&mut Peer<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>, usize)
     + 'static,
@@ -264,7 +264,7 @@ async fn answering(
 }
 
 fn stream(number: usize) -> leno_wire::link::StreamId {
-    // Streams have consecutive numbers and no public constructor: an opener of our own makes them.
+    // Stream IDs are consecutive and have no public constructor: an opener creates them.
     let mut link = leno_wire::link::Link::new(
         leno_wire::link::Role::Opener,
         leno_wire::link::Limits::default(),

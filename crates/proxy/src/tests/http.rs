@@ -1,4 +1,4 @@
-//! HTTP/1.1 through two sidecars: framing, interim answers, early answers, clients that leave.
+//! HTTP/1.1 through two sidecars: framing, interim responses, early responses, clients that leave.
 
 use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, until};
 
@@ -46,7 +46,7 @@ fn answers_pipelined_requests_in_their_order() {
     });
 }
 
-/// Whatever the last read brings: data and trailers in one packet, or each by itself.
+/// With data and trailers in one packet, or separately.
 #[test]
 fn passes_chunks_and_trailers_on_in_both_directions() {
     run(async {
@@ -69,7 +69,7 @@ fn passes_chunks_and_trailers_on_in_both_directions() {
                 let (now, later) = body.split_at(cut - sent);
                 (body, sent) = (later, *cut);
                 client.send(now).await;
-                // One round trip of the event loop: the sidecar sees the packet by itself.
+                // One turn of the event loop: the sidecar reads the packet separately.
                 tokio::task::yield_now().await;
             }
             client.send(body).await;
@@ -188,7 +188,7 @@ fn an_early_answer_arrives_though_the_body_is_still_flowing() {
         let answer = client.answer().await;
         assert_eq!((answer.status, answer.text()), (413, "no!"));
         assert_eq!(client.end().await, End::Clean);
-        // What is on the way is read out: a reset could overtake the answer.
+        // Bytes in flight are drained: a reset could overtake the response.
         for _ in 0..10 {
             client.send(vec![b'x'; 100_000]).await;
             tokio::task::yield_now().await;
@@ -236,7 +236,7 @@ fn a_broken_answer_reaches_the_client_broken() {
         for (head, request) in [
             ("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345", GET),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n", GET),
-            // Without a length only a reset tells that there would have been more.
+            // Without a length only a reset indicates missing bytes.
             (
                 "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\n",
                 "GET / HTTP/1.0\r\nhost: x\r\n\r\n",

@@ -20,7 +20,7 @@ use super::fixture::{
 use crate::drain::Phase;
 use crate::tls::ALPN_HTTP2;
 
-/// An application that speaks HTTP/2 and nothing else; each stream is handed to `serve`.
+/// Starts an HTTP/2-only application; each stream is passed to `serve`.
 pub(crate) async fn application<F, S>(serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
@@ -29,7 +29,7 @@ where
     application_by(Builder::new(), serve).await
 }
 
-/// The same with settings of its own.
+/// The same with custom settings.
 pub(crate) async fn application_by<F, S>(builder: Builder, serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
@@ -52,7 +52,7 @@ pub(crate) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
     Mesh::new(application, Setup { protocol, ..Setup::default() }).await
 }
 
-/// A client of HTTP/2 with prior knowledge.
+/// Connects an HTTP/2 client with prior knowledge.
 pub(crate) async fn connect(door: SocketAddr) -> SendRequest<Bytes> {
     connect_over(TcpStream::connect(door).await.unwrap()).await
 }
@@ -75,7 +75,7 @@ pub(super) async fn open(door: SocketAddr, path: &str) -> (ResponseFuture, SendS
     connect(door).await.send_request(call(path), false).unwrap()
 }
 
-/// All data and the trailers of a body.
+/// Reads all data and the trailers of a body.
 pub(crate) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut data = Vec::new();
     while let Some(piece) = body.data().await {
@@ -86,7 +86,7 @@ pub(crate) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) 
     (data, body.trailers().await.unwrap())
 }
 
-/// Sends everything, as fast as it is granted.
+/// Sends all data as fast as flow control permits.
 pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
@@ -99,7 +99,7 @@ pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: b
     }
 }
 
-/// Says again what it hears, piece by piece, and ends with trailers.
+/// Echoes each piece, and ends with trailers.
 async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     assert_eq!(request.headers()["te"], "trailers");
     assert_eq!(request.headers()["x-custom"], "a");
@@ -129,7 +129,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
         request.headers_mut().insert("x-custom", "a".parse().unwrap());
         let mut client = connect(mesh.door).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
-        // Each waits for the other: nothing is held back until a message is whole.
+        // Each side waits for the other: no piece is buffered until the message is complete.
         stream.send_data(Bytes::from_static(b"ping"), false).unwrap();
         let response = response.await.unwrap();
         assert_eq!(response.status(), 200);
@@ -138,7 +138,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
         let pong = body.data().await.unwrap().unwrap();
         assert_eq!(pong, "ping");
         body.flow_control().release_capacity(4).unwrap();
-        // More than every window on the way.
+        // Larger than every window on the path.
         let long: Vec<u8> = (0..2_000_000_u32).map(|at| at as u8).collect();
         let sent = long.clone();
         let upload = tokio::task::spawn_local(async move {
@@ -160,8 +160,8 @@ fn streams_in_both_directions_pass_with_their_trailers() {
     });
 }
 
-/// Servers reset a stream behind an answer that they gave before they heard the end of the request,
-/// and Envoy gives the rest of such an answer up.
+/// Servers that respond before the end of the request reset the stream after the response, and Envoy drops the
+/// rest of such a response.
 #[test]
 fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
     run(async {
@@ -282,7 +282,7 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
         assert_eq!((answer.text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
         assert_eq!(client.ask(GET).await.text(), "GET /ratings/1 0");
 
-        // The client speaks HTTP/2 to its sidecar, the application HTTP/1.1 with its own.
+        // The client uses HTTP/2 with its sidecar, the application HTTP/1.1 with its own.
         let app = Application::answering(|request| {
             let cookie = request.field("cookie").unwrap_or_default().to_owned();
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{cookie}", cookie.len())
@@ -389,7 +389,7 @@ fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
             stream.send_reset(Code::CANCEL);
             tokio::task::yield_now().await;
         }
-        // What they began is not left running.
+        // No request remains in progress.
         let noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
         let mut client = Client::connect(mesh.door).await;
         client.send(noise).await;

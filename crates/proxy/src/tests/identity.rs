@@ -1,4 +1,4 @@
-//! Who is let in, and who is taken for the service: by certificate alone.
+//! Authentication of clients and servers by certificate alone.
 
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
@@ -16,10 +16,10 @@ use super::fixture::{
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
-/// Connects with this certificate and expects to be refused for this reason.
+/// Connects with this certificate and expects a rejection for this reason.
 async fn refused(mesh: &Mesh, credential: &Credential, reason: &'static str) {
     let tls = tls_connect(mesh.inbound, credential, &[ALPN_HTTP1, ALPN_LINK]).await.unwrap();
-    // In TLS 1.3 the client hears what the server thinks of it only afterwards.
+    // In TLS 1.3 the client learns of the server's rejection only afterwards.
     assert_eq!(Client::new(tls).last().await, (Vec::new(), End::Reset), "{reason}");
     until(|| mesh.server.telemetry.refusals().get(reason) == Some(&1)).await;
 }
@@ -31,7 +31,7 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
 
-        // Another root of the same trust domain. The client trusts the server all the same.
+        // Another root of the same trust domain. The client still trusts the server.
         let stranger = authority(directory.path(), DOMAIN);
         let foreign = credential_trusting(&stranger, "productpage", &mesh.authority);
         refused(&mesh, &foreign, "untrusted-peer").await;
@@ -41,7 +41,7 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
         refused(&mesh, &expired, "expired-peer").await;
         assert_eq!(mesh.server.telemetry.refusals().len(), 2);
 
-        // A mesh that trusts both roots still tells their domains apart.
+        // A mesh that trusts both roots still distinguishes their domains.
         let elsewhere = authority(directory.path(), "elsewhere.example");
         mesh.server.trust(credential_trusting(&mesh.authority, "ratings", &elsewhere));
         let foreign = credential_trusting(&elsewhere, "productpage", &mesh.authority);
@@ -88,11 +88,11 @@ fn plaintext_into_the_inbound_port_is_reset() {
         assert_eq!(end, End::Reset);
         assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
         until(|| mesh.server.telemetry.refusals() == [("plaintext-refused", 1)].into()).await;
-        // The condition names the client. One that sends nothing is none.
+        // The condition names the client. One that sends no byte is not listed.
         let found = mesh.server.worker.world.conditions.now(std::time::Instant::now());
         let found: Vec<_> = found.iter().map(|it| (it.kind.as_str(), it.reason.as_str())).collect();
         assert_eq!(found, [("plaintext-rejected", "127.0.0.1")]);
-        // Whoever says nothing at all has not sent plaintext.
+        // A client that sends no byte has not sent plaintext.
         drop(Client::connect(mesh.inbound).await);
         until(|| mesh.server.telemetry.refusals().contains_key("handshake-failed")).await;
         assert_eq!(app.accepted.get(), 0);
@@ -120,7 +120,7 @@ fn an_endpoint_that_is_somebody_else_gets_no_request() {
     run(async {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        // It proves to be of the account `ratings`; the mesh says that `details` is there.
+        // The server has the account `ratings`; the configuration expects `details`.
         mesh.route_to(&[endpoint("ratings-1", mesh.inbound, "details")]);
         let mut client = Client::connect(mesh.door).await;
         for _ in 0..2 {
@@ -165,7 +165,7 @@ fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
         let soon = || SystemTime::now() - Duration::from_secs(3600 - 6);
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        // The client's end: what its peer opened goes on, nothing else is taken.
+        // The client's certificate expires: its open streams continue, new ones are rejected.
         let identity = credential_from(&mesh.authority, "productpage", soon());
         let mut peer = Peer::opener(mesh.inbound, &identity).await;
         let stream = peer.open(StreamKind::Http, GET, true);
@@ -173,7 +173,7 @@ fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
         let away = peer.next().await;
         assert!(matches!(away, Some(Event::GoAway { code: GoAwayCode::Drain, .. })), "{away:?}");
 
-        // The server's end: its client opens another link, and finds the new certificate there.
+        // The server's certificate expires: its client opens another link, and finds the new certificate there.
         mesh.server.trust(credential_from(&mesh.authority, "ratings", soon()));
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.ask(GET).await.status, 200);

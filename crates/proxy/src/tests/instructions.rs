@@ -1,19 +1,19 @@
-//! How many instructions one exchange may execute, from client to application and back.
+//! Instruction budget of one exchange, from client to application and back.
 
 use std::process::Command;
 
 use super::cost::{MANY, ROUNDS_FEW, ROUNDS_MANY};
 
-/// 3 % above what was measured fails. Both sidecars count, with mutual TLS and all default
-/// features, and so do the client and the application of the test, which do next to nothing. The
-/// kernel does not count. Sockets on loopback decide how many requests are read at once, so a count
-/// repeats within about 0.2 %.
+/// The test fails at 3 % above the measured value. Both sidecars count, with mutual TLS and all default
+/// features, and so do the client and the application of the test, which do very little. The kernel does not
+/// count. Sockets on loopback determine the number of requests per read, so a count repeats within about 0.2 %.
 ///
-/// Callgrind takes each byte of a `rep movsb` for an instruction, and a C library copies that way what is
-/// longer than a few KiB: 7 % of all, of another length each time. So it is told to copy otherwise.
+/// Callgrind counts each byte of a `rep movsb` as an instruction, and a C library uses it for copies of more
+/// than a few KiB: 7 % of the total, with a different length each time. So the library is configured to copy
+/// otherwise.
 ///
-/// Measured with rustc 1.95.0 for x86-64 with AVX2; `./test instructions` prints what it counts,
-/// which goes into `MEASURED` as it stands.
+/// Measured with rustc 1.95.0 for x86-64 with AVX2; `./test instructions` prints the count, to be copied into
+/// `MEASURED` unchanged.
 #[test]
 #[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
 fn an_exchange_keeps_to_its_instructions() {
@@ -27,8 +27,8 @@ fn an_exchange_keeps_to_its_instructions() {
     assert!(each <= limit, "{line}");
 }
 
-/// One of a hundred requests is traced and logged, all of them carry a context, and somebody taps another
-/// service; lines written and spans encoded included.
+/// One of a hundred requests is traced and logged, all of them carry a context, and a tap watches another
+/// service; written lines and encoded spans included.
 #[test]
 #[ignore = "counts a release build under valgrind: `./test instructions` starts it"]
 fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
@@ -42,12 +42,12 @@ fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
     assert!(seen <= blind + blind / 5, "{line}");
 }
 
-/// Instructions for one exchange, by two tests of `tests::cost`.
+/// Returns the instructions of one exchange, from two tests of `tests::cost`.
 fn each((few, many): (&str, &str)) -> u64 {
     executed(many).strict_sub(executed(few)) / ((ROUNDS_MANY - ROUNDS_FEW) * MANY) as u64
 }
 
-/// What Callgrind counts for this test of `tests::cost`.
+/// Returns Callgrind's count for a test of `tests::cost`.
 fn executed(test: &str) -> u64 {
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("profile");

@@ -1,4 +1,4 @@
-//! Interim (1xx) heads: as many as anybody needs, and never without end.
+//! Interim (1xx) heads: as many as applications need, within a limit.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use super::fixture::{Application, Client, GET, Mesh, OK, credential, endpoint, r
 use super::{fixture, http2};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-/// A server of the mesh without a sidecar, and how many interim heads it was able to send.
+/// A mesh server without a sidecar, and the number of interim heads that it was able to send.
 struct Herald {
     server: Application,
     sent: Rc<Cell<usize>>,
 }
 
-/// It announces so many times, each with a field of so many bytes, and answers then.
+/// Starts a server that sends `heads` interim heads, each with a field of `bytes` bytes, and then responds.
 async fn herald(identity: Credential, alpn: &'static [u8], heads: usize, bytes: usize) -> Herald {
     let (identity, sent) = (Rc::new(identity), Rc::new(Cell::new(0)));
     let count = sent.clone();
@@ -86,11 +86,11 @@ fn a_server_that_announces_without_end_is_refused_for_every_client() {
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")));
             let mut client = http2::connect(mesh.door).await;
             let response = client.send_request(http2::call("/"), true).unwrap().0;
-            // To a call of gRPC it is `UNAVAILABLE`.
+            // For a gRPC call it is `UNAVAILABLE`.
             let response = response.await.unwrap();
             let reason = response.headers()["leno-reason"].to_str().unwrap();
             assert!(reason.starts_with("upstream-malformed;"), "{reason}");
-            // Nobody reads what is queued for this one.
+            // This client does not read its responses.
             let mut mute = Client::connect(mesh.door).await;
             mute.send([OPENING, &frames::get(1)].concat()).await;
             fixture::until(|| mesh.client.ended() == 3).await;
@@ -151,6 +151,6 @@ fn many_small_announcements_pass() {
     });
 }
 
-/// As many heads, each of so many bytes, as a sidecar must not keep.
+/// A number of heads, each of this many bytes, that a sidecar must not buffer.
 const FLOOD: usize = 300;
 const LARGE: usize = 60_000;

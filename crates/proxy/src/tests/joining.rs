@@ -1,4 +1,4 @@
-//! A sidecar joins with a token that the platform keeps fresh in a file.
+//! A sidecar joins with a token that the platform renews in a file.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ use crate::follow::{self, Follower};
 use crate::state::StateDir;
 use crate::world::World;
 
-/// A control plane that lets everybody join, and tells by which token.
+/// A control plane that accepts every join, and reports the token.
 struct Gate {
     address: ControlAddress,
     tokens: mpsc::Receiver<String>,
@@ -46,7 +46,7 @@ impl Gate {
         tasks.spawn_local(async move {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
-                // Who does not trust us, or wants something else, has gone.
+                // The client does not trust this server, or has closed the connection.
                 let Ok(tls) = tls.accept(tcp).await else { continue };
                 let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
                 let source = [127, 0, 0, 1].into();
@@ -84,7 +84,7 @@ fn workload() -> WorkloadName {
     WorkloadName { namespace: account.namespace, name: "ratings-1".parse().unwrap() }
 }
 
-/// A sidecar with a state directory of its own.
+/// Creates a sidecar with a state directory of its own.
 fn sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> Rc<Follower> {
     let path = scratch.join(name);
     let domain = TrustDomain::new(DOMAIN).unwrap();
@@ -115,7 +115,7 @@ fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
             assert_eq!(joined.workload(), Some(&workload()));
             assert_eq!(gate.tokens.recv().await.unwrap(), token);
             assert!(scratch.path().join("token").exists());
-            // While that is valid nothing is asked.
+            // A valid certificate causes no request.
             follow::credential(&follower, &gate.address).await.unwrap();
             assert!(gate.tokens.try_recv().is_err());
         }

@@ -1,4 +1,4 @@
-//! Requests that show JSON web tokens: verified before anything is decided.
+//! JSON web tokens in requests, verified before all other policies.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::fixture::{Application, Client, Mesh, OK, run};
 use super::http2;
 
-/// Who signs with one key.
+/// An issuer with one signing key.
 pub(super) struct Issuer(EcdsaKeyPair);
 
 impl Issuer {
@@ -134,7 +134,7 @@ fn a_token_is_verified_and_told_to_the_application() {
         assert_eq!(seen.field("authorization"), None);
         assert_eq!(seen.head.matches("x-user").count(), 1);
 
-        // Not required there; what is faked goes no further all the same.
+        // No token is required there, but forged claims are still removed.
         assert_eq!(client.ask(&get("/health", faked)).await.status, 200);
         assert_eq!(app.requests()[1].field("x-user"), None);
         let in_query = get(&format!("/ratings?a=b&access_token={good}"), "");
@@ -152,7 +152,7 @@ fn a_token_is_verified_and_told_to_the_application() {
             (bearing("abc"), "the token is not a signed JSON web token"),
             (format!("{0}{0}", bearing(&good)), "the token is not a signed JSON web token"),
         ] {
-            // Also where none is required.
+            // Also at paths that require none.
             let answer = client.ask(&get("/health", &fields)).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{why}");
             let challenge = answer.field("www-authenticate").unwrap();
@@ -233,10 +233,10 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
         let mut client = Client::connect(mesh.door).await;
         let (one, two) = (issuer.token(&["a"], 60), issuer.token(&["b"], 60));
         for (path, fields) in [
-            // Half of what a rule asks for in each.
+            // Half of the required claims in each token.
             (format!("/?access_token={one}"), bearing(&two)),
             (format!("/?access_token={one}&access_token={two}"), String::new()),
-            // What an application may read, and nobody verified.
+            // Forms that an application may read but the sidecar has not verified.
             (format!("/?access%5Ftoken={one}"), String::new()),
             (format!("/?access_token={one}&access%5ftoken=forged"), String::new()),
             (format!("/?a=b;access_token={one};access_token=forged"), String::new()),
@@ -255,10 +255,10 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path} {fields}");
         }
         assert!(app.requests().is_empty());
-        // The same one twice is one.
+        // A repeated identical token counts once.
         let twice = get(&format!("/?access_token={one}"), &bearing(&one));
         assert_eq!(client.ask(&twice).await.status, 200);
-        // What applications of CGI take for the same header.
+        // Names that CGI applications equate with the header.
         for name in ["X_User", "x.user", "x-User", "X~USER"] {
             assert_eq!(client.ask(&get("/", &format!("{name}: eve\r\n"))).await.status, 200);
             let requests = app.requests();
@@ -268,7 +268,7 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
     });
 }
 
-/// Servers that merge trailer fields into the headers would take them for what the token says.
+/// Servers that merge trailer fields into the headers would treat them as verified claims.
 #[test]
 fn a_claim_in_a_trailer_goes_no_further() {
     run(async {
@@ -294,7 +294,7 @@ fn a_claim_in_a_trailer_goes_no_further() {
     });
 }
 
-/// With both in a request, a service might verify the one, and the application read the other.
+/// With both in a request, a service might verify one and the application read the other.
 #[test]
 fn a_token_under_another_spelling_of_its_header_is_rejected() {
     run(async {

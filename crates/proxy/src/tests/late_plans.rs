@@ -1,4 +1,4 @@
-//! A plan that arrives after a connection was read as HTTP: the protocol of the plan decides about it.
+//! A configuration that arrives after a connection was read as HTTP: its protocol decides.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use super::fixture::{
 use super::{addresses, http2};
 use crate::session::Entrance;
 
-/// A mesh in which the client knows no port of the service yet, like a strict mesh without a policy for it.
+/// Creates a mesh in which the client does not have any port of the service yet, as in strict mode without a
+/// policy for it.
 async fn unknown(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_secs(30);
@@ -26,7 +27,7 @@ async fn unknown(application: std::net::SocketAddr) -> Mesh {
     mesh
 }
 
-/// The number of connections that the client's sidecar carries as this protocol.
+/// Returns the number of connections that the client's sidecar lists with this protocol.
 fn carried(mesh: &Mesh, protocol: &str) -> usize {
     let (_, connections) = mesh.client.worker.connections.snapshot(usize::MAX);
     connections.iter().filter(|it| it.direction == "outbound" && it.protocol == protocol).count()
@@ -46,7 +47,7 @@ fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_por
         until(|| mesh.client.ended() == 1).await;
         assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
         assert_eq!(app.accepted.get(), 0);
-        // The next connection is one of TCP, judged as such.
+        // The next connection is TCP, and authorized as such.
         let answer = Client::connect(mesh.door).await.ask(GET).await;
         assert_eq!(answer.text(), "ok");
         assert!(mesh.server.series().iter().all(|series| series.labels.protocol == "tcp"));
@@ -97,7 +98,7 @@ fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
         mesh.client_knows(vec![view(Protocol::Tcp, &[mesh.endpoint()])]);
         let response = send.send_request(request(), true).unwrap().0;
         assert!(response.await.unwrap_err().is_reset());
-        // The connection takes no further request.
+        // The connection accepts no further request.
         let mut further = 0;
         while let Ok(mut ready) = send.clone().ready().await {
             let Ok((response, _)) = ready.send_request(request(), true) else { break };

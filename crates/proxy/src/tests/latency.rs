@@ -1,4 +1,4 @@
-//! How long endpoints take, as a data thread learns it: what counts, and what is held against nobody.
+//! Latency of endpoints as a data thread measures it, and the outcomes that do not count.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,35 +15,35 @@ use super::routes::{routed, rule};
 use crate::upstream::{Upstream, Wait};
 
 const LONG: Duration = Duration::from_secs(1);
-/// As `Latency::step` tells of it.
+/// As `Latency::step` defines it.
 const LONG_STEP: u8 = 19;
 
-/// An endpoint as the client's sidecar knows it.
+/// Returns the client's state of an endpoint.
 fn known(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
     mesh.client.worker.upstream(&Arc::new(endpoint))
 }
 
-/// How long it takes.
+/// Returns its latency step.
 fn step(upstream: &Upstream) -> Option<u8> {
     upstream.load(None, Some(Instant::now())).step
 }
 
-/// What failed there, when nothing is under way.
+/// Returns its failures; no request may be in progress.
 fn failures(upstream: &Upstream) -> u32 {
     upstream.load(None, Some(Instant::now())).under_way
 }
 
-/// Another endpoint at the same place: what is alone is not measured.
+/// Returns another endpoint at the same address: a single endpoint is not measured.
 fn twin(of: &Endpoint) -> Endpoint {
     endpoint("ratings-9", of.address, "ratings")
 }
 
-/// What failed at any of these.
+/// Returns the failures of all these endpoints.
 fn failed(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
     endpoints.iter().map(|it| failures(&known(mesh, it.clone()))).sum()
 }
 
-/// It was chosen so long ago.
+/// Records a selection this long ago.
 fn chosen(upstream: &Upstream, ago: Duration) {
     upstream.choose(Instant::now().checked_sub(ago));
 }
@@ -92,10 +92,10 @@ fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
             upstream.time().ends(*reason);
             let is_its = reason.side() == Side::Upstream;
             assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
-            // Nobody knows how it would have ended.
+            // The outcome is unknown.
             drop(upstream.time());
             assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
-            // It did answer, whatever broke then.
+            // It did respond, whatever failed afterwards.
             let answered = upstream.time();
             answered.answers(200);
             answered.ends(*reason);
@@ -160,7 +160,7 @@ fn who_does_not_answer_in_time_has_failed() {
             let answer = Client::connect(mesh.door).await.ask(GET).await;
             assert_eq!(answer.verdict(), (504, Some(reason)));
             assert_eq!(failed(&mesh, &both), 1, "{reason}");
-            // They begin anew.
+            // Reset the measurements.
             for it in &both {
                 known(&mesh, it.clone()).forget_times();
             }

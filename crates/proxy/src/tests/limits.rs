@@ -1,4 +1,4 @@
-//! What strangers may make a sidecar hold or wait for.
+//! Limits on the memory and time that clients can occupy.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn a_head_beyond_the_limits_is_refused_with_431() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
-        // More than is read before it is refused: the answer must arrive all the same.
+        // More than is read before the rejection: the response must still arrive.
         let larger = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
         let fields: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
         let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
@@ -54,7 +54,7 @@ async fn http2_over(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Se
     send.ready().await.unwrap()
 }
 
-/// The status, that of gRPC, and the reason of a request with a field of so many bytes.
+/// Returns the HTTP status, gRPC status and reason of a request with a field of this many bytes.
 async fn verdict(
     client: &mut SendRequest<Bytes>,
     (content_type, bytes): (&str, usize),
@@ -118,7 +118,7 @@ fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
         let mut client = http2::connect(mesh.door).await;
         let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
         let (other, mut body) = client.send_request(request, false).unwrap();
-        // The codec answers, so there is no reason and no count.
+        // The codec responds, so there is no reason and no count.
         assert_eq!(verdict(&mut client, ("text/plain", 300_000)).await, (431, None, None));
         body.send_data(Bytes::new(), true).unwrap();
         assert_eq!(other.await.unwrap().status(), 200, "another stream of the connection goes on");
@@ -132,7 +132,7 @@ fn a_head_just_below_the_limit_passes_both_sidecars() {
         let app = Application::canned(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.door).await;
-        // The door writes a longer `Host`, and the server's sidecar has the same limit.
+        // The outbound listener writes a longer `Host`, and the server's sidecar has the same limit.
         let value = "y".repeat(65_400);
         let answer = client.ask(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
         assert_eq!(answer.status, 200);
@@ -253,7 +253,7 @@ fn an_answer_that_is_no_http_is_a_502() {
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
             "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nab",
             "SSH-2.0-OpenSSH_9.2\r\n\r\n",
-            // It waits for its client, and says no more.
+            // It waits for its client, and sends no more.
             "SSH-2.0-OpenSSH_9.2\n",
             "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
         ] {

@@ -1,4 +1,4 @@
-//! Issue 27, finding A11: endpoints that do not answer, before and after a link to them is open.
+//! Unresponsive endpoints, before and after a link to them is open.
 
 use std::cell::{Cell, RefCell};
 use std::future::pending;
@@ -19,7 +19,7 @@ use crate::upstream::priorities::Priorities;
 const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi";
 
-/// A listener without a process that accepts: the kernel completes connections, and no handshake ends.
+/// Creates a listener without a process that accepts: the kernel completes connections, and no handshake ends.
 async fn dead(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dead = endpoint(name, listener.local_addr().unwrap(), account.unwrap_or("ratings"));
@@ -27,7 +27,7 @@ async fn dead(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
     (Endpoint { account, ..dead }, listener)
 }
 
-/// A sidecar that takes links and requests, and never says a word again. Counts the requests.
+/// Starts a sidecar that accepts links and requests, and never responds. Counts the requests.
 async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = endpoint(name, listener.local_addr().unwrap(), "ratings");
@@ -47,7 +47,7 @@ async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
     (silent, taken)
 }
 
-/// The listener takes links from now on: those that wait in the backlog, and probes. Counts the requests.
+/// The listener accepts links from now on: those that wait in the backlog, and probes. Counts the requests.
 fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
     let identity = Rc::new(credential(&mesh.authority, "ratings"));
     let served = Rc::new(Cell::new(0));
@@ -84,7 +84,7 @@ async fn status_at(door: SocketAddr, request: &str) -> (u16, Option<String>) {
     (status, reason.map(str::to_owned))
 }
 
-/// Sixteen requests at once.
+/// Sends sixteen requests at once.
 async fn together(door: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
     let ask = |_| tokio::task::spawn_local(status_at(door, request));
     let asked: Vec<_> = (0..16).map(ask).collect();
@@ -108,7 +108,7 @@ fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent(
             listeners.push(listener);
         }
         mesh.route_to(&all);
-        // Together: none of them profits by the others' failures.
+        // Together: no request benefits from the failures of others.
         for (status, reason) in together(mesh.door, POST).await {
             assert_eq!((status, reason), (200, None));
         }
@@ -145,7 +145,8 @@ fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
         let mesh = Mesh::permissive(app.address).await;
         let (silent, taken) = silent(&mesh, "ratings-2").await;
         mesh.route_to(std::slice::from_ref(&silent));
-        // A request that was sent and may have had its effect fails with a reason, long before the 20 s of two beats.
+        // A request that was sent and may have had its effect fails with a reason, long before the 20 s of two
+        // keepalive intervals.
         let asked = Instant::now();
         assert_eq!(status(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
         assert!(asked.elapsed() < Duration::from_secs(16), "{:?}", asked.elapsed());
@@ -200,7 +201,8 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
     });
 }
 
-/// A drain, or an endpoint that leaves, retires each link of an endpoint, those with a silent peer as well.
+/// A drain, or the removal of an endpoint, retires each link of the endpoint, including those with a silent
+/// peer.
 #[test]
 fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on() {
     run(async {

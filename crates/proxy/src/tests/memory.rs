@@ -1,4 +1,4 @@
-//! What an idle connection costs.
+//! Memory of an idle connection.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
 
-/// The memory of a process is measured in a process without other tests.
+/// Measured in a process without other tests.
 #[test]
 fn an_idle_connection_holds_no_buffers() {
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
@@ -33,7 +33,7 @@ fn measured_alone() {
             client.read_exact(&mut [0; OK.len()]).await.unwrap();
             client
         };
-        // What the first connection brings along is not the price of another.
+        // One-time allocations of the first connection are excluded.
         let mut clients = vec![open().await];
         let before = own_kib();
         for _ in 0..CONNECTIONS {
@@ -48,15 +48,14 @@ fn measured_alone() {
     });
 }
 
-/// Memory of this process that belongs to no file. Pages of the program count as private from the moment at which the last
-/// other process of this program ends.
+/// Returns the memory of this process that belongs to no file. Pages of the program count as private once the
+/// last other process of this program ends.
 fn own_kib() -> u64 {
     spent(std::process::id()).unwrap().own_kib
 }
 
 /// Few enough for the usual limit of descriptors: each takes two in this process.
 const CONNECTIONS: u64 = 300;
-/// For both ends of a connection, because client and sidecar share the process: less than one
-/// buffer for a read.
+/// For both ends of a connection, because client and sidecar share the process: less than one read buffer.
 const KIB_MAX: u64 = 12;
 const REPORT: &str = "KiB for each idle connection: ";

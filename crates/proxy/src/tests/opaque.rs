@@ -1,4 +1,4 @@
-//! Bytes in which no request is seen, at ports where policies decide by request.
+//! Opaque bytes at ports with policies that decide by request.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(super) fn limit(limits: RateLimits) -> PortLimits {
     PortLimits { policy: name(ServicePolicyKind::RateLimit), limits }
 }
 
-/// So many at once, and one more each hour.
+/// A burst of `size`, and one more each hour.
 fn rate(size: u32) -> Rate {
     Rate { count: 1, time: Duration::from_secs(3600), size }
 }
@@ -71,7 +71,8 @@ pub(super) fn denies_some() -> InboundPolicy {
 
 type Change = Box<dyn Fn(WorkloadPlan) -> WorkloadPlan>;
 
-/// All that may decide by request at a port, and whether it lets bytes in at a port that is declared `TCP`.
+/// Returns all policies that may decide by request at a port, and whether each allows bytes at a port declared
+/// `TCP`.
 fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let limited = |limits: RateLimits| {
         move |plan| WorkloadPlan { limits: [(port, vec![limit(limits.clone())])].into(), ..plan }
@@ -129,7 +130,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
             for (policy, passes_tcp, enforced) in policies(app.address.port()) {
                 let before = mesh.server.failures().get("denied-by-policy").copied().unwrap_or(0);
                 mesh.enforce_with(&enforced);
-                // Not the sidecar of the client, but what a member has put in its place.
+                // A program that a mesh member runs in place of its sidecar.
                 let mut peer = Peer::opener(mesh.inbound, &identity).await;
                 let stream = peer.open(StreamKind::Tcp, "", false);
                 let mut answer = peer.next().await.unwrap();
@@ -151,7 +152,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 };
                 assert_eq!(answer, expected, "{policy} {protocol:?}");
                 let denied = || mesh.server.failures().get("denied-by-policy").copied();
-                // An open connection of a port `TCP` may be cut at the same time.
+                // An open connection of a `TCP` port may be closed at the same time.
                 until(|| denied() > Some(before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
@@ -160,7 +161,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
     });
 }
 
-/// The program that a member has put in the place of its sidecar sends requests to a port that is declared `TCP`.
+/// The program that a member runs in place of its sidecar sends requests to a port declared `TCP`.
 async fn no_request_passes(mesh: &Mesh, policy: &str) {
     let identity = credential(&mesh.authority, "productpage");
     for pieces in [
@@ -259,14 +260,14 @@ fn empty_lines_before_a_request_hide_it_from_no_limit() {
             let mut client = Client::connect(mesh.door).await;
             assert_eq!(client.ask(&format!("\r\n\r\n{GET}")).await.status, status);
         }
-        // Some servers take a bare line feed for an empty line: nothing of it reaches one.
+        // Some servers treat a bare line feed as an empty line: no such byte reaches one.
         let mut client = Client::connect(mesh.door).await;
         assert_eq!(client.ask(&format!("\n{GET}")).await.status, 400);
         assert_eq!(app.seen.borrow().len(), 2);
     });
 }
 
-/// The status of a call, and what the application said.
+/// Returns the status of a call, as the application reported it.
 async fn ask(door: std::net::SocketAddr, path: &str) -> Option<u16> {
     call(&mut http2::connect(door).await, path).await
 }
@@ -309,7 +310,7 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
     });
 }
 
-/// The next event other than credit.
+/// Returns the next event other than credit.
 async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> Event {
     loop {
         match peer.next().await.unwrap() {
@@ -352,7 +353,7 @@ fn http2_in_clear_text_is_judged_as_well() {
     });
 }
 
-/// Makes the client's sidecar answer each request by a fault.
+/// Makes the client's sidecar answer each request with a fault.
 pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     let mut service = view(protocol, &[mesh.endpoint()]);
     let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };

@@ -1,4 +1,4 @@
-//! Openings: clients outside the mesh that a policy lets in, and nobody else.
+//! Ingress rules: only the clients outside the mesh that a policy allows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::fixture::{
 use super::http2;
 
 impl Mesh {
-    /// What the server's plan says of who comes in.
+    /// Sets the access and the ingress rules of the server's configuration.
     fn open(&self, access: Access, openings: Vec<Opening>) {
         let (port, protocol) = (self.server.port, self.setup.protocol);
         let ports = vec![WorkloadPort { name: None, port, protocol }];
@@ -43,7 +43,7 @@ impl Mesh {
         }
     }
 
-    /// A client of TLS without a certificate.
+    /// Connects a TLS client without a certificate.
     async fn stranger(&self, name: &'static str) -> std::io::Result<Client<TlsStream<TcpStream>>> {
         let roots = self.server.worker.world.credential().unwrap().roots().clone();
         let server = account("ratings");
@@ -60,7 +60,7 @@ impl Mesh {
 }
 
 impl Mesh {
-    /// A client with the certificate of a guest, that offers these protocols.
+    /// Connects an external principal with a certificate, offering these protocols.
     async fn guest(
         &self,
         name: &str,
@@ -89,12 +89,12 @@ impl Mesh {
             .unwrap();
         config.alpn_protocols = vec![alpn.to_vec()];
         let tcp = TcpStream::connect(self.inbound).await?;
-        // As an ingress controller knows the sidecar.
+        // The name by which an ingress controller reaches the sidecar.
         let name = ServerName::try_from("ratings.bookinfo.cluster.local").unwrap();
         Ok(Client::new(TlsConnector::from(Arc::new(config)).connect(name, tcp).await?))
     }
 
-    /// What comes of a request of such a guest.
+    /// Returns the status of a request of such a principal.
     async fn asked_by_guest(&self, name: &str) -> Option<u16> {
         let mut client = self.guest(name, b"http/1.1").await.ok()?;
         client.send(GET).await;
@@ -118,7 +118,7 @@ const NOBODY: Access = Access::Strict(Vec::new());
 fn an_address_that_is_named_is_let_in_and_no_other() {
     run(async {
         let (_app, mesh) = mesh().await;
-        // Also where policies decide, which name nobody.
+        // Also in strict mode with policies that name no client.
         for access in [Access::Permissive, NOBODY] {
             mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "10.0.0.0/8")]);
             let mut other = Client::connect(mesh.inbound).await;
@@ -127,7 +127,7 @@ fn an_address_that_is_named_is_let_in_and_no_other() {
             mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "127.0.0.0/8")]);
             let mut named = Client::connect(mesh.inbound).await;
             assert_eq!(named.ask(GET).await.status, 200, "{access:?}");
-            // What is closed again ends what is open.
+            // Removing the rule closes open connections.
             mesh.open(access.clone(), Vec::new());
             named.end().await;
         }
@@ -166,7 +166,7 @@ fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant(
         );
         let mut client = mesh.stranger("a.example").await.unwrap();
         assert_eq!(client.ask(GET).await.status, 200);
-        // Clear text is not what was opened.
+        // The rule does not allow plaintext.
         let mut clear = Client::connect(mesh.inbound).await;
         clear.send(GET).await;
         assert_eq!(clear.end().await, End::Reset);
@@ -207,7 +207,7 @@ fn a_guest_is_let_in_where_it_is_named_and_nowhere_else() {
             guests: names.iter().map(|name| Name::new(name).unwrap()).collect(),
             ..mesh.opening(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
         };
-        // A mesh that lets in every member lets in no guest for that.
+        // A mesh that allows every member does not therefore allow external principals.
         for access in [Access::Permissive, NOBODY] {
             mesh.open(access.clone(), Vec::new());
             assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
@@ -221,7 +221,7 @@ fn a_guest_is_let_in_where_it_is_named_and_nowhere_else() {
             assert_eq!(mesh.asked_by_guest("batch.corp.example").await, None, "{access:?}");
             mesh.open(access.clone(), vec![opening]);
             assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
-            // Who needs no certificate may show one.
+            // A client that needs no certificate may present one.
             mesh.open(access.clone(), vec![guests(&[], Proof::Skipped)]);
             assert_eq!(mesh.asked_by_guest("batch.corp.example").await, Some(200), "{access:?}");
         }
@@ -268,7 +268,7 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
             .await;
         assert_eq!(client.head().await.unwrap().status, 101);
         assert_eq!(client.bytes(2).await, b"hi");
-        // Others may come and go meanwhile.
+        // Other rules may change meanwhile.
         let other = Opening { port: 1, ..opening.clone() };
         mesh.open(NOBODY, vec![other, opening]);
         let mut second = mesh.stranger("a.example").await.unwrap();
@@ -277,7 +277,7 @@ fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
             .await;
         assert_eq!(second.head().await.unwrap().status, 101);
         assert_eq!(second.bytes(2).await, b"hi");
-        // What is open in the clear lets nobody in who came otherwise.
+        // A plaintext rule does not allow clients that came by TLS.
         mesh.open(NOBODY, vec![mesh.opening(Entry::Http, "127.0.0.1/32")]);
         assert_eq!(client.end().await, End::Reset);
         assert_eq!(second.end().await, End::Reset);

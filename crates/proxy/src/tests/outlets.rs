@@ -1,4 +1,4 @@
-//! Outlets: what is let out where nobody else is.
+//! Egress rules: destinations allowed when the default is deny.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::fixture::{Answer, Application, Client, End, Mesh, OK, plan, run, unti
 use crate::session::Entrance;
 
 impl Mesh {
-    /// The client's plan lets out no more than this, and `at` is outside.
+    /// Sets the client's egress rules; `at` is outside the mesh.
     fn let_out(&self, at: SocketAddr, outlets: Vec<Outlet>) {
         self.client.addresses.borrow_mut().insert(at.ip(), Arc::new(Occupant::Outside));
         let plan = plan("productpage", Access::Permissive);
@@ -51,11 +51,11 @@ fn requests_are_let_out_by_their_host_each_for_itself() {
         let hosts: Vec<_> =
             app.requests().iter().map(|it| it.field("host").map(str::to_owned)).collect();
         assert_eq!(hosts, [Some("api.example".to_owned()), Some("API.example".to_owned())]);
-        // What is let out to another host there is refused one by one.
+        // Requests for another host at the same address are rejected one by one.
         mesh.let_out(app.address, vec![outlet(ToldBy::Http, app.address, &["new.example"])]);
         let refused = client.ask(&asking("api.example")).await;
         assert_eq!(refused.verdict(), (403, Some("egress-denied")));
-        // Whatever goes to the address needs no host.
+        // A rule by address needs no host.
         mesh.let_out(app.address, vec![outlet(ToldBy::Address, app.address, &[])]);
         assert_eq!(client.ask(&asking("api.example")).await.status, 200);
     });
@@ -114,7 +114,7 @@ fn an_address_is_let_out_without_a_look_and_cut_when_it_is_not_any_more() {
         mesh.let_out(app.address, vec![outlet(ToldBy::Address, app.address, &[])]);
         let mut client = mesh.out_to(app.address).await;
         assert_eq!(client.bytes(11).await, b"220 ready\r\n");
-        // Other things may change meanwhile.
+        // Other rules may change meanwhile.
         let same = outlet(ToldBy::Address, app.address, &[]);
         let other = Outlet { port: 1, ..same.clone() };
         mesh.let_out(app.address, vec![same, other]);

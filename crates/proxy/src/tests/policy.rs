@@ -1,4 +1,4 @@
-//! What strict mode lets through, and what changes when the policies change.
+//! Authorization in strict mode, and the effect of policy changes.
 
 use leno_model::{
     Access, AccessRule, InboundPolicy, PathMatch, PolicyAction, PolicyName, PolicyRule, PortSet,
@@ -48,7 +48,7 @@ fn a_strict_server_answers_as_its_policies_say() {
                 ]),
                 (403, Some("denied")),
             ),
-            // What opens a port to bytes opens no request.
+            // A rule that allows bytes at a port allows no request.
             (
                 Access::Strict(vec![rule("productpage", &[], PortSet::All)]),
                 (404, Some("no-policy-route")),
@@ -239,7 +239,7 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
         ] {
             mesh.enforce(Access::Permissive);
             let mut client = open().await;
-            // What stays allowed, or is only audited, goes on.
+            // Requests that remain allowed, or are only audited, continue.
             mesh.enforce(all());
             mesh.enforce_all(
                 Access::Strict(Vec::new()),

@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/2 with prior knowledge, on each kind of port, and rejections at both sidecars.
+//! HTTP/2 clients with prior knowledge, on each kind of port, and rejections at both sidecars.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -52,7 +52,7 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
     });
 }
 
-/// A client that takes the port of the HTTP proxy for a server.
+/// A client that mistakes the HTTP proxy port for a server.
 #[test]
 fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
     run(async {
@@ -104,7 +104,7 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
         assert_eq!(last.unwrap(), [0, 0, 0, 1]);
         assert_eq!(mesh.client.failures(), [("unsupported", 3)].into());
 
-        // A preface without a request is no request, and another beginning is one that cannot be read.
+        // A preface without a request is no request, and other bytes are an unreadable one.
         let mut client = Client::connect(proxy).await;
         client.send(&OPENING[..18]).await;
         client.stream.shutdown().await.unwrap();
@@ -144,12 +144,12 @@ fn a_rejected_request_is_read_to_its_end() {
 
 const BAD_REQUEST: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n";
 
-/// An application that answers HTTP/2 with these bytes.
+/// Starts an application that answers HTTP/2 with these bytes.
 pub(super) async fn without_http2(answered: &'static str) -> Application {
     Application::start(move |mut client| async move {
         client.bytes(24).await;
         client.send(answered).await;
-        // It reads on, as servers do that mean their response to arrive.
+        // It continues to read, as servers do to ensure that their response arrives.
         client.stream.shutdown().await.unwrap();
         drop(client.last().await);
     })
@@ -171,11 +171,11 @@ fn an_application_that_does_not_speak_http2_is_named() {
                 let response = answer(&mesh, call("/shop.Cart/Add")).await;
                 assert_eq!(response.headers()["grpc-status"], "14");
                 until(|| mesh.client.failures() == [("protocol-mismatch", 2)].into()).await;
-                // Each request is sent once more: its endpoint might have been another one.
+                // Each request is retried once: its endpoint might have been another one.
                 until(|| mesh.server.failures() == [("protocol-mismatch", 4)].into()).await;
             }
         }
-        // A port that is closed is another fault.
+        // A closed port is another fault.
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = closed.local_addr().unwrap();
         drop(closed);
@@ -244,7 +244,7 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
             until(|| sidecar.ended() == 1).await;
             assert_eq!(sidecar.series()[0].labels.protocol, "http");
         }
-        // Strict mode has an answer, too.
+        // Strict mode responds as well.
         mesh.enforce(Access::Strict(Vec::new()));
         let response = answer(&mesh, get()).await;
         assert_eq!(response.status(), 403);
@@ -255,7 +255,7 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
 #[test]
 fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
     run(async {
-        // The application of HTTP/1.1 gets HTTP/1.1 of clients that speak it.
+        // An HTTP/1.1 application gets HTTP/1.1 from clients that use it.
         let app = Application::canned(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;

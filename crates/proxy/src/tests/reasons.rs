@@ -1,4 +1,4 @@
-//! One word for one failure: in the answer, the access log, the metrics, the span, and what gRPC is told.
+//! One reason for one failure: in the response, the access log, the metrics, the span and the gRPC status.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use super::tracing::tracing;
 use crate::access_log;
 use crate::export::source;
 
-/// How a failure is brought about, and who makes the answer.
+/// A failure, its setup, and the sidecar that responds.
 struct Case {
     reason: &'static str,
     arrange: fn(&Mesh),
     by: By,
 }
 
-/// Whose sidecar says it.
+/// The sidecar that reports the failure.
 #[derive(Debug, Clone, Copy)]
 enum By {
-    /// Nothing arrives at the server's.
+    /// The client's; no request reaches the server's.
     Client,
-    /// To the client's it is an answer like those of the application.
+    /// The server's; the client's handles it like a response of the application.
     Server,
 }
 
@@ -95,7 +95,7 @@ fn setup(protocol: Protocol) -> Setup {
     Setup { protocol, sight, ..Setup::default() }
 }
 
-/// Line, number and span of the failure at a sidecar say its reason.
+/// Asserts that the log entry, the count and the span of a sidecar have this reason.
 async fn told_by(sidecar: &mut Sidecar, reason: &str) {
     until(|| sidecar.failures().contains_key(reason)).await;
     let mut page = String::new();
@@ -111,7 +111,7 @@ async fn told_by(sidecar: &mut Sidecar, reason: &str) {
         lines.push(line["response_code_details"].clone());
     }
     assert_eq!(lines.last(), Some(&Value::from(reason)), "the access log");
-    // Only what failed has a span here.
+    // Only failures have a span here.
     let seen = sidecar.spans.try_recv().expect("a span");
     let attributes = source::attributes(&seen);
     let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
@@ -135,7 +135,7 @@ fn whoever_tells_of_a_failure_uses_one_word() {
             let mut client = Client::connect(mesh.door).await;
             let mut answer = client.ask(GET).await;
             if answer.status == 200 {
-                // What has a limit is let in once.
+                // A limit permits the first request.
                 answer = client.ask(GET).await;
             }
             assert_eq!(answer.reason(), Some(case.reason));

@@ -16,7 +16,7 @@ use super::fixture::{
 use super::http2::{self, application, call, connect, whole};
 use crate::access_log;
 
-/// A mesh in which the server's sidecar rejects all that the client sends.
+/// Creates a mesh in which the server's sidecar rejects all requests of the client.
 async fn denying(protocol: Protocol) -> (Application, Mesh) {
     let app = Application::canned(OK).await;
     let access = Access::Strict(Vec::new());
@@ -24,7 +24,7 @@ async fn denying(protocol: Protocol) -> (Application, Mesh) {
     (app, mesh)
 }
 
-/// Both sidecars counted one failure each, for `reason`.
+/// Asserts that both sidecars counted one failure each, for `reason`.
 async fn agree(mesh: &Mesh, reason: &'static str, about: &str) {
     until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
     let expected = BTreeMap::from([(reason, 1)]);
@@ -75,7 +75,7 @@ fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
     });
 }
 
-/// Neither sidecar counts or logs a reason for the one response of the application.
+/// Asserts that neither sidecar counts or logs a reason for the one response of the application.
 async fn unclaimed(mesh: &mut Mesh, about: &str) {
     until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
     for sidecar in [&mut mesh.server, &mut mesh.client] {
@@ -92,7 +92,8 @@ async fn unclaimed(mesh: &mut Mesh, about: &str) {
 /// A reason that applications claim.
 const CLAIMED: &str = "denied-by-policy";
 
-/// An application of HTTP/2 that answers each request with a claim: 403, or 200 and a status of gRPC in the head or in trailers.
+/// Starts an HTTP/2 application that answers each request with a claim: 403, or 200 and a gRPC status in the
+/// head or in trailers.
 async fn claiming(answers: &'static str) -> Application {
     application(move |request, mut respond| async move {
         whole(request.into_body()).await;
@@ -157,7 +158,7 @@ fn an_application_cannot_claim_a_rejection() {
 
 pub(super) type Played = Peer<TlsStream<TcpStream>>;
 
-/// A sidecar of another release at the other end of the link.
+/// Starts a sidecar of another release at the other end of the link.
 pub(super) async fn played(
     mesh: &Mesh,
     answer: impl Fn(&mut Played, StreamId) + 'static,
@@ -223,7 +224,7 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
             (ResetCode::Denied, "denied-by-policy", "denied-by-policy"),
             (ResetCode::Refused, "rate-limited", "rate-limited"),
             (ResetCode::Unreachable, "connect-failed", "connect-failed"),
-            // The fault of the other side's peer is not that of this side's.
+            // A fault of the other side's peer is not a fault of this side's.
             (ResetCode::Failed, "downstream-closed", "upstream-reset"),
             (ResetCode::Denied, "", "denied"),
             (ResetCode::Denied, "reason-of-a-later-release", "denied"),

@@ -1,4 +1,5 @@
-//! Rejections over `leno-http/1`, the connections of one client alone: counted by both sidecars, and no application claims one.
+//! Rejections over `leno-http/1`, the connections of one client alone: counted by both sidecars, and not
+//! claimable by applications.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,7 +14,7 @@ use super::jwt::Issuer;
 use super::opaque;
 use crate::tls::{ALPN_ALONE, ALPN_HTTP1};
 
-/// A request with credentials of a connection: it gets a connection of its own.
+/// A request with connection credentials: it gets a connection of its own.
 const ALONE: &str = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
 
 /// Sends requests over one connection, and returns the last response.
@@ -26,7 +27,8 @@ async fn ask(mesh: &Mesh, requests: usize) -> Answer {
     last
 }
 
-/// Both sidecars counted one failure each, for `reason`, and the client has the response of the server's sidecar.
+/// Asserts that both sidecars counted one failure each, for `reason`, and that the client has the response of
+/// the server's sidecar.
 async fn agree(mesh: &Mesh, ended: u64, (answer, status, reason): (Answer, u16, &'static str)) {
     assert_eq!(answer.verdict(), (status, Some(reason)));
     assert!(answer.head.contains("workload=\"bookinfo/ratings-1\""), "{}", answer.head);

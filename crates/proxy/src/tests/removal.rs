@@ -1,4 +1,4 @@
-//! Endpoints that a policy removes: what is noticed, who is left out, and how they come back.
+//! Outlier detection: observed failures, ejections and unejections.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use super::rejections::played;
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 
-/// Three failures in a row are too many, half of the endpoints stay, and a removal is short.
+/// Three failures in a row eject, half of the endpoints stay, and an ejection is short.
 fn rule(failures: FailureClasses) -> OutlierRemoval {
     OutlierRemoval {
         failures,
@@ -42,7 +42,7 @@ fn server_errors() -> FailureClasses {
     FailureClasses { server_errors: true, ..FailureClasses::default() }
 }
 
-/// The client knows these endpoints, and a policy for them.
+/// Sets these endpoints and a policy for them at the client.
 fn treat(mesh: &Mesh, rule: OutlierRemoval, endpoints: &[leno_model::Endpoint]) {
     let mut view = view(Protocol::Http, endpoints);
     let policy =
@@ -57,7 +57,7 @@ fn removals(mesh: &Mesh) -> u64 {
     mesh.client.telemetry.count(Count::EndpointRemovedForRow)
 }
 
-/// Asks until so many removals happened; how many answers were not 200.
+/// Sends requests until the first ejection; returns the number of responses other than 200.
 async fn ask_until_removed(mesh: &Mesh, client: &mut Client<tokio::net::TcpStream>) -> usize {
     let mut failed = 0;
     while removals(mesh) == 0 {
@@ -79,7 +79,7 @@ fn an_endpoint_that_answers_with_errors_is_left_out_and_comes_back_when_it_is_we
         let mesh = Mesh::permissive(app.address).await;
         let (_server, second) = mesh.server("ratings-2", well.address).await;
         let mut rule = rule(server_errors());
-        // Long enough to look at.
+        // Long enough to observe.
         rule.back_off.base = Duration::from_secs(3);
         rule.back_off.most = Duration::from_secs(3);
         treat(&mesh, rule, &[mesh.endpoint(), second]);
@@ -125,7 +125,7 @@ fn the_last_endpoints_stay_however_they_fail() {
     });
 }
 
-/// Issue 26: only a sidecar can say that a response is not its application's.
+/// Only a sidecar can mark a response as not its application's.
 #[test]
 fn an_application_that_claims_to_be_rejected_fails_all_the_same() {
     run(async {
@@ -153,7 +153,7 @@ fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
             ("overloaded", false),
             ("authorization-unavailable", false),
             ("reason-of-a-later-release", false),
-            // Here the application failed, and its sidecar says so.
+            // Here the application failed, as its sidecar reports.
             ("upstream-malformed", true),
         ] {
             let app = Application::canned(OK).await;
@@ -167,7 +167,7 @@ fn a_rejection_by_its_sidecar_says_nothing_about_an_endpoint() {
             .await;
             treat(&mesh, rule(server_errors()), &[mesh.endpoint(), second]);
             let mut client = Client::connect(mesh.door).await;
-            // Three of an endpoint in a row would be too many.
+            // Three of an endpoint in a row would eject it.
             let mut rejected = 0;
             while rejected < 3 {
                 rejected += usize::from(client.ask(GET).await.status == 503);
@@ -184,7 +184,7 @@ fn connecting_in_vain_counts_as_its_class_and_only_then() {
         for (connect, expected) in [(true, true), (false, false)] {
             let app = Application::canned(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            // Its sidecar is well, and its application is not there: every request tells.
+            // Its sidecar is healthy, but its application is not listening: every request reports it.
             let (_server, dead) = mesh.server("ratings-2", closed_port()).await;
             let mut rule = rule(FailureClasses { connect, ..server_errors() });
             rule.consecutive = Some(1);
@@ -211,7 +211,7 @@ fn what_is_removed_follows_the_endpoints_and_ends_with_its_policy() {
         treat(&mesh, rule.clone(), &[mesh.endpoint(), second.clone()]);
         let mut client = Client::connect(mesh.door).await;
         ask_until_removed(&mesh, &mut client).await;
-        // Another endpoint comes before it in the list.
+        // Another endpoint precedes it in the list.
         let first = endpoint("ratings-0", second.address, "ratings");
         treat(&mesh, rule, &[first, mesh.endpoint(), second.clone()]);
         let before = app.requests().len();

@@ -1,4 +1,4 @@
-//! A certificate that is replaced under traffic.
+//! Certificate renewal under traffic.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -47,7 +47,7 @@ fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
             client.unwrap();
         }
         assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
-        // The link that was open stayed open.
+        // The open link stayed open.
         assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
     });

@@ -1,4 +1,4 @@
-//! Issue 26, case f12: codes of HTTP/2 and statuses of gRPC pass both sidecars as they are.
+//! HTTP/2 error codes and gRPC statuses pass both sidecars unchanged.
 
 use std::cell::Cell;
 use std::rc::Rc;

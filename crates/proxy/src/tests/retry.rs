@@ -1,4 +1,4 @@
-//! Endpoints that fail: what is sent once more, what is not, and who hears of it.
+//! Failing endpoints: requests that are retried, requests that are not, and the reported errors.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -59,7 +59,7 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
         setup.limits.connect_timeout = Duration::from_secs(1);
         let app = Application::canned(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        // The kernel accepts, but nobody ever speaks TLS; or TLS, but never a greeting.
+        // The kernel accepts, but the server never starts TLS; or it completes TLS, but never sends a hello.
         let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
         let identity = Rc::new(credential(&mesh.authority, "ratings"));
         let rude = Application::start(move |client| {
@@ -81,13 +81,13 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
                 assert_eq!(client.ask(POST).await.status, 200);
             }
         }
-        // Links that were given up are closed.
+        // Abandoned links are closed.
         let open = leno_telemetry::Gauge::LinksUpstream;
         until(|| mesh.client.telemetry.gauge(open) == 1).await;
     });
 }
 
-/// Half of all dead applications have a sidecar that is well.
+/// Half of all dead applications have a healthy sidecar.
 #[test]
 fn an_application_that_takes_no_connections_is_left_for_another() {
     run(async {
@@ -104,7 +104,7 @@ fn an_application_that_takes_no_connections_is_left_for_another() {
     });
 }
 
-/// A server whose sidecar is this test: what it does with each stream.
+/// Starts a server with this test as its sidecar; `play` handles each stream.
 async fn played(
     mesh: &Mesh,
     play: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, Event) -> Go + 'static,
@@ -152,7 +152,7 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
                 _ => Go::On,
             })
             .await;
-            // Only the dying one is usable at first: the draw falls on either.
+            // Both are usable at first: the balancer may select either.
             let dying = endpoint("ratings-2", dying.address, "ratings");
             mesh.route_to(&[mesh.endpoint(), dying]);
             let mut lost = 0;
@@ -183,7 +183,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
                     count.set(count.get() + 1);
                     match code {
                         Some(code) => peer.link.reset(stream, code),
-                        // GOAWAY that names no stream, written by hand: ours would name this one.
+                        // GOAWAY without a stream, written by hand: our implementation would include this one.
                         None => peer
                             .link
                             .output()
@@ -197,7 +197,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
             let mut client = Client::connect(mesh.door).await;
             while turned_away.get() < 2 {
                 assert_eq!(client.ask(POST_EMPTY).await.verdict(), (200, None), "{code:?}");
-                // An endpoint that is unreachable is left alone for a while.
+                // An unreachable endpoint is not selected for a while.
                 tokio::task::yield_now().await;
             }
             assert!(mesh.client.failures().is_empty());
@@ -215,7 +215,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
         let draining = played(&mesh, async move |peer, event| {
             if let Event::Opened { stream, .. } = event {
                 count.set(count.get() + 1);
-                // Goes away with this stream under way, and answers it afterwards.
+                // Sends GOAWAY with this stream in progress, and answers it afterwards.
                 peer.link.go_away(GoAwayCode::Drain);
                 peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
             }
@@ -235,7 +235,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
 #[test]
 fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
     run(async {
-        // It closes each connection after the second answer, as keep-alive limits do.
+        // It closes each connection after the second response, as keep-alive limits do.
         let served = Rc::new(Cell::new(0));
         let app = Application::start(move |mut client| {
             let served = served.clone();
@@ -253,7 +253,7 @@ fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
         let mut client = Client::connect(mesh.door).await;
         for request in [GET, POST, POST_EMPTY].repeat(10) {
             assert_eq!(client.ask(request).await.verdict(), (200, None));
-            // The end of the connection arrives before the next request does.
+            // The end of the connection arrives before the next request.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
@@ -280,7 +280,7 @@ fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_sa
     });
 }
 
-/// Requests that come while the first connection is being made share it, and its outcome.
+/// Requests that arrive while the first connection is opened share it, and its result.
 #[test]
 fn a_burst_to_a_new_endpoint_opens_one_link() {
     run(async {
@@ -300,7 +300,7 @@ fn a_burst_to_a_new_endpoint_opens_one_link() {
     });
 }
 
-/// In TLS 1.3 a server rejects a client only after the client thinks all is well.
+/// In TLS 1.3 a server rejects a client only after the client has completed the handshake.
 #[test]
 fn a_certificate_that_the_server_rejects_fails_every_request_of_a_burst_alike() {
     run(async {
@@ -402,11 +402,12 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
     });
 }
 
-/// A kept connection that ends as the request is sent: only the sidecar before it can know.
+/// A kept-alive connection that ends as the request is sent: only the sidecar directly before it can detect
+/// that.
 #[test]
 fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself() {
     run(async {
-        // The second request on each connection gets no answer.
+        // The second request on each connection gets no response.
         let asked = Rc::new(Cell::new(0));
         let count = asked.clone();
         let app = Application::start(move |mut client| {

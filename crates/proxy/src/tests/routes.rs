@@ -1,4 +1,4 @@
-//! Routes as clients feel them: no match, bad backends, time limits, reach, discovery.
+//! Effects of routes on clients: no match, bad backends, timeouts, client authorization, discovery.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
     }
 }
 
-/// The service with these routes, and the backend `ratings-v2` at the mesh's server.
+/// Returns the service with these routes, and the backend `ratings-v2` at the mesh's server.
 pub(crate) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
     let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
     let backend = ServiceView { name, ..view(mesh.setup.protocol, &[mesh.endpoint()]) };
@@ -81,7 +81,7 @@ fn a_route_may_limit_the_time_of_a_request() {
                 if request.head.contains("/half") {
                     client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
                 }
-                // Never answers (whole).
+                // Never sends a complete response.
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
@@ -98,7 +98,7 @@ fn a_route_may_limit_the_time_of_a_request() {
         assert_eq!(client.last().await.1, End::Reset);
         assert_eq!(mesh.client.failures(), [("request-timeout", 3)].into());
         until(|| mesh.server.ended() == 3).await;
-        // The client waits still: its sidecar abandoned them (issue 26).
+        // The client still waits: its sidecar abandoned the attempts.
         assert_eq!(mesh.server.failures(), [("attempt-abandoned", 3)].into());
     });
 }

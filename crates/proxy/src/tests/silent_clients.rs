@@ -1,4 +1,4 @@
-//! Clients that send nothing at first, at ports without a declared protocol where policies decide by request.
+//! Silent clients at ports without a declared protocol and with policies that decide by request.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::drain::Phase;
 
 const ADMIN: &str = "GET /admin HTTP/1.1\r\nhost: x\r\n\r\n";
 
-/// A mesh in which a client is silent with its first look at it.
+/// Creates a mesh with a protocol detection that times out at once.
 async fn mesh(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
     setup.limits.detect_timeout = Duration::ZERO;
     Mesh::new(application, setup).await
 }
 
-/// A connection to the service that both sidecars carry as silent.
+/// Opens a connection to the service that both sidecars treat as silent.
 async fn silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
     let before = carried(mesh);
     let client = Client::connect(mesh.door).await;
@@ -27,7 +27,7 @@ async fn silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
     client
 }
 
-/// The connections that the client's sidecar carries as opaque bytes.
+/// Returns the number of connections that the client's sidecar lists as opaque.
 fn carried(mesh: &Mesh) -> usize {
     let (_, all) = mesh.client.worker.connections.snapshot(100);
     all.iter().filter(|connection| connection.protocol == "tcp").count()
@@ -68,7 +68,7 @@ fn a_connection_without_a_byte_is_no_rejection() {
             drop(silent(&mesh).await);
         }
         until(|| carried(&mesh) == 0).await;
-        // The sidecar of the server drains: it waits for nothing more.
+        // The server's sidecar drains and stops waiting.
         let mut client = silent(&mesh).await;
         mesh.server.phase.send_replace(Phase::Draining);
         assert_eq!(client.end().await, End::Clean);
@@ -92,7 +92,7 @@ fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
     });
 }
 
-/// No request of such a client would pass, so that none is awaited.
+/// No request of such a client would be allowed, so none is awaited.
 #[test]
 fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
     run(async {

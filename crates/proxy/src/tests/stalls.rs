@@ -1,4 +1,4 @@
-//! Bodies that stand still: who is waited for, how long, and who may take his time.
+//! Stalled bodies: timeouts, and the cases without one.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ async fn mesh(application: SocketAddr) -> Mesh {
     Mesh::new(application, stalling(STALL)).await
 }
 
-/// A body may stand still for so long.
+/// Returns options with this body stall timeout.
 fn stalling(time: Duration) -> Setup {
     let mut setup = Setup::default();
     setup.limits.body_stall_timeout = time;
@@ -40,7 +40,8 @@ fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
 fn a_client_that_goes_on_now_and_then_may_take_its_time() {
     run(async {
         let app = Application::canned(OK).await;
-        // All of it takes longer than it may stand still, and a machine that is busy is no client that stops.
+        // The whole transfer takes longer than the stall timeout, and a busy machine must not look like a
+        // stalled client.
         let stall = STALL * 12;
         let mesh = Mesh::new(app.address, stalling(stall)).await;
         let mut client = Client::connect(mesh.door).await;
@@ -61,7 +62,7 @@ fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
         let app = Application::start(|mut client| async move {
             client.head().await;
             client.send("HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n").await;
-            // Ends when the sidecar lets go of it.
+            // Ends when the sidecar closes the connection.
             while tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0; 65_536])
                 .await
                 .is_ok()
@@ -86,7 +87,7 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
             std::future::pending::<()>().await;
         });
         let app = app.await.address;
-        // The client's sidecar has patience: the server's, which is nearer, is the one that gives up.
+        // The client's sidecar has a long timeout: the server's, which is nearer, gives up first.
         let mesh = Mesh::permissive(app).await;
         let (server, endpoint) = mesh.server_with("ratings-2", app, &stalling(STALL)).await;
         mesh.route_to(&[endpoint]);
@@ -155,7 +156,7 @@ fn a_tcp_connection_on_which_nobody_speaks_ends() {
     });
 }
 
-/// How long a body may stand still in these tests.
+/// The body stall timeout in these tests.
 const STALL: Duration = Duration::from_millis(400);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Clients that keep to the endpoint that answered them first.
+//! Session affinity: clients stay at the endpoint that served them first.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn keeping(persistence: Persistence) -> RouteRule {
     RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) }
 }
 
-/// Answers with its name.
+/// Starts an application that answers with its name.
 async fn named(name: &'static str) -> Application {
     Application::answering(move |_| {
         format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len())
@@ -35,7 +35,7 @@ async fn named(name: &'static str) -> Application {
     .await
 }
 
-/// The client follows the rule to these endpoints.
+/// Applies the rule at the client, with these endpoints.
 fn obey(mesh: &Mesh, rule: RouteRule, endpoints: &[Endpoint]) {
     let mut views = routed(mesh, vec![rule]);
     let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
@@ -43,7 +43,7 @@ fn obey(mesh: &Mesh, rule: RouteRule, endpoints: &[Endpoint]) {
     mesh.client_knows(views);
 }
 
-/// A mesh with the servers `one`, `two` and `three`.
+/// Creates a mesh with the servers `one`, `two` and `three`.
 async fn three() -> (Mesh, Vec<Endpoint>, Vec<(Application, Option<Sidecar>)>) {
     let one = named("one").await;
     let mesh = Mesh::permissive(one.address).await;
@@ -62,7 +62,7 @@ fn get(fields: &str) -> String {
     format!("GET /ratings HTTP/1.1\r\nhost: x\r\n{fields}\r\n")
 }
 
-/// The cookie that an answer sets, as a request shows it.
+/// Returns the cookie set by a response, in the form of a request.
 fn shown(answer: &Answer) -> Option<String> {
     let (pair, _) = answer.field("set-cookie")?.split_once(';')?;
     Some(format!("cookie: other=1; {pair}\r\n"))
@@ -104,7 +104,7 @@ fn when_its_endpoint_is_gone_a_client_is_told_another_one() {
         let second = client.ask(&get(&shown(&first).unwrap())).await;
         assert_ne!(second.text(), first.text());
         let cookie_of_second = shown(&second).unwrap();
-        // It comes back: the client stays where it is.
+        // The endpoint returns, but the client stays at its current one.
         obey(&mesh, keeping(cookie()), &endpoints);
         for _ in 0..20 {
             assert_eq!(client.ask(&get(&cookie_of_second)).await.text(), second.text());
@@ -123,7 +123,7 @@ fn when_its_endpoint_does_not_answer_a_client_is_told_another_one() {
         let mut client = Client::connect(mesh.door).await;
         let first = client.ask(&get("")).await;
         let sick = ["one", "two", "three"].iter().position(|name| *name == first.text()).unwrap();
-        // The same workload is where nobody listens.
+        // The workload has moved to an address without a listener.
         let mut moved = endpoints.clone();
         moved[sick].address = super::fixture::closed_port();
         let mut rule = keeping(cookie());
@@ -160,7 +160,7 @@ fn an_idle_time_counts_from_the_last_answer() {
     });
 }
 
-/// The same over HTTP/2, and whether the request shows something; it says something of its own too.
+/// The same over HTTP/2; reports whether the request has the header, and sends a header of its own.
 async fn named_over_http2(name: &'static str) -> Application {
     http2::application(move |request, mut respond| async move {
         let (parts, body) = request.into_parts();
@@ -199,7 +199,7 @@ fn a_header_carries_it_over_http2_too() {
         while both.len() < 2 {
             let (name, value) = ask(None).await;
             for _ in 0..10 {
-                // The application sees what clients show.
+                // The application receives the clients' header.
                 let shown = name.replace('-', "+");
                 assert_eq!(ask(Some(&value)).await, (shown, value.clone()));
             }

@@ -1,4 +1,4 @@
-//! Requests with streams count when these begin, at both sidecars, and not once more when they end.
+//! Requests with streams count when the streams begin, at both sidecars, and not again when they end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::fixture::{Application, Client, GET, Mesh, OK, Sidecar, run, until};
 use super::http2;
 use crate::counted::Counted;
 
-/// The sum of a metric over all series of a sidecar.
+/// Returns the sum of a metric over all series of a sidecar.
 fn sum(sidecar: &Sidecar, metric: &str) -> u64 {
     let mut text = String::new();
     sidecar.telemetry.expose(Form::Prometheus, &mut text);
@@ -20,12 +20,12 @@ fn sum(sidecar: &Sidecar, metric: &str) -> u64 {
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
 
-/// Streams that were opened, and those that are open.
+/// Returns the numbers of opened and of open streams.
 fn streams(sidecar: &Sidecar) -> (u64, u64) {
     (sum(sidecar, "leno_streams_opened_total"), sum(sidecar, "leno_streams"))
 }
 
-/// Both sidecars, and what each reports of its requests to the control plane.
+/// Both sidecars, and the requests that each reports to the control plane.
 struct Reports<'a> {
     mesh: &'a Mesh,
     counted: [Counted; 2],
@@ -41,7 +41,7 @@ impl<'a> Reports<'a> {
         Self { mesh, counted }
     }
 
-    /// The requests since the last report, as rates have them, and those that ended.
+    /// Returns the requests since the last report, as used for rates, and those that ended.
     fn take(&mut self) -> [(u64, u64); 2] {
         self.counted.each_mut().map(|counted| {
             let series = counted.take(Instant::now()).map(|it| it.series).unwrap_or_default();
@@ -49,14 +49,14 @@ impl<'a> Reports<'a> {
         })
     }
 
-    /// A stream has begun, and is counted.
+    /// Waits until a stream has begun and is counted.
     async fn began(&mut self) {
         until(|| self.both(|sidecar| streams(sidecar) == (1, 1))).await;
         assert_eq!(self.take(), [(1, 0); 2], "it counts when it begins");
         assert!(self.both(|sidecar| sidecar.ended() == 0));
     }
 
-    /// The stream has ended.
+    /// Waits until the stream has ended.
     async fn ended(&mut self, requests: u64) {
         until(|| self.both(|sidecar| sidecar.ended() == 1)).await;
         assert!(self.both(|sidecar| streams(sidecar) == (1, 0)));
@@ -68,7 +68,7 @@ impl<'a> Reports<'a> {
     }
 }
 
-/// Sends a head and a first piece, and ends the connection with its client.
+/// Starts an application that sends a head and a first piece, and closes the connection after its client.
 async fn beginning(head: &'static str) -> Application {
     Application::start(move |mut client| async move {
         drop(client.head().await);
@@ -110,7 +110,7 @@ fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
         assert_eq!(client.head().await.unwrap().status, 200);
         reports.began().await;
         client.abandon();
-        // A client that goes away is a failure by its reason.
+        // A client that leaves is a failure by its reason.
         reports.ended(1).await;
         assert_eq!(mesh.client.failures(), BTreeMap::from([("downstream-closed", 1)]));
     });

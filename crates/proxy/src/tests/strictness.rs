@@ -1,5 +1,5 @@
-//! `tests/vectors/http1/strictness.json` through a pair of sidecars: what clients send, and what
-//! upstreams answer.
+//! `tests/vectors/http1/strictness.json` through a pair of sidecars: bytes from clients, and responses from
+//! upstreams.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
         let mesh = Mesh::permissive(app.address).await;
         let mut wrong = Vec::new();
         for vector in &vectors("request", is_refused) {
-            // Its own sidecar, and the server's for clients that have none.
+            // The client's own sidecar, and the server's for clients without one.
             let mut client = Client::connect(mesh.door).await;
             client.send(&vector.bytes).await;
             wrong.extend(not_cut_off(&mut client, vector).await);
@@ -96,7 +96,7 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
             let mut client = Client::connect(mesh.door).await;
             client.send(request(vector)).await;
             let answer = client.head().await.unwrap();
-            // The own application may break a rule in a way that its recipients may read.
+            // The own application may break a rule in a way that recipients may accept.
             let mut head = ResponseHead::default();
             let is_mended = mend_response(&vector.bytes).is_some_and(|mended| {
                 head.parse(&mended.head, Answers::Other).is_ok_and(|it| it != Parsed::Partial)
@@ -122,7 +122,7 @@ fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
             let (mesh, app) = saying(vector).await;
             let mut client = Client::connect(mesh.door).await;
             client.send([GET, GET].concat()).await;
-            // The head may have been on its way when the body broke: a cut, with or without it.
+            // The head may have been in flight when the body broke: a cut, with or without it.
             let Some(answer) = client.head().await else {
                 continue;
             };
@@ -146,7 +146,7 @@ fn an_upstream_that_keeps_the_rules_is_heard_once() {
         let passing = |vector: &Vector| !is_refused(vector) && vector.sidecar.is_none();
         let bodies = vectors("body", passing);
         for vector in vectors("response", passing).iter().chain(&bodies) {
-            // A tunnel is not asked of a service.
+            // A tunnel does not apply to a service.
             if vector.answers == "CONNECT" {
                 continue;
             }
@@ -173,13 +173,13 @@ fn an_upstream_that_keeps_the_rules_is_heard_once() {
     });
 }
 
-/// A client without a sidecar: mutual TLS to the server's.
+/// Connects a client without a sidecar: mutual TLS to the server's.
 async fn foreign(mesh: &Mesh) -> Client<TlsStream<TcpStream>> {
     let identity = credential(&mesh.authority, "foreign");
     Client::new(tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap())
 }
 
-/// As [`not_cut_off`]; but who ends its connection inside a body is answered nothing.
+/// As [`not_cut_off`], but a client that closes inside a body gets no response.
 async fn not_taken<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<S>,
     vector: &Vector,
@@ -192,7 +192,7 @@ async fn not_taken<S: AsyncRead + AsyncWrite + Unpin>(
     (!got.is_empty()).then(|| format!("{}: {}", vector.name, got.escape_ascii()))
 }
 
-/// What is not as it should be: the status and reason of the vector, the announced end, the end.
+/// Returns the deviation from the vector, if any: status and reason, the announced close, the close.
 async fn not_cut_off<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<S>,
     vector: &Vector,
@@ -215,7 +215,7 @@ async fn not_cut_off<S: AsyncRead + AsyncWrite + Unpin>(
         .then(|| format!("{}: {found:?} and {end:?}", vector.name))
 }
 
-/// A mesh whose application says this once, and "ok" ever after.
+/// Creates a mesh with an application that sends these bytes once, and "ok" afterwards.
 async fn saying(vector: &Vector) -> (Mesh, Application) {
     let mut bytes = vector.bytes.clone();
     if vector.of == "body" {
@@ -238,7 +238,7 @@ async fn saying(vector: &Vector) -> (Mesh, Application) {
                 let first = said.borrow_mut().take();
                 let last = leaves && first.is_some();
                 let bytes = first.unwrap_or_else(|| OK.into());
-                // Who breaks the rules is cut off, perhaps in the middle of it.
+                // A client that breaks the rules is cut off, perhaps in the middle of its bytes.
                 if client.stream.write_all(&bytes).await.is_err() || last {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Operators who tap see what fits, no more than they asked for, and nobody pays for it otherwise.
+//! Taps get matching requests within their rate limit, without cost for other requests.
 
 use leno_model::{ServiceAccount, Sight, StatusRange, Tap, TapSide};
 
@@ -17,7 +17,7 @@ fn tap(id: u64) -> Tap {
     }
 }
 
-/// The taps that were told since, each with path and status.
+/// Returns the tapped requests since the last call, each with path and status.
 fn told(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
     let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
     drawn

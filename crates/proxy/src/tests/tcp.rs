@@ -50,7 +50,7 @@ fn carries_bytes_both_ways_as_they_are() {
     });
 }
 
-/// The number of connections that a metric has of one direction.
+/// Returns the number of opened connections over all series.
 fn opened(worker: &Worker) -> u64 {
     let mut text = String::new();
     worker.shard.telemetry().expose(Form::Prometheus, &mut text);
@@ -99,7 +99,7 @@ fn a_server_may_speak_first() {
             assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
             client.send("HELO").await;
             assert_eq!(client.bytes(4).await, b"HELO");
-            // The server ended its direction; ours is still open.
+            // The server has half-closed; our direction is still open.
             assert_eq!(client.end().await, End::Clean);
             let delayed = delays(&mesh);
             match protocol {
@@ -114,7 +114,7 @@ fn a_server_may_speak_first() {
     });
 }
 
-/// The service ports at which the detection delays connections, as the client's sidecar reports them.
+/// Returns the service ports at which detection delays connections, as the client's sidecar reports them.
 fn delays(mesh: &Mesh) -> Vec<(String, String)> {
     let found = mesh.client.worker.world.conditions.now(std::time::Instant::now());
     let found = found.into_iter().filter(|it| it.kind == kind::DETECTION_DELAYED);
@@ -135,7 +135,7 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
         });
         let mesh = mesh(app.await.address, Protocol::Detect).await;
         let mut client = Client::connect(mesh.door).await;
-        // The application has a connection once the detection is over.
+        // The application gets a connection once the detection is over.
         until(|| connected.get()).await;
         client.send("HELO").await;
         assert_eq!(client.bytes(4).await, b"HELO");
@@ -144,7 +144,7 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
     });
 }
 
-/// TLS that applications speak between themselves passes whatever the port declares.
+/// TLS between applications passes, whatever the port declares.
 #[test]
 fn the_applications_own_tls_is_theirs() {
     run(async {
@@ -178,7 +178,7 @@ fn the_applications_own_tls_is_theirs() {
 #[test]
 fn each_direction_ends_by_itself() {
     run(async {
-        // The client ends first and still hears the answer.
+        // The client half-closes first and still gets the response.
         let app = Application::start(|mut client| async move {
             let (request, end) = client.last().await;
             assert_eq!(end, End::Clean);
@@ -190,7 +190,7 @@ fn each_direction_ends_by_itself() {
         client.stream.shutdown().await.unwrap();
         assert_eq!(client.last().await, (b"300000 bytes".to_vec(), End::Clean));
 
-        // The application ends first and still reads.
+        // The application half-closes first and still reads.
         let (tell, told) = tokio::sync::watch::channel(0);
         let app = Application::start(move |mut client| {
             let tell = tell.clone();
@@ -243,7 +243,7 @@ fn a_reset_reaches_the_other_side_as_one() {
         let app = Application::start(move |mut client| {
             let (tell, begin) = (tell.clone(), begin.clone());
             async move {
-                // It never reads more than this, and still hears of the reset.
+                // It never reads more than this, but still gets the reset.
                 client.bytes(1).await;
                 begin.send_replace(true);
                 tell.send_replace(Some(client.last().await.1));
@@ -280,11 +280,11 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
         let mut peer = Peer::opener(mesh.inbound, &identity).await;
         let stream = peer.open(StreamKind::Tcp, "", false);
         let full = vec![0; 64 * 1024];
-        // The application has taken the connection.
+        // The application has accepted the connection.
         assert!(matches!(peer.next().await, Some(Event::Head { .. })));
         loop {
             peer.link.send_data(stream, &full, false).unwrap();
-            // No credit for many turns of the event loop: all buffers on the way are full.
+            // No credit for many turns of the event loop: all buffers on the path are full.
             tokio::select! {
                 event = peer.next() => assert_eq!(event, Some(Event::Credit { stream })),
                 () = async { for _ in 0..3000 { tokio::task::yield_now().await; } } => break,

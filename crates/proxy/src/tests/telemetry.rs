@@ -1,4 +1,4 @@
-//! What is counted and logged: each exchange once, with its reason.
+//! Metrics and log entries: each exchange once, with its reason.
 
 use leno_model::{LogForm, Reach, ServiceView};
 use leno_telemetry::{Count, Gauge};
@@ -48,7 +48,7 @@ fn each_request_is_counted_once_on_both_sides() {
     });
 }
 
-/// The client's own sidecar rejects them before it knows a route: the listener's service and port are known.
+/// The client's own sidecar rejects them before it selects a route: the listener's service and port are known.
 #[test]
 fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener() {
     run(async {
@@ -80,7 +80,7 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
     });
 }
 
-/// Each request of the HTTP proxy names its service, so that none is known before its head is read.
+/// Each request of the HTTP proxy names its service, so none is known before its head is read.
 #[test]
 fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
     run(async {

@@ -1,4 +1,5 @@
-//! Responses of applications are read as tolerantly as RFC 9112 allows by the first proxy, which cleans them.
+//! Responses of applications are parsed as tolerantly as RFC 9112 allows by the first proxy, which normalizes
+//! them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -29,7 +30,7 @@ fn responses_of_the_own_application_are_cleaned() {
             let mut client = Client::connect(mesh.door).await;
             for is_plain in [false, false, true, true] {
                 if is_plain {
-                    // Without a sidecar, the client's one cleans them.
+                    // Without a sidecar of the server, the client's normalizes them.
                     mesh.route_to(&[Endpoint { account: None, ..plain.clone() }]);
                 }
                 let answer = client.ask(GET).await;

@@ -1,4 +1,4 @@
-//! Requests are given their place in a trace, and those that look hear of what was sampled.
+//! Trace context of requests, and the export of sampled spans.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn traced(sampling: &str) -> Setup {
     Setup { sight, ..Setup::default() }
 }
 
-/// The spans of the client's sidecar and of the server's, one each.
+/// Returns the spans of the client's sidecar and of the server's, one each.
 async fn pair(mesh: &mut Mesh) -> (Arc<Seen>, Arc<Seen>) {
     until(|| mesh.client.ended() > 0 && mesh.server.ended() > 0).await;
     let outbound = mesh.client.spans.try_recv().expect("a span of the client's sidecar");
@@ -83,7 +83,7 @@ fn the_entrance_decides_and_the_rest_follows() {
         for (sampling, flags) in [("100%", "01"), ("0%", "00")] {
             let app = Application::canned(OK).await;
             let mut mesh = Mesh::new(app.address, traced(sampling)).await;
-            // What the server's sidecar would say of its own does not count.
+            // The sampling of the server's sidecar does not apply.
             let other = if flags == "01" { "0%" } else { "100%" };
             mesh.server.worker.world.sights.say(&traced(other).sight);
             let mut client = Client::connect(mesh.door).await;
@@ -140,7 +140,7 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
         let seen = mesh.client.spans.try_recv().expect("a span");
         assert_eq!((seen.outcome.reason, ids(&seen).0.as_str()), (Some("connect-failed"), TRACE));
         assert!(!seen.span.unwrap().is_sampled && seen.upstream.is_some());
-        // Unless that is not wanted.
+        // Unless that is disabled.
         let quiet = Tracing { errors: false, ..tracing("0%") };
         mesh.client.worker.world.sights.say(&Sight { tracing: Some(quiet), ..Sight::default() });
         client.ask(&request).await;

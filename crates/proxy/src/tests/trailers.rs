@@ -1,4 +1,4 @@
-//! Trailer sections obey the rules of heads: limits, control bytes, and the names that may come late.
+//! Trailer sections obey the rules of heads: limits, control bytes, and permitted names.
 
 use leno_model::Protocol;
 use leno_telemetry::Gauge;
@@ -8,7 +8,8 @@ use super::fixture::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, OPENI
 use super::fixture::{Application, Client, End, Mesh, OK, Sidecar, run, until};
 use super::http2;
 
-/// Field lines that break a rule of fields, and the answer to a request with them in its head or its trailer section.
+/// Returns field lines that break a rule of fields, and the response to a request with them in its head or its
+/// trailer section.
 fn broken() -> Vec<(String, (u16, &'static str))> {
     let bad = (400, "bad-request");
     let large = (431, "head-too-large");
@@ -27,7 +28,7 @@ fn broken() -> Vec<(String, (u16, &'static str))> {
     ]
 }
 
-/// Names that may not come late (RFC 9110 §6.5.1).
+/// Names not permitted in trailers (RFC 9110 §6.5.1).
 const NEVER_LATE: [&str; 8] = [
     "content-length: 3",
     "transfer-encoding: chunked",
@@ -93,12 +94,12 @@ fn a_response_over_http1_is_cut_off_for_its_trailers() {
     });
 }
 
-/// Fields with short names and values, in blocks of HPACK.
+/// Returns fields with short names and values, in HPACK blocks.
 fn many(count: usize, value: &str) -> Vec<u8> {
     frames::block(&vec![("x", value); count])
 }
 
-/// Trailer sections of HTTP/2, and the reason for which they are rejected; none where they are not.
+/// Returns HTTP/2 trailer sections, and the reason of their rejection; `None` if they are accepted.
 fn sections() -> Vec<(&'static str, Vec<u8>, Option<&'static str>)> {
     vec![
         ("usual", frames::block(&[("x", "y")]), None),
@@ -114,13 +115,13 @@ fn sections() -> Vec<(&'static str, Vec<u8>, Option<&'static str>)> {
     ]
 }
 
-/// Waits for the end of the one exchange of a sidecar. A stream is counted before its end.
+/// Waits for the end of the only exchange of a sidecar. A stream is counted before its end.
 async fn over(sidecar: &Sidecar) {
     let in_flight = || sidecar.telemetry.gauge(Gauge::RequestsInFlight);
     until(|| sidecar.ended() == 1 && in_flight() == 0).await;
 }
 
-/// Frames of HEADERS and CONTINUATION that end a stream.
+/// Returns HEADERS and CONTINUATION frames that end a stream.
 fn trailers(stream: u32, block: &[u8]) -> Vec<u8> {
     let mut pieces = block.chunks(16_000).peekable();
     let (mut kind, mut end) = (HEADERS, END_STREAM);
@@ -153,7 +154,7 @@ fn a_request_over_http2_is_rejected_for_its_trailers() {
             over(&mesh.client).await;
             let expected = rejected.into_iter().map(|reason| (reason, 1)).collect();
             assert_eq!(mesh.client.failures(), expected, "{name}");
-            // The sidecar of the client rejects them, and not the one behind it.
+            // The client's sidecar rejects them, not the one behind it.
             let behind = mesh.server.failures();
             assert!(behind.keys().all(|it| *it == "downstream-closed"), "{name}: {behind:?}");
             let seen = app.requests().into_iter().map(|it| it.trailers).collect::<Vec<_>>();
@@ -166,7 +167,7 @@ fn a_request_over_http2_is_rejected_for_its_trailers() {
     });
 }
 
-/// The codec takes it for a broken block of fields, which ends the connection.
+/// The codec treats it as an invalid field block, which ends the connection.
 #[test]
 fn a_control_byte_in_trailers_over_http2_goes_no_further() {
     run(async {

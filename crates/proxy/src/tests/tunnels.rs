@@ -1,4 +1,4 @@
-//! Tunnels after an agreement to another protocol: each direction ends on its own, in either order.
+//! Tunnels after an upgrade: each direction ends on its own, in either order.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ use crate::http2::connect::accept;
 use crate::session::Entrance;
 use crate::tls::ALPN_HTTP1;
 
-/// The bytes that a client sends after the end of the application's direction: more than every window on the way.
+/// The bytes that a client sends after the application has half-closed: more than every window on the path.
 const LATE_BYTES: usize = 300_000;
 const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: ratings.bookinfo:9080\r\nconnection: Upgrade\r\n\
                        upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
 
-/// An application that ends its direction first, and the bytes that it receives afterwards with their end.
+/// An application that half-closes first, and the bytes that it receives afterwards with their end.
 struct EndsFirst {
     application: Application,
     received: Received,
@@ -37,7 +37,7 @@ struct EndsFirst {
 /// The bytes of each connection or stream, and its end.
 type Received = Rc<RefCell<Vec<(Vec<u8>, End)>>>;
 
-/// The answer of an application that agrees, with the proof that a client with a key requires.
+/// Returns the response of an application that accepts, with the proof that a client with a key requires.
 fn agreement(key: &str) -> String {
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
@@ -88,7 +88,7 @@ impl EndsFirst {
     }
 }
 
-/// An application of HTTP/2 that agrees to extended CONNECT.
+/// Starts an HTTP/2 application that accepts extended CONNECT.
 async fn application2<F, S>(serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
@@ -126,7 +126,7 @@ async fn sends_late(mut client: Client<tokio::net::TcpStream>) {
     client.stream.shutdown().await.unwrap();
 }
 
-/// Finding A13 of issue 26, at each listener that takes HTTP/1.1.
+/// At each listener that accepts HTTP/1.1.
 #[test]
 fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
     run(async {

@@ -1,4 +1,4 @@
-//! Connections that go on in another protocol, as WebSocket does.
+//! Connections that are upgraded to another protocol, as for WebSocket.
 
 use super::fixture::{
     Application, Client, End, GET, Mesh, OK, Setup, credential, endpoint, run, tls_accept, until,
@@ -11,7 +11,7 @@ const UPGRADE: &str = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: keep-alive, 
 const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
                          upgrade: websocket\r\nsec-websocket-accept: b\r\n\r\n";
 
-/// An application that agrees, speaks first, and says again what it hears until its client ends.
+/// Starts an application that accepts, speaks first, and echoes until its client ends.
 async fn echo() -> Application {
     Application::start(|mut client| async move {
         let request = client.head().await.unwrap();
@@ -36,7 +36,7 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
         let app = echo().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.door).await;
-        // Said before anybody agreed: it waits for that.
+        // Bytes sent before the upgrade is accepted wait for it.
         client.send([UPGRADE, "early"].concat()).await;
         let head = client.head().await.unwrap();
         assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
@@ -46,7 +46,7 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
         let (reading, mut writing) = client.stream.into_split();
         let upload = tokio::task::spawn_local(async move {
             tokio::io::AsyncWriteExt::write_all(&mut writing, &long).await.unwrap();
-            // Its end is an end of one direction only.
+            // A half-close ends one direction only.
             tokio::io::AsyncWriteExt::shutdown(&mut writing).await.unwrap();
             (writing, long)
         });
@@ -156,11 +156,10 @@ fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
     });
 }
 
-/// Finding F18 of issue 25.
 #[test]
 fn a_protocol_that_is_not_listed_is_not_asked_for() {
     run(async {
-        // An application that agrees to anything.
+        // An application that accepts any upgrade.
         let app = Application::start(|mut client| async move {
             while let Some(request) = client.head().await {
                 match request.field("upgrade") {
@@ -195,7 +194,7 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
             client.send(UPGRADE.replace(": websocket", &format!(": {protocol}"))).await;
             assert_eq!(client.head().await.unwrap().status, status, "{protocol}");
             if status == 200 {
-                // The connection goes on in HTTP.
+                // The connection continues in HTTP.
                 assert_eq!(client.bytes(2).await, b"ok");
                 assert_eq!(client.ask(GET).await.text(), "ok", "{protocol}");
             }

@@ -10,8 +10,8 @@ use leno_proxy::untrusted::{dns_replies, is_dns_reply};
 
 /// The first byte is the number of addresses of each service, the rest is the packet.
 ///
-/// A reply is a valid message with the id and the question of the query. Over UDP it fits into the
-/// space that the client offers; over TCP it has all addresses of the version in question.
+/// A reply is a valid message with the ID and the question of the query. Over UDP it fits into the size that
+/// the client offers; over TCP it has all addresses of the IP version in question.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((count, packet)) = bytes.split_first() else { return };
     let found = addresses(*count);
@@ -49,7 +49,7 @@ pub(crate) fn is_answered(bytes: &[u8]) -> bool {
     replies.udp.is_some()
 }
 
-/// A reply, with the properties that replies over UDP and TCP share.
+/// Parses a reply and checks the properties that UDP and TCP replies share.
 fn parsed(reply: &[u8], query: &Message) -> Message {
     let reply = Message::from_vec(reply).expect("a reply is a message");
     assert_eq!(reply.metadata.id, query.metadata.id);
@@ -63,7 +63,7 @@ fn parsed(reply: &[u8], query: &Message) -> Message {
     reply
 }
 
-/// So many addresses of either version.
+/// Returns `count` addresses of either version.
 fn addresses(count: u8) -> Whereabouts {
     let v4 = (0..count).map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
     let v6 =

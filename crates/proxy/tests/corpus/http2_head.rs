@@ -1,4 +1,4 @@
-//! Properties of heads that go from HTTP/2 to HTTP/1.1 and back, for any fields.
+//! Properties of heads converted from HTTP/2 to HTTP/1.1 and back, for any fields.
 
 use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -6,8 +6,8 @@ use http::{Method, Request, Response, StatusCode, Uri, request};
 use leno_proxy::untrusted::{http2_request, http2_response, to_http2_request, to_http2_response};
 use leno_wire::http1::{Answers, BodyLength, Parsed, RequestHead, ResponseHead};
 
-/// The first byte selects the direction; the rest is either lines of `name: value`, pseudo-header
-/// fields among them, or a head of HTTP/1.1.
+/// The first byte selects the direction; the rest is either lines of `name: value`, including pseudo-header
+/// fields, or an HTTP/1.1 head.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((direction, rest)) = bytes.split_first() else { return };
     match direction % 4 {
@@ -18,8 +18,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// A request of HTTP/2 is rejected, or is one head of HTTP/1.1 with the same method, target, authority
-/// and fields, no more and no fewer.
+/// An HTTP/2 request is rejected, or becomes one HTTP/1.1 head with exactly the same method, target, authority
+/// and fields.
 fn from_request(text: &[u8]) {
     let Some(parts) = request_parts(text) else { return };
     let (method, uri, fields) = (parts.method.clone(), parts.uri.clone(), parts.headers.clone());
@@ -48,12 +48,12 @@ fn from_request(text: &[u8]) {
     assert_eq!(received, sent);
 }
 
-/// True if the request of an input goes on in HTTP/1.1.
+/// True if the request of an input is converted to HTTP/1.1.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     request_parts(&bytes[1..]).is_some_and(|parts| http2_request(parts).is_ok())
 }
 
-/// A response of HTTP/2 is rejected, or is one head of HTTP/1.1 with the same status and fields.
+/// An HTTP/2 response is rejected, or becomes one HTTP/1.1 head with the same status and fields.
 fn from_response(text: &[u8]) {
     let Some((pseudo, fields)) = lines(text) else { return };
     let Some(status) = find(&pseudo, ":status").and_then(|it| StatusCode::from_bytes(it).ok())
@@ -74,8 +74,8 @@ fn from_response(text: &[u8]) {
     assert_eq!(received, end_to_end(&fields));
 }
 
-/// A request of HTTP/1.1 cannot be expressed in HTTP/2, or is without the fields of one hop, and says
-/// the same after the way back.
+/// An HTTP/1.1 request cannot be expressed in HTTP/2, or has no hop-by-hop fields and is the same after the
+/// conversion back.
 fn to_request(bytes: &[u8]) {
     let mut head = RequestHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes) else { return };
@@ -98,7 +98,7 @@ fn to_request(bytes: &[u8]) {
     }
 }
 
-/// A response of HTTP/1.1 in HTTP/2 has the same status and no field of one hop.
+/// An HTTP/1.1 response in HTTP/2 has the same status and no hop-by-hop field.
 fn to_response(bytes: &[u8]) {
     let mut head = ResponseHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes, Answers::default()) else { return };
@@ -115,7 +115,7 @@ fn assert_of_no_hop(fields: &HeaderMap) {
     assert!(fields.get_all("te").iter().all(|value| value == "trailers"));
 }
 
-/// A request as the codec makes it: what the codec itself rejects is `None` (RFC 9113 §8.2, §8.3).
+/// Returns a request as the codec creates it; `None` if the codec itself rejects it (RFC 9113 §8.2, §8.3).
 fn request_parts(text: &[u8]) -> Option<request::Parts> {
     let (pseudo, fields) = lines(text)?;
     let method = Method::from_bytes(find(&pseudo, ":method")?).ok()?;
@@ -141,7 +141,7 @@ fn request_parts(text: &[u8]) -> Option<request::Parts> {
 
 type Pseudo<'a> = Vec<(&'a [u8], &'a [u8])>;
 
-/// Pseudo-header fields and the others; `None` where the codec of HTTP/2 rejects the section.
+/// Returns the pseudo-header fields and the others; `None` if the HTTP/2 codec rejects the section.
 fn lines(text: &[u8]) -> Option<(Pseudo<'_>, HeaderMap)> {
     let (mut pseudo, mut fields) = (Vec::new(), HeaderMap::new());
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
@@ -170,7 +170,7 @@ fn is_alone(name: &[u8]) -> bool {
     name == b"host" || name == b"cookie"
 }
 
-/// The fields that must arrive, in order of their names; HTTP/1.1 has no space around values.
+/// Returns the fields that must arrive, in order of their names; HTTP/1.1 has no space around values.
 fn end_to_end(fields: &HeaderMap) -> Vec<(&[u8], &[u8])> {
     let fields = fields.iter().filter(|(name, _)| *name != HOST && *name != "cookie");
     let fields =

@@ -1,4 +1,4 @@
-//! Replays the corpora of the fuzz targets for heads of HTTP/2 and for DNS messages, on stable Rust.
+//! Corpus replay of the fuzz targets for HTTP/2 heads and DNS messages, on stable Rust.
 
 mod dns;
 mod http2_head;

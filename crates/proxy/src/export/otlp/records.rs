@@ -1,4 +1,4 @@
-//! Lines of the access log in OTLP 1: `opentelemetry/proto/collector/logs/v1/logs_service.proto` and what it needs.
+//! Access log entries in OTLP 1, as `opentelemetry/proto/collector/logs/v1/logs_service.proto` defines them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use prost::Message;
 use crate::access_log;
 use crate::seen::Seen;
 
-/// The requests of a collector's `Export` that tell these lines, each with the number of its records.
+/// Encodes the collector's `Export` requests for these entries, each with the number of its records.
 pub(in crate::export) fn encode(
     source: &Source,
     batch: &[Arc<Seen>],
@@ -49,7 +49,7 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
     access_log::line(seen, form, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
     let attributes = access_log::with_entry(seen, |entry| {
-        // The record has a place for the two of the trace.
+        // The record has fields of its own for the trace and span IDs.
         let told = entry.present().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
         told.map(|(name, value)| key_value(name, of_log(value))).collect()
     });
@@ -68,7 +68,8 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
     }
 }
 
-/// An error where a request failed, a warning where that was the client's doing or the answer says so.
+/// Returns the severity: an error if a request failed, a warning if the client caused it or the response status
+/// indicates one.
 fn severity(seen: &Seen) -> (i32, &'static str) {
     let outcome = &seen.outcome;
     let gone = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);

@@ -1,4 +1,4 @@
-//! Spans in OTLP 1: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and what it needs.
+//! Spans in OTLP 1, as `opentelemetry/proto/collector/trace/v1/trace_service.proto` defines them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use prost::Message;
 use super::super::source::{attributes, error, is_server, name};
 use crate::seen::Seen;
 
-/// The request of a collector's `Export`.
+/// Encodes the collector's `Export` request.
 pub(in crate::export) fn encode(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
     let spans = batch.iter().filter_map(|seen| span(seen)).collect();
     let spans = ScopeSpans { scope: Some(Scope::ours()), spans };

@@ -1,4 +1,4 @@
-//! Lines of the access log as records: the same words, and no secret.
+//! Access log entries as records: the same fields, and no secrets.
 
 use leno_model::{AccessLog, LogForm, LogTemplate};
 use leno_outside::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
@@ -46,7 +46,7 @@ fn a_record_is_the_line_and_its_fields() {
     assert_eq!((record.span_id.as_slice(), record.flags), (&7_u64.to_be_bytes()[..], 1));
     let line: serde_json::Value = serde_json::from_str(body(record)).unwrap();
     assert!(!body(record).ends_with('\n'));
-    // All that is not null in the line is an attribute, but for the two of the trace.
+    // Every field of the line that is not null is an attribute, except the two of the trace.
     for (name, value) in line.as_object().unwrap() {
         let told = attribute(record, name);
         match value {
@@ -88,7 +88,7 @@ fn many_long_lines_go_in_several_requests() {
     assert!(requests.iter().all(|(bytes, _)| bytes.len() < 4 << 20));
 }
 
-/// What three lines come to at this collector: records that it took and that it did not.
+/// Sends three entries to a collector; returns the numbers of accepted and rejected records.
 async fn sent(url: &str) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());

@@ -1,4 +1,4 @@
-//! Metrics of a sidecar are pushed where the mesh says, and once more when it ends.
+//! Metrics of a sidecar are pushed to the configured collector, and once more when it ends.
 
 use std::time::UNIX_EPOCH;
 
@@ -7,7 +7,7 @@ use leno_model::MetricsPush;
 use super::receiver::Receiver;
 use super::*;
 
-/// A process that has counted something.
+/// Returns the metrics of a process that has counted requests.
 fn busy() -> Arc<Telemetry> {
     let telemetry = Telemetry::new();
     telemetry.shard().add(Count::Retries, 3);
@@ -36,7 +36,7 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
         let telemetry = busy();
         let courier = courier(&world, directory.path(), &telemetry);
         let (over, ended) = oneshot::channel();
-        // The first is due within an hour; the last one is sent now.
+        // The first push is due within an hour; the last one is sent now.
         drop(over);
         push_metrics(Rc::new(courier), (UNIX_EPOCH, u64::MAX), ended).await;
         assert!(telemetry.count(Count::PointsExported) > 30);

@@ -1,4 +1,5 @@
-//! Issue 26: a request that the mesh rejected is a failed span with its reason; an error of the application has no reason.
+//! A request that the mesh rejected is a failed span with its reason; an error of the application has no
+//! reason.
 
 use std::sync::Arc;
 
@@ -16,14 +17,14 @@ use crate::tests::fixture::{Application, Client, GET, Mesh, OK, Setup, run, unti
 use crate::tests::http2::{call, connect};
 use crate::tests::tracing::tracing;
 
-/// A mesh that traces nothing but failures, and denies everything at the server where `access` says so.
+/// Creates a mesh that traces only failures; the server enforces `access`.
 async fn mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
     let sight = Sight { tracing: Some(tracing("0%")), ..Sight::default() };
     let setup = Setup { sight, protocol, access, ..Setup::default() };
     Mesh::new(application.address, setup).await
 }
 
-/// Calls once, as a client of the protocol does.
+/// Sends one request in the protocol.
 async fn call_once(mesh: &Mesh, protocol: Protocol) {
     match protocol {
         Protocol::Http2 => {
@@ -39,7 +40,7 @@ async fn call_once(mesh: &Mesh, protocol: Protocol) {
     }
 }
 
-/// The only span of a sidecar as a collector gets it: its error, and its reason.
+/// Returns the error and the reason of a sidecar's only span, as a collector gets it.
 fn exported(spans: &mut mpsc::Receiver<Arc<Seen>>, about: &str) -> (Option<String>, Option<Value>) {
     let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{about}: a span"))];
     assert!(spans.try_recv().is_err(), "{about}: one span");
@@ -114,7 +115,7 @@ fn a_request_that_cannot_be_read_is_a_failed_span() {
 #[test]
 fn an_error_of_the_application_has_no_reason_in_its_span() {
     run(async {
-        // Only those from 500 on are failures: 403, 404 and 429 leave no span where nothing is sampled.
+        // Only statuses from 500 are failures: 403, 404 and 429 leave no unsampled span.
         for (status, error) in [(403, None), (404, None), (429, None), (500, Some("500"))] {
             let claims = format!(
                 "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"

@@ -1,4 +1,4 @@
-//! A gateway in front of a workload with a sidecar, one without, and a service without any.
+//! A gateway for a workload with a sidecar, one without, and a service without endpoints.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -21,20 +21,21 @@ use crate::config::Limits;
 use crate::session::Entrance;
 use crate::tests::fixture::{Mesh, PORT, Setup, endpoint, plan, view};
 
-/// Ports of gateways; in tests each is reached at another one, which the kernel chose.
+/// Ports of gateways; in tests the kernel selects the actual port.
 pub(super) const HTTP: u16 = 8080;
 pub(super) const HTTPS: u16 = 443;
 pub(super) const TLS: u16 = 8443;
 pub(super) const TCP: u16 = 5432;
 
-/// A gateway, where the fixture has its client.
+/// A mesh with a gateway in place of the client.
 pub(super) struct Gate {
     pub(super) mesh: Mesh,
     plain: (Protocol, RefCell<Vec<Endpoint>>),
 }
 
 impl Gate {
-    /// `ratings` has a sidecar and is at the first address, `plain` has none and is at the other.
+    /// Creates a gateway: `ratings` has a sidecar and the first address, `plain` has none and the other
+    /// address.
     pub(super) async fn new(meshed: SocketAddr, (protocol, plain): (Protocol, SocketAddr)) -> Self {
         Self::within(Setup::default().limits, meshed, (protocol, plain)).await
     }
@@ -50,7 +51,7 @@ impl Gate {
         Self { mesh, plain: (protocol, RefCell::new(vec![bare("plain-1", plain)])) }
     }
 
-    /// `plain` has another endpoint.
+    /// Adds an endpoint to `plain`.
     pub(super) fn also_at(&self, address: SocketAddr) {
         self.plain.1.borrow_mut().push(bare("plain-2", address));
     }
@@ -69,7 +70,7 @@ impl Gate {
         self.mesh.client.know(plan, vec![meshed, plain, named("idle", view(*protocol, &[]))]);
     }
 
-    /// Where strangers reach a port.
+    /// Returns the address of a port for external clients.
     pub(super) async fn at(&self, port: u16) -> SocketAddr {
         self.mesh.client.listen(Entrance::Gateway { port }).await
     }
@@ -132,14 +133,14 @@ pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
     }
 }
 
-/// A certificate that vouches for itself.
+/// Returns a self-signed certificate.
 pub(super) fn certificate(names: &[&str]) -> GatewayCertificate {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let made = rcgen::generate_simple_self_signed(names).unwrap();
     GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
 }
 
-/// A session in which the peer must show this certificate, or none is wanted.
+/// Opens a session in which the server must have this certificate, or fail.
 pub(super) async fn tls(
     address: SocketAddr,
     name: &str,
@@ -159,7 +160,7 @@ pub(super) async fn tls(
     TlsConnector::from(Arc::new(config)).connect(name, tcp).await
 }
 
-/// The other end of such a session.
+/// The server's end of such a session.
 pub(super) async fn accept(
     tcp: TcpStream,
     certificate: &GatewayCertificate,

@@ -1,4 +1,4 @@
-//! Clients of a gateway that begin and do not go on, ten times as many as there is room for.
+//! Half-open clients of a gateway, ten times as many as its limit.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::tls::ALPN_HTTP1;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a.com\r\n\r\n";
 
-/// A gateway with a port in clear and one with TLS.
+/// Creates a gateway with a plaintext port and a TLS port.
 async fn gate(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
     let gate = Gate::within(limits, app, (Protocol::Http, app)).await;
     let one = certificate(&["a.com"]);

@@ -1,4 +1,4 @@
-//! Sessions of TLS: those that end at the gateway, and those that go on as they are.
+//! TLS sessions: terminated at the gateway, or passed through.
 
 use leno_model::WeightedBackend;
 use leno_model::{GatewayCertificate, GatewayListener, Protocol, Serves, TlsRule};
@@ -57,7 +57,7 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
     });
 }
 
-/// Finding A17 of issue 26: `https` is right in TLS, and nowhere else.
+/// The scheme `https` is accepted in TLS only.
 #[test]
 fn an_absolute_target_has_the_scheme_of_its_listener() {
     run(async {
@@ -95,7 +95,7 @@ fn half_a_hello_keeps_nobody_out() {
         gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "", &[&one])]))]);
         let address = gate.at(HTTPS).await;
         let mut slow = Client::connect(address).await;
-        // A record of 512 bytes of which four come.
+        // A record of 512 bytes of which four arrive.
         slow.send(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
         for _ in 0..3 {
             let session = tls(address, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
@@ -139,7 +139,7 @@ fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
             gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "a.com", certificates)]))]);
         };
         let broken = GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
-        // One that cannot be used costs no other.
+        // A certificate that cannot be used does not affect others.
         serve(&[&broken, &old]);
         let address = gate.at(HTTPS).await;
         let mut client = Client::new(tls(address, "a.com", &old, &[]).await.unwrap());

@@ -1,4 +1,4 @@
-//! Browsers that keep to the endpoint that answered them first.
+//! Session affinity of browsers.
 
 use leno_model::{Carries, GatewayListener, Persistence, Protocol, RouteRule, Serves};
 
@@ -13,7 +13,7 @@ async fn named(name: &'static str) -> Application {
     .await
 }
 
-/// A rule for a path, to a service with a sidecar and one without.
+/// Returns a rule for a path, to a service with a sidecar and one without.
 fn keeping(path: &str) -> RouteRule {
     let persistence = Persistence {
         name: None,
