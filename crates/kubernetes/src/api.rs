@@ -1,4 +1,4 @@
-//! Objects of the API server, addressed by parsed names: no other module calls its client.
+//! Client of the API server that addresses objects by parsed names. No other module calls the client.
 
 #![expect(
     clippy::disallowed_types,
@@ -37,13 +37,13 @@ impl<K: Resource> ObjectApi<K>
 where
     K::DynamicType: Default,
 {
-    /// Those of every namespace, or of a kind without namespaces.
+    /// Creates an API for objects of every namespace, or of a cluster-scoped kind.
     #[must_use]
     pub fn all(client: Client) -> Self {
         Self(Api::all(client))
     }
 
-    /// Those of one namespace.
+    /// Creates an API for objects of one namespace.
     #[must_use]
     pub fn namespaced(client: Client, namespace: &NamespaceName) -> Self
     where
@@ -54,7 +54,7 @@ where
 }
 
 impl ObjectApi<DynamicObject> {
-    /// Those of a kind that is known only now, in one namespace or in all.
+    /// Creates an API for objects of a kind that is known at run time, in one namespace or in all.
     ///
     /// # Errors
     /// [`ApiError::Name`] when a part of the kind cannot be part of a path.
@@ -158,7 +158,7 @@ impl<K: Clone + Debug + DeserializeOwned> ObjectApi<K> {
         Ok(())
     }
 
-    /// Lists and then watches, with pauses that grow while that fails.
+    /// Lists and then watches the objects, with exponential backoff on errors.
     pub(crate) fn watch(
         self,
         config: Config,
@@ -170,8 +170,8 @@ impl<K: Clone + Debug + DeserializeOwned> ObjectApi<K> {
     }
 }
 
-/// Creates an object that has a secret in it, and so has the answer. It is decoded here: the client logs bodies that
-/// it cannot decode.
+/// Creates an object that contains a secret, as does the response. The response is decoded here because the
+/// client logs bodies that it cannot decode.
 pub(crate) async fn create_secretly<K>(client: &Client, object: &K) -> Result<K, ApiError>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
@@ -183,7 +183,7 @@ where
     serde_json::from_str(&answer).map_err(|error| ApiError::undecodable(&error))
 }
 
-/// The kinds that the API server has of one version of a group, such as `leno.dev/v1alpha1`.
+/// Returns the kinds that the API server serves for one API version, such as `leno.dev/v1alpha1`.
 pub(crate) async fn resources_of(
     client: &Client,
     group_version: &'static str,
@@ -191,7 +191,7 @@ pub(crate) async fn resources_of(
     Ok(client.list_api_group_resources(group_version).await?)
 }
 
-/// The version of the API server.
+/// Returns the version of the API server.
 ///
 /// # Errors
 /// [`ApiError`].
@@ -199,7 +199,7 @@ pub async fn server_version(client: &Client) -> Result<Info, ApiError> {
     Ok(client.apiserver_version().await?)
 }
 
-/// The header `date` of an answer of the API server.
+/// Returns the `date` header of a response of the API server.
 pub(crate) async fn server_date(client: &Client) -> Result<Option<String>, ApiError> {
     let review = serde_json::json!({
         "apiVersion": "authorization.k8s.io/v1",
@@ -260,7 +260,7 @@ mod tests {
         let server = Server::open().await;
         server.store.lock().unwrap().forbidden = Some(("POST", "tokenreviews"));
         let reviewer = crate::review::TokenReviewer::new(server.client.clone());
-        // The header and payload of a token that claims to be one for Leno.
+        // The header and payload of a token with the audience `leno`.
         let payload = json!({
             "aud": "leno", "exp": 4_102_444_800_u64, "sub": "system:serviceaccount:a:b",
             "kubernetes.io": {"namespace": "a", "pod": {"name": "c", "uid": "d"}},

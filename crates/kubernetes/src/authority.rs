@@ -1,4 +1,4 @@
-//! The authority of a mesh in a cluster: kept in a Secret, from which every control plane has it.
+//! Certificate authority of a mesh in a cluster, shared by all control planes in a Secret.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,26 +21,27 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
-/// The authority's Secret and the directory that this control plane has it in.
+/// The authority's Secret and the directory in which this control plane keeps a copy.
 ///
-/// A control plane opens the directory again and again. What is written to the Secret, by another
-/// control plane or by cert-manager, arrives there; what `leno root` does there goes to the Secret.
+/// A control plane reopens the directory periodically. Changes to the Secret by another control plane or by
+/// cert-manager are written to the directory. Changes that `leno root` makes to the directory are written to
+/// the Secret.
 pub struct SharedAuthority {
     secrets: ObjectApi<Secret>,
     maps: ObjectApi<ConfigMap>,
     dir: PathBuf,
     trust_domain: TrustDomain,
-    /// The Secret as it was seen last; what is in it is what the directory had then.
+    /// The last seen version of the Secret. `synced` is the content of the directory at that time.
     secret: Option<Secret>,
     synced: AuthorityFiles,
-    /// What the directory had at the last look, if that is not in the Secret yet.
+    /// The content of the directory at the last poll, if it is not in the Secret yet.
     changed: Option<AuthorityFiles>,
-    /// What the ConfigMap of the roots was made last.
+    /// The roots last written to the ConfigMap.
     told: Option<String>,
 }
 
 impl SharedAuthority {
-    /// Nothing is asked or written yet.
+    /// Creates the shared authority. No request is sent and no file is written yet.
     #[must_use]
     pub fn new(
         client: Client,
@@ -60,15 +61,15 @@ impl SharedAuthority {
         }
     }
 
-    /// Makes the directory what the Secret says. When there is no Secret it is made from the
-    /// directory, in which an authority is made when there is none. Whoever is first decides.
+    /// Writes the Secret to the directory. If there is no Secret, creates it from the directory, and first
+    /// creates an authority there if the directory has none. The first control plane to create the Secret wins.
     ///
     /// # Errors
     /// [`SharedError`].
     pub async fn establish(&mut self) -> Result<AuthoritySource, SharedError> {
         let mut found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
         if found.is_none() && self.was_there_before().await? {
-            // Whoever told the roots had written the Secret.
+            // The control plane that published the roots had created the Secret before.
             found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
             found.as_ref().ok_or(SharedError::Lost)?;
         }
@@ -89,13 +90,13 @@ impl SharedAuthority {
         let secret = found.ok_or(SharedError::Gone)?;
         let source = files_of(&secret).source(&self.dir).ok_or(SharedError::Incomplete)?;
         self.adopt(secret)?;
-        // One that nobody could use is told of now.
+        // Report an unusable authority now.
         source.open(&self.trust_domain, SystemTime::now())?;
         self.tell_roots().await;
         Ok(source)
     }
 
-    /// Keeps directory and Secret the same, and the ConfigMap of the roots what they say; for ever.
+    /// Synchronizes the directory and the Secret, and publishes the roots in the ConfigMap. Never returns.
     pub async fn keep(mut self) {
         let ours = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
         let mut events = pin!(self.secrets.clone().watch(ours));
@@ -133,7 +134,7 @@ impl SharedAuthority {
                         self.told = None;
                         self.tell_roots().await;
                     }
-                    // The API server may have refused it before.
+                    // The API server may have rejected the previous attempt.
                     if is_listed && !is_there {
                         self.restore().await;
                     } else if is_listed {
@@ -144,18 +145,19 @@ impl SharedAuthority {
         }
     }
 
-    /// Where roots are told, members have certificates of them: a Secret that is gone by mistake
-    /// must not make all of them strangers. Another control plane makes it again.
+    /// Returns true if the roots are published, which means that members have certificates of that authority.
+    /// If the Secret was deleted by mistake, a new authority would invalidate all of them. Another control
+    /// plane restores the Secret.
     async fn was_there_before(&self) -> Result<bool, SharedError> {
         if AuthorityFiles::read(&self.dir)?.source(&self.dir).is_some() {
-            // It is here: the Secret is made of it.
+            // The authority is in the directory: the Secret is created from it.
             return Ok(false);
         }
         let told = self.maps.get_opt(&ROOTS_NAME).await;
         Ok(told.map_err(SharedError::Roots)?.is_some())
     }
 
-    /// An authority in the directory, as it is or new.
+    /// Opens the authority in the directory, or creates one.
     fn make(&self) -> Result<AuthorityFiles, SharedError> {
         let there = AuthorityFiles::read(&self.dir)?;
         let source = there.source(&self.dir);
@@ -164,7 +166,7 @@ impl SharedAuthority {
         Ok(AuthorityFiles::read(&self.dir)?)
     }
 
-    /// The Secret is now this.
+    /// Makes this version of the Secret the current one.
     fn adopt(&mut self, secret: Secret) -> io::Result<()> {
         let files = files_of(&secret);
         if files != self.synced {
@@ -176,7 +178,7 @@ impl SharedAuthority {
         Ok(())
     }
 
-    /// Whether anybody could sign with these files, found out beside those that are in use.
+    /// Checks that these files can sign, in a scratch directory next to the current one.
     fn try_out(&self, files: &AuthorityFiles) -> Result<(), SharedError> {
         let scratch = self.dir.with_extension("tried");
         files.write(&scratch)?;
@@ -188,7 +190,7 @@ impl SharedAuthority {
         opened
     }
 
-    /// The same, of one that somebody may have broken: then what is there signs on.
+    /// Adopts a changed Secret. If the new content cannot sign, the current authority stays in use.
     fn follow(&mut self, secret: Secret) {
         let files = files_of(&secret);
         if files != self.synced
@@ -202,7 +204,7 @@ impl SharedAuthority {
         }
     }
 
-    /// The Secret is gone, and members have certificates of this authority: it is made again.
+    /// Recreates the deleted Secret: members have certificates of this authority.
     async fn restore(&mut self) {
         let secret = secret_of(&self.synced);
         match self.secrets.create(&PostParams::default(), &secret).await {
@@ -210,7 +212,7 @@ impl SharedAuthority {
                 tracing::warn!("the Secret `{AUTHORITY_SECRET}` was gone, and was made again");
                 self.secret = Some(secret);
             }
-            // Somebody else did.
+            // Another control plane was faster.
             Err(error) if is_conflict(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "the Secret `{AUTHORITY_SECRET}` is gone and is not made again");
@@ -218,15 +220,14 @@ impl SharedAuthority {
         }
     }
 
-    /// What was changed in the directory goes to the Secret, unless somebody changed that: then
-    /// theirs comes here.
+    /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
     async fn offer(&mut self) {
         let Ok(there) = AuthorityFiles::read(&self.dir) else { return };
         if there == self.synced {
             self.changed = None;
             return;
         }
-        // A step of several files is waited for.
+        // A change may span several files: wait until two polls see the same content.
         if self.changed.as_ref() != Some(&there) {
             self.changed = Some(there);
             return;
@@ -236,7 +237,7 @@ impl SharedAuthority {
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
         let Some(mut secret) = self.secret.clone().filter(|_| is_good) else { return };
         fill(&mut secret, &there);
-        // It names the version that it replaces.
+        // The request names the resource version that it replaces.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::info!("the authority was changed here: the Secret has it too");
@@ -256,7 +257,7 @@ impl SharedAuthority {
         }
     }
 
-    /// Everybody may read whom to trust.
+    /// Publishes the roots in a ConfigMap that all accounts may read.
     async fn tell_roots(&mut self) {
         let roots = self.synced.roots();
         let Some(roots) = roots.filter(|roots| self.told.as_ref() != Some(roots)) else { return };
@@ -276,44 +277,44 @@ impl SharedAuthority {
     }
 }
 
-/// Why there is no authority.
+/// An error that leaves the control plane without an authority.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedError {
-    /// The API server does not give it.
+    /// The Secret cannot be read.
     #[error(
         "the Secret `{AUTHORITY_SECRET}` cannot be read: {0}; the control plane's account needs to \
          get, list, watch, create and update it"
     )]
     Read(#[source] ApiError),
-    /// The API server does not take it.
+    /// The Secret cannot be written.
     #[error("the Secret `{AUTHORITY_SECRET}` cannot be written: {0}")]
     Write(#[source] ApiError),
-    /// The API server does not tell whether there was one.
+    /// The ConfigMap of the roots cannot be read.
     #[error(
         "the ConfigMap `{ROOTS_CONFIG_MAP}` cannot be read: {0}; the control plane's account needs \
          to get it"
     )]
     Roots(#[source] ApiError),
-    /// There was one.
+    /// The Secret was deleted, but its roots are still published.
     #[error(
         "the Secret `{AUTHORITY_SECRET}` is gone, and the ConfigMap `{ROOTS_CONFIG_MAP}` tells that \
          members have certificates of it: put the Secret back, or delete that ConfigMap to begin \
          with another authority, after which every pod of the mesh has to be restarted"
     )]
     Lost,
-    /// It was there, and is not.
+    /// The Secret was deleted during startup.
     #[error("the Secret `{AUTHORITY_SECRET}` is being removed by somebody: start again")]
     Gone,
-    /// It holds something else.
+    /// The Secret lacks keys.
     #[error(
         "`{AUTHORITY_SECRET}` needs the keys `ca.key` and `ca.pem`, or `tls.key`, `tls.crt` and \
          `ca.crt` as cert-manager writes them"
     )]
     Incomplete,
-    /// The directory.
+    /// The directory cannot be used.
     #[error("the authority's directory cannot be used: {0}")]
     Io(#[from] io::Error),
-    /// What it holds cannot sign.
+    /// The authority in the Secret cannot sign.
     #[error("the authority cannot be used: {0}")]
     Authority(#[from] AuthorityError),
 }
@@ -324,7 +325,7 @@ impl SharedError {
     }
 }
 
-/// What in a Secret is an authority's; what is no text is none.
+/// Extracts the authority's files from a Secret. Entries that are not UTF-8 are ignored.
 fn files_of(secret: &Secret) -> AuthorityFiles {
     let data = secret.data.iter().flatten();
     AuthorityFiles::of(data.filter_map(|(name, bytes)| {
@@ -345,7 +346,7 @@ fn secret_of(files: &AuthorityFiles) -> Secret {
     secret
 }
 
-/// Replaces what in a Secret is an authority's, and leaves the rest.
+/// Replaces the authority's entries in a Secret and keeps the others.
 fn fill(secret: &mut Secret, files: &AuthorityFiles) {
     let data = secret.data.get_or_insert_default();
     for name in AuthorityFiles::names() {
@@ -355,18 +356,18 @@ fn fill(secret: &mut Secret, files: &AuthorityFiles) {
     data.extend(filled);
 }
 
-/// Somebody else was first.
+/// Returns true for HTTP 409: another client created or changed the object first.
 fn is_conflict(error: &ApiError) -> bool {
     error.code() == Some(409)
 }
 
-/// The roots' key in their ConfigMap.
+/// The key of the roots in their ConfigMap.
 const ROOTS_KEY: &str = "roots.pem";
 
-/// How often the directory is looked at: a few small files.
+/// The interval between polls of the directory, which has a few small files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// After so many looks the ConfigMap is written anew, whoever changed it.
+/// The number of polls after which the ConfigMap is written again, to undo changes by other clients.
 const TELL_AGAIN: u32 = 60;
 
 #[cfg(test)]

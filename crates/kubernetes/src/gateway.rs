@@ -1,4 +1,4 @@
-//! Gateways of the Gateway API: what belongs together, what is said of it, and what runs for it.
+//! Gateway API: attachment of routes, statuses, and the proxies of gateways.
 
 mod attach;
 mod backends;

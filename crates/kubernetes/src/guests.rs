@@ -1,4 +1,5 @@
-//! Certificates for clients outside the mesh: who is to have one, and the Secrets that they are kept in.
+//! Certificates for clients outside the mesh: validation of requests, and the Secrets that hold the
+//! certificates.
 
 mod keep;
 mod secret;

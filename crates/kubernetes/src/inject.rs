@@ -1,6 +1,6 @@
-//! Sidecars into pods: whether one belongs there, and the pod with it. Nothing here waits or asks.
+//! Sidecar injection: the decision, and the changes to the pod. Nothing here waits or performs IO.
 //!
-//! Pods are worked on as JSON: what is in them and not known here stays as it is.
+//! Pods are processed as JSON so that unknown fields are preserved.
 
 mod annotation;
 mod container;
@@ -36,36 +36,36 @@ pub(crate) use decision::{SYSTEM_NAMESPACES, decide};
 use probe::Probes;
 use wishes::Wishes;
 
-/// What every sidecar of a mesh is made with.
+/// Settings of all sidecars of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The image of Leno.
     pub image: String,
-    /// Where sidecars reach the control plane: a name or address, and a port.
+    /// The address of the control plane: host or IP address, and port.
     pub control: String,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
-    /// The roots of the mesh, as PEM.
+    /// The trust roots of the mesh, as PEM.
     pub roots: String,
-    /// Whether the cluster starts sidecars before applications, and ends them after those.
+    /// True if the cluster starts sidecars before applications, and stops them afterwards (native sidecars).
     pub native_sidecars: bool,
-    /// Whether the network plugin of its node leads a pod's connections to the sidecar.
+    /// True if the CNI plugin of the node redirects the connections of pods.
     pub by_plugin: bool,
-    /// The namespace of the control plane, whose pods never get sidecars.
+    /// The namespace of the control plane. Its pods never get sidecars.
     pub system_namespace: NamespaceName,
-    /// What no pod of the mesh sends through its sidecar.
+    /// Traffic that bypasses the sidecar in every pod of the mesh.
     pub exclusions: Exclusions,
-    /// The choices of pods and namespaces that are overruled.
+    /// The floor of the mesh: settings that pods and namespaces cannot override.
     pub floor: Floor,
-    /// What sidecars ask for and may use, where no annotation says otherwise.
+    /// Resource requests and limits of sidecars without annotations.
     pub resources: Resources,
-    /// The clients that get metrics of sidecars, where an annotation opens them, and of gateways. When absent
-    /// those of sidecars are open to any, and those of gateways to none.
+    /// The clients that may read metrics of sidecars with an annotation that exposes them, and of gateways.
+    /// When absent, any client may read those of sidecars, and none those of gateways.
     pub metrics_from: Option<ClientRanges>,
 }
 
 impl Settings {
-    /// For a mesh whose control plane is in `system_namespace`, with everything else at its default.
+    /// Creates default settings for a mesh with its control plane in `system_namespace`.
     #[must_use]
     pub fn new(
         image: String,
@@ -88,20 +88,21 @@ impl Settings {
         }
     }
 
-    /// The floor of a namespace; where none is known, that of every namespace which is not excepted.
+    /// Returns the floor of a namespace. If the namespace is unknown, returns the floor of namespaces without
+    /// an exemption.
     fn floor_in(&self, namespace: Option<&NamespaceFacts>) -> Option<&Floor> {
         let name = namespace.and_then(|facts| Name::new(&facts.name).ok());
         let is_excepted = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
         (!is_excepted).then_some(&self.floor)
     }
 
-    /// A floor always permits the repository of the mesh's own image.
+    /// Returns true if the floor permits an image. The repository of the mesh's own image is always permitted.
     fn permits_image(&self, floor: &Floor, image: &str) -> bool {
         floor.permits_image(image) || repository_of(image) == repository_of(&self.image)
     }
 }
 
-/// The namespace of a pod, as far as it matters here.
+/// The relevant facts about the namespace of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamespaceFacts {
     /// Its name.
@@ -123,13 +124,13 @@ impl From<Namespace> for NamespaceFacts {
     }
 }
 
-/// Who wants a sidecar in a pod.
+/// The origin of an injection request.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand<'a> {
     /// Labels and annotations of the pod and of its namespace decide.
     Namespace(&'a NamespaceFacts),
-    /// Somebody names the pod: it gets one unless it says that it wants none. Of its namespace, where it is known,
-    /// annotations about sidecars count.
+    /// A user names the pod: it gets a sidecar unless it opts out. Annotations about sidecars of its namespace
+    /// apply if the namespace is known.
     Person(Option<&'a NamespaceFacts>),
 }
 
@@ -142,36 +143,36 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// What became of a pod.
+/// The outcome for a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It has a sidecar now.
+    /// The pod gets a sidecar.
     Injected {
-        /// The pod.
+        /// The changed pod.
         pod: Value,
-        /// What will not work as its author may think.
+        /// Warnings about settings that may not work as the author expects.
         warnings: Vec<String>,
     },
-    /// It stays as it is.
+    /// The pod is unchanged.
     Skipped(Skip),
 }
 
-/// Why a pod gets no sidecar.
+/// The reason that a pod gets no sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Skip {
-    /// Nobody asked for one.
+    /// Injection is not requested.
     NotAsked,
-    /// The pod or its namespace wants none.
+    /// The pod or its namespace opts out.
     Disabled,
-    /// Its namespace is not to be touched.
+    /// Its namespace is ignored.
     Ignored,
-    /// Its namespace is one of the cluster's own, or the control plane's.
+    /// Its namespace belongs to the cluster or to the control plane.
     SystemNamespace,
-    /// It uses the network of its node: there is nothing to lead to a sidecar.
+    /// It uses the host network, where no traffic can be redirected.
     HostNetwork,
     /// It runs on Windows.
     Windows,
-    /// It has one already.
+    /// It already has a sidecar.
     Present,
     /// It has the sidecar of another mesh.
     OtherMesh(&'static str),
@@ -192,11 +193,10 @@ impl fmt::Display for Skip {
     }
 }
 
-/// Puts a sidecar into a pod, or into the template of one, if it is to have one.
+/// Injects a sidecar into a pod or a pod template, if it should have one.
 ///
 /// # Errors
-/// When an annotation says something that cannot be done, or the pod cannot have a sidecar that
-/// was asked for.
+/// When an annotation is invalid, or the pod cannot have the requested sidecar.
 pub fn inject(
     pod: &Value,
     demand: Demand<'_>,
@@ -234,19 +234,18 @@ pub fn inject(
     tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
     overruled.extend(wishes.overruled);
     overruled.extend(probes.into_warnings());
-    // The last ones, because a review shows the first few warnings alone.
+    // Last, because clients show only the first few warnings of an admission review.
     overruled.extend(unknown);
     Ok(Outcome::Injected { pod, warnings: overruled })
 }
 
-/// The difference between a pod and what became of it, as a JSON patch (RFC 6902).
+/// Returns the difference between a pod before and after injection, as a JSON patch (RFC 6902).
 #[must_use]
 pub fn patch(before: &Value, after: &Value) -> Value {
     serde_json::to_value(json_patch::diff(before, after)).unwrap_or_default()
 }
 
-/// Whether a cluster of this version has native sidecars: since 1.29 they are there unless somebody
-/// turned them off.
+/// Returns true if a cluster of this version has native sidecars, which are enabled by default since 1.29.
 #[must_use]
 pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
     let number = |text: &str| -> u32 {
@@ -256,12 +255,12 @@ pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
     (number(major), number(minor)) >= (1, 29)
 }
 
-/// Containers and volumes into the pod.
+/// Adds containers and volumes to the pod.
 ///
-/// With native sidecars connections are led to the sidecar first of all, and it is ready before
-/// anything else starts: also what the application's init containers send goes through the mesh.
-/// Without them it starts beside the application only. There init containers run before connections
-/// are led anywhere, and go around the mesh.
+/// With native sidecars, redirection is set up first, and the sidecar is ready before any other container
+/// starts: traffic of the application's init containers goes through the mesh as well. Without native sidecars,
+/// the sidecar starts together with the application. Init containers run before the redirection and bypass the
+/// mesh.
 fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
     let before = list(pod, "initContainers");
     if sidecar.settings.native_sidecars {
@@ -272,12 +271,12 @@ fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
         list(pod, "containers").insert(0, sidecar.classic());
     }
     let mounted = list(pod, "volumes");
-    // A copy of an injected pod may have kept them.
+    // A copy of an injected pod may still have them.
     mounted.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
     mounted.extend(volumes());
 }
 
-/// Warnings for labels and annotations of the pod under `leno.dev/` that have no meaning.
+/// Returns warnings for unknown labels and annotations of the pod under `leno.dev/`.
 fn warnings_of_marks(pod: &Value) -> Vec<String> {
     let of = |list: &'static str| {
         let keys = pod["metadata"][list].as_object().into_iter().flat_map(Map::keys);
@@ -287,7 +286,8 @@ fn warnings_of_marks(pod: &Value) -> Vec<String> {
     of("labels").chain(of("annotations")).take(UNKNOWN_MARKS_MAX).collect()
 }
 
-/// A warning for a DNS policy that leaves the cluster's name server out: the sidecar has to resolve the control plane.
+/// Warns about a DNS policy that bypasses the cluster's name server: the sidecar has to resolve the control
+/// plane.
 fn unresolved(pod: &Value, control: &str) -> Option<String> {
     let policy = pod["spec"]["dnsPolicy"].as_str().filter(|it| ["Default", "None"].contains(it))?;
     let (host, _) = control.rsplit_once(':')?;
@@ -316,7 +316,7 @@ fn label(pod: &mut Value, wishes: &Wishes) {
     if wishes.scraped {
         annotations.extend(scraping());
     }
-    // `kubectl logs` and `exec` without a container are about the application.
+    // Make the application the default container of `kubectl logs` and `exec`.
     if let Some(name) = application {
         annotations.push((DEFAULT_CONTAINER, name));
     }
@@ -327,7 +327,7 @@ fn label(pod: &mut Value, wishes: &Wishes) {
     let scraped_already =
         wishes.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
     if wishes.application_metrics.is_some() {
-        // The sidecar tells those of the application as well.
+        // The sidecar exposes the metrics of the application as well.
         scraping().iter().for_each(|(key, _)| drop(known.remove(*key)));
     }
     for (key, value) in annotations {
@@ -337,8 +337,8 @@ fn label(pod: &mut Value, wishes: &Wishes) {
     }
 }
 
-/// What the network plugin of the node is to do; nothing, whatever the author wrote, when it is not
-/// to do it.
+/// Sets the annotation with the redirection options for the CNI plugin of the node. Without the plugin, removes
+/// the annotation, even if the author set it.
 fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
     let metadata = map(pod, "metadata");
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -355,7 +355,7 @@ fn application_container(pod: &Value) -> Option<&str> {
     names.filter_map(|it| it["name"].as_str()).find(|name| *name != PROXY_CONTAINER)
 }
 
-/// A list of the pod's `spec`, made when there is none.
+/// Returns a list of the pod's `spec`, created if absent.
 fn list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     let spec = map(pod, "spec");
     let value = spec.entry(key).or_insert(Value::Null);
@@ -365,7 +365,7 @@ fn list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     value.as_array_mut().expect("it was made one")
 }
 
-/// The map under a key, or the value itself when the key is empty; made when there is none.
+/// Returns the map under a key, or the value itself if the key is empty; created if absent.
 fn map<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let value = match key {
         "" => value,
@@ -377,13 +377,13 @@ fn map<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     value.as_object_mut().expect("it was made one")
 }
 
-/// Whether a container is one of those that are put into pods.
+/// Returns true if the container is one of those that injection adds.
 fn is_ours(container: &Value) -> bool {
     matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INTERCEPT_CONTAINER))
 }
 
-/// The warning for a pod that opts out where it cannot.
+/// The warning for a pod that opts out although the floor requires a sidecar.
 const REQUIRED: &str = "the pod opts out of injection, and spec.floor.injection of the MeshConfig requires a \
                         sidecar: it gets one";
-/// Which container `kubectl` means when nobody names one.
+/// The annotation with the container that `kubectl` uses by default.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";

@@ -1,4 +1,4 @@
-//! Everything that a cluster needs for a mesh: as objects, applied, removed, looked at.
+//! Installation of a mesh in a cluster: manifests, and their application, removal and examination.
 
 mod access;
 mod admission;
@@ -40,42 +40,42 @@ pub use remove::{
 };
 pub use retract::{retract_statuses, wait_for_control_planes};
 
-/// What is installed.
+/// Options of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The image of Leno, for control planes and sidecars.
     pub image: String,
     /// The namespace of the control plane.
     pub namespace: String,
-    /// How many control planes.
+    /// The number of control planes.
     pub replicas: u32,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
-    /// Whether the kinds of SMI and OSM are installed too.
+    /// True if the kinds of SMI and OSM are installed too.
     pub with_smi: bool,
-    /// Where the network of nodes is, if their plugins are to lead connections to sidecars.
+    /// The CNI directories of nodes, if the CNI plugin redirects connections to sidecars.
     pub cni: Option<NodeNetwork>,
-    /// Whether there are gateways, for which the control plane may much more.
+    /// True if gateways are enabled, for which the control plane needs many more permissions.
     pub gateways: bool,
-    /// The namespaces in which the control plane may write Secrets, for clients outside the mesh.
+    /// The namespaces in which the control plane may write Secrets of external principals.
     pub access_certs: BTreeSet<Name>,
-    /// The authorities of clients of the webhook, as PEM, if clients are verified.
+    /// The client CA certificates of the webhook, as PEM, if it verifies clients.
     pub webhook_client_ca: Option<String>,
-    /// True for a NetworkPolicy that permits the connections that the control plane needs, and no others.
+    /// True for a NetworkPolicy that permits only the connections that the control plane needs.
     pub network_policies: bool,
-    /// The addresses of API servers, which alone may connect to the webhook then; all addresses when it is empty.
+    /// The addresses of API servers, which alone may connect to the webhook then; all addresses if empty.
     pub api_server: BTreeSet<AddressRange>,
-    /// The namespaces with objects about the whole mesh, in addition to the control plane's.
+    /// The namespaces with mesh-wide objects, in addition to the control plane's.
     pub settings_namespaces: BTreeSet<Name>,
-    /// The servers, in addition to those at public addresses, that keys of issuers may be read from: the text of
-    /// `leno control --jwks-allow`; none when absent.
+    /// The JWKS servers that are allowed in addition to those at public addresses: the value of `leno control
+    /// --jwks-allow`. None when absent.
     pub jwks_allow: Option<String>,
-    /// The clients that get metrics of sidecars and gateways: the text of `leno control --metrics-from`.
+    /// The clients that may read metrics of sidecars and gateways: the value of `leno control --metrics-from`.
     pub metrics_from: Option<String>,
 }
 
 impl Options {
-    /// With everything at its default but for the image.
+    /// Creates default options with this image and trust domain.
     #[must_use]
     pub fn new(image: String, trust_domain: TrustDomain) -> Self {
         let namespace = SYSTEM_NAMESPACE.to_owned();
@@ -98,8 +98,8 @@ impl Options {
     }
 }
 
-/// Everything, in the order in which it is applied: kinds before what uses them, and who may what
-/// before whoever needs it.
+/// Returns all objects in the order in which they are applied: kinds before objects of them, and permissions
+/// before their users.
 #[must_use]
 pub fn manifests(options: &Options) -> Vec<Value> {
     let mut all = kinds::own();
@@ -108,13 +108,13 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     all.push(control_plane::namespace(options));
     all.extend(access::objects(options));
-    // The control plane makes its authority for the trust domain that it finds. Where the settings of another mesh are to
-    // apply, the trust domain is in the environment of the control plane alone.
+    // The control plane creates its authority for the trust domain that it finds. If the settings of another
+    // mesh apply, the trust domain is only in the environment of the control plane.
     let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
     if !has_default && options.settings_namespaces.is_empty() {
         all.push(mesh_config(options));
     }
-    // Before pods are made that rely on it.
+    // Before pods that rely on the plugin are created.
     if let Some(network) = &options.cni {
         all.extend(cni::objects(options, network));
     }
@@ -130,7 +130,7 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     all
 }
 
-/// By which gateways of the Gateway API are ours. Where that API is not installed it cannot be.
+/// Returns the GatewayClass of our gateways. It cannot be created in clusters without the Gateway API.
 fn gateway_class() -> Value {
     json!({
         "apiVersion": GATEWAY_CLASS_VERSION,
@@ -140,7 +140,7 @@ fn gateway_class() -> Value {
     })
 }
 
-/// What is said of an object that is left out because a cluster need not have its kind, or its namespace.
+/// Returns the result for an object that is skipped because the cluster lacks its kind or its namespace.
 fn left_out(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
     if kind == "GatewayClass" || refusals::is_kind(kind) {
@@ -150,12 +150,12 @@ fn left_out(manifest: &Value) -> Option<&'static str> {
     is_right_there.then_some("left out: the cluster does not have its namespace")
 }
 
-/// Whether it defines a kind that is not ours, and that another mesh may have brought.
+/// Returns true for a CustomResourceDefinition that is not ours and may be installed by another mesh.
 fn is_borrowed_kind(manifest: &Value) -> bool {
     manifest["kind"] == "CustomResourceDefinition" && manifest["spec"]["group"] != kinds::GROUP
 }
 
-/// The trust domain is a setting of the mesh, as it is outside of clusters.
+/// The trust domain is a mesh setting, as it is outside of clusters.
 fn mesh_config(options: &Options) -> Value {
     json!({
         "apiVersion": "leno.dev/v1alpha1",
@@ -165,12 +165,12 @@ fn mesh_config(options: &Options) -> Value {
     })
 }
 
-/// Metadata of an object without a namespace.
+/// Returns the metadata of a cluster-scoped object.
 fn cluster_metadata(name: &str) -> Value {
     json!({"name": name, "labels": labels()})
 }
 
-/// Metadata of an object beside the control plane.
+/// Returns the metadata of an object in the namespace of the control plane.
 fn metadata(name: &str, options: &Options) -> Value {
     json!({"name": name, "namespace": options.namespace, "labels": labels()})
 }
@@ -181,7 +181,7 @@ fn labels() -> Map<String, Value> {
     labels
 }
 
-/// By which Services and the Deployment find the pods of the control plane.
+/// Returns the labels by which Services and the Deployment select the pods of the control plane.
 fn selector() -> Map<String, Value> {
     let mut labels = Map::new();
     labels.insert("app.kubernetes.io/name".to_owned(), CONTROL.into());
@@ -191,5 +191,5 @@ fn selector() -> Map<String, Value> {
 const GATEWAY_CLASS_VERSION: &str = "gateway.networking.k8s.io/v1";
 const PART_OF: &str = "leno";
 const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
-/// What a mesh has when nobody says anything.
+/// The default trust domain.
 const TRUST_DOMAIN_DEFAULT: &str = "cluster.local";

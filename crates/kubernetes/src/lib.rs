@@ -1,4 +1,4 @@
-//! What Kubernetes is told and asked: objects of its API server in the mesh's terms.
+//! Integration with Kubernetes: objects of its API server, in terms of the mesh.
 
 pub mod api;
 pub mod authority;

@@ -1,4 +1,4 @@
-//! What the agent of a node asks the API server: whether a pod's connections are led to a sidecar.
+//! API server client of the node agent: redirection settings of pods.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,23 +7,23 @@ use kube::Client;
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::{INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR};
 
-/// The API server, as the agent of a node needs it.
+/// The client of the node agent for the API server.
 #[derive(Clone)]
 pub struct Node {
     client: Client,
 }
 
-/// What is to happen to the connections of a pod that starts.
+/// The handling of the traffic of a starting pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interception {
-    /// Nothing: it has no sidecar, or an init container that does it.
+    /// No redirection: the pod has no sidecar, or an init container sets it up.
     Leave,
-    /// They are led to its sidecar, with these options of `leno intercept`.
+    /// Redirection to the sidecar, with these options of `leno intercept`.
     Lead(Vec<String>),
 }
 
 impl Node {
-    /// Finds the API server as every client does: inside of a cluster, or by `KUBECONFIG`.
+    /// Connects with the in-cluster configuration or `KUBECONFIG`.
     ///
     /// # Errors
     /// When there is no such configuration.
@@ -31,10 +31,10 @@ impl Node {
         Ok(Self { client: Client::try_default().await? })
     }
 
-    /// What is to happen to a pod's connections.
+    /// Returns the handling of a pod's traffic.
     ///
     /// # Errors
-    /// When the API server does not know the pod, or another one of its name by now.
+    /// When the pod does not exist, or a newer pod has its name.
     pub async fn interception(
         &self,
         namespace: &str,
@@ -46,7 +46,7 @@ impl Node {
         let pods: ObjectApi<Pod> = ObjectApi::namespaced(self.client.clone(), &namespace);
         let pod = pods.get(&name).await?;
         match uid {
-            // Pods from files of the kubelet have another UID there than the runtime tells.
+            // Static pods have a different UID in the API server than in the container runtime.
             Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
                 Err(NodeError::Another)
             }
@@ -54,10 +54,10 @@ impl Node {
         }
     }
 
-    /// Whether a DaemonSet is gone, or about to.
+    /// Returns true if a DaemonSet is deleted or being deleted.
     ///
     /// # Errors
-    /// When the API server does not tell.
+    /// When the API server request fails.
     pub async fn is_daemon_set_gone(&self, namespace: &str, name: &str) -> Result<bool, ApiError> {
         let (namespace, name) = (NamespaceName::new(namespace)?, ObjectName::new(name)?);
         let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(self.client.clone(), &namespace);
@@ -66,13 +66,13 @@ impl Node {
     }
 }
 
-/// Why it is not known what is to happen.
+/// The reason that the handling of a pod's traffic is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// The API server does not tell.
+    /// The API server request failed.
     #[error("the API server does not tell: {0}")]
     Api(#[from] ApiError),
-    /// There is a newer pod of that name.
+    /// A newer pod has this name.
     #[error("there is another pod of that name by now")]
     Another,
 }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(interception(&pod(meshed.clone(), led.clone())), Interception::Lead(words));
         let plain = json!({"leno.dev/intercept": ""});
         assert_eq!(interception(&pod(meshed.clone(), plain)), Interception::Lead(Vec::new()));
-        // With an init container of its own there is no such annotation.
+        // A pod with a redirection init container has no such annotation.
         assert_eq!(interception(&pod(meshed, json!({}))), Interception::Leave);
         assert_eq!(interception(&pod(json!({}), led)), Interception::Leave);
     }

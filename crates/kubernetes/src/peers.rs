@@ -1,4 +1,4 @@
-//! The other control planes of a cluster: who is behind their headless Service.
+//! Discovery of the other control planes of a cluster by their headless Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use crate::api::{NamespaceName, ObjectApi};
 use crate::words::CONTROL_PEERS;
 
-/// Keeps `found` to the addresses of the control planes in a namespace, but for our own, until
-/// nobody asks for them any more. All listen at the same port.
+/// Keeps `found` up to date with the addresses of the control planes in a namespace, except our own, until it
+/// has no receivers. All listen on the same port.
 ///
-/// Those that are not ready are among them: a control plane gets ready by hearing of the others.
+/// They include control planes that are not ready: a control plane becomes ready by connecting to the others.
 pub async fn follow(
     client: Client,
     namespace: &NamespaceName,
@@ -57,7 +57,7 @@ pub async fn follow(
 #[derive(Debug, Default)]
 struct Slices {
     known: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// What was listed so far, while all are listed anew: what is known stays until they are.
+    /// The slices of an unfinished relist. `known` is kept until it is complete.
     listing: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
@@ -72,7 +72,7 @@ impl Slices {
         }
     }
 
-    /// All but ourselves, each once: a Service of both versions has every pod twice.
+    /// Returns all addresses except our own, without duplicates: a dual-stack Service lists every pod twice.
     fn peers(&self, own: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
         let all = self.known.values().flatten();
         all.filter(|ip| **ip != own && ip.is_ipv4() == own.is_ipv4())
@@ -86,7 +86,7 @@ fn members(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
     endpoints.flat_map(|endpoint| &endpoint.addresses).filter_map(|ip| ip.parse().ok()).collect()
 }
 
-/// How a slice names its Service.
+/// The label of a slice with the name of its Service.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(peers(&slices), ["10.0.0.2:15010", "10.0.0.3:15010"]);
         slices.take(Event::Apply(slice("a", &["10.0.0.1"])));
         assert_eq!(peers(&slices), ["10.0.0.3:15010"]);
-        // Listed anew: nobody is gone until all are told.
+        // During a relist no peer is removed until it is complete.
         slices.take(Event::Init);
         slices.take(Event::InitApply(slice("a", &["10.0.0.1", "10.0.0.4"])));
         assert_eq!(peers(&slices), ["10.0.0.3:15010"]);

@@ -1,4 +1,4 @@
-//! Objects of the cluster become objects of the mesh: pure, one object at a time.
+//! Conversion of objects of the cluster into objects of the mesh: pure, one object at a time.
 
 mod api_server;
 mod choices;
@@ -34,17 +34,17 @@ pub(crate) use slice::listed_for;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 
-/// The annotations of a namespace or pod about the clients that may connect, each by itself.
+/// The annotations of a namespace or pod that control admission of clients, each parsed by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionReading {
-    /// The mode, or the reason that it cannot be read.
+    /// The mode, or the reason that it is invalid.
     pub mode: Result<Option<TrafficMode>, Box<Rejected>>,
-    /// The same of plaintext.
+    /// The plaintext setting, or the reason that it is invalid.
     pub plaintext: Result<Option<Plaintext>, Box<Rejected>>,
 }
 
 impl AdmissionReading {
-    /// The annotations of an object that is not asked.
+    /// No annotations, for objects to which they do not apply.
     pub(crate) const NONE: Self = Self { mode: Ok(None), plaintext: Ok(None) };
 
     fn of(meta: &ObjectMeta, kind: &str) -> Self {
@@ -56,9 +56,9 @@ impl AdmissionReading {
         }
     }
 
-    /// The values in force, and the ones that are rejected. In place of a rejected value the one of `before` stays, also
-    /// where that was none. Without a `before` it is the strictest value: the annotation may have closed what nothing
-    /// else closes.
+    /// Returns the values in force and the rejected ones. A rejected value is replaced by the previous value,
+    /// which may be unset. Without `before` it is replaced by the strictest value: the annotation may have been
+    /// the only restriction.
     pub(crate) fn or(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
         let mut rejected = Vec::new();
         let mode = self.mode.unwrap_or_else(|why| {
@@ -73,7 +73,7 @@ impl AdmissionReading {
     }
 }
 
-/// The one of several choices whose word an annotation is.
+/// Parses an annotation as one of several choices.
 fn annotated<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
@@ -99,17 +99,17 @@ fn annotated<T: Copy>(
     })
 }
 
-/// What is spoken on a port of this name: in clusters the whole name counts too, as `grpc` does.
+/// Returns the protocol of a port name. In clusters the whole name counts as a prefix as well, such as `grpc`.
 fn spoken(name: &str) -> Option<Protocol> {
     port_name_protocol(&format!("{name}-"))
 }
 
-/// When an object was made, in seconds.
+/// Returns the creation time, in Unix seconds.
 fn created(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// A field of an object.
+/// Returns the place of a field in an object.
 fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
     Place {
         kind: Some(kind.to_owned()),
@@ -120,12 +120,12 @@ fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
     }
 }
 
-/// Whether a port's protocol, as Kubernetes writes it, is TCP.
+/// Returns true if a port's protocol in Kubernetes notation is TCP.
 fn is_tcp(protocol: Option<&str>) -> bool {
     protocol.is_none_or(|protocol| protocol == "TCP")
 }
 
-/// Whether labels satisfy a selector; an empty one selects nothing.
+/// Returns true if labels match a selector; an empty selector matches no labels.
 pub(crate) fn selects(
     selector: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
@@ -133,5 +133,5 @@ pub(crate) fn selects(
     !selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// How much of a value is quoted in a message.
+/// The maximum length of a quoted value in a message.
 const SHOWN_CHARACTERS_MAX: usize = 80;

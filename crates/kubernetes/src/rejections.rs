@@ -1,4 +1,4 @@
-//! Events on pods that rejected a client because it came without mutual TLS.
+//! Events on pods that rejected a client without mutual TLS.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,9 +16,9 @@ use tokio::time::{Instant, interval};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::status::event::Told;
 
-/// Writes an event for each client that a sidecar of this control plane rejected, on the pod of the sidecar, in the name of
-/// `instance`. An event is counted up while its client goes on; one that returns within [`REMEMBERED`] causes no new
-/// event. Never ends by itself.
+/// Writes an event on the pod of a sidecar for each client that the sidecar rejected, reported by `instance`.
+/// The count of an event increases while its client keeps connecting; a client that returns within
+/// [`REMEMBERED`] causes no new event. Never returns.
 pub async fn keep_rejections(
     client: Client,
     instance: String,
@@ -38,7 +38,7 @@ pub async fn keep_rejections(
 
 type Key = (WorkloadName, IpAddr);
 
-/// The events that were written; pure but for [`Events::renew`].
+/// The written events; pure except for [`Events::renew`].
 #[derive(Default)]
 struct Events {
     known: BTreeMap<Key, Known>,
@@ -47,16 +47,16 @@ struct Events {
 }
 
 struct Known {
-    /// The last time at which the sidecar reported the client.
+    /// The time of the last report about the client.
     seen: Instant,
-    /// The event, unless it could not be written or has expired.
+    /// The event, unless the write failed or it has expired.
     told: Option<Told>,
-    /// A failed write is repeated at this time.
+    /// The time of the retry after a failed write.
     retry: Option<Instant>,
 }
 
 impl Events {
-    /// Writes the events that are due, and raises the count of an event while its client goes on.
+    /// Writes the events that are due, and increases the counts of events with active clients.
     async fn follow(
         &mut self,
         (client, instance): (&Client, &str),
@@ -70,7 +70,7 @@ impl Events {
         self.renew(client, now).await;
     }
 
-    /// The clients that need an event now, within the bounds of the table, of a pod and of a minute.
+    /// Returns the clients that need an event now, within the limits of the table, per pod and per minute.
     fn due(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
         self.known.retain(|_, known| now.duration_since(known.seen) < REMEMBERED);
         while self.recent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
@@ -111,8 +111,8 @@ impl Events {
         known.told = written;
     }
 
-    /// Counts an event up while its client goes on. One that the API server has forgotten is written again when its client
-    /// returns after [`REMEMBERED`].
+    /// Increases the counts of events with active clients. An event that has expired in the API server is
+    /// written again when its client returns after [`REMEMBERED`].
     async fn renew(&mut self, client: &Client, now: Instant) {
         for known in self.known.values_mut().filter(|known| known.seen == now) {
             if let Some(told) = &mut known.told
@@ -124,7 +124,8 @@ impl Events {
     }
 }
 
-/// Writes one event; `None` if that fails, or if the pod has no UID, without which no tool shows the event.
+/// Writes one event. Returns `None` if that fails, or if the pod has no UID, without which no tool shows the
+/// event.
 async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<Told> {
     let RejectedClient { workload, uid, .. } = rejected;
     let pod = ObjectReference {
@@ -146,8 +147,9 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
     Told::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
 }
 
-/// The pod with an address in the namespace of the event; `None` for the address of a node, which is that of several pods,
-/// and for pods of other namespaces: readers of events here may have no rights there.
+/// Returns the pod with an address in the namespace of the event. Returns `None` for the address of a node,
+/// which several pods share, and for pods of other namespaces: readers of events here may lack permissions
+/// there.
 async fn pod_at(
     client: &Client,
     workload: &WorkloadName,
@@ -171,7 +173,7 @@ fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
     let remedy = kind.remedy();
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
-        // Its name is for readers with the right to list the pods of all namespaces.
+        // Only readers with permission to list pods of all namespaces may see its name.
         None => format!(
             "{client} (`kubectl get pods -A --field-selector status.podIP={client}` names its pod)"
         ),
@@ -183,18 +185,18 @@ fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
 
 /// The reason of the event.
 const PLAINTEXT_REJECTED: &str = "PlaintextRejected";
-/// The interval at which events are counted up, and those above a bound tried again.
+/// The interval at which counts are updated and deferred events are retried.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// A client that stays away for this time and returns causes a new event: the API server has forgotten the old one.
+/// The time after which a returning client causes a new event: the API server has deleted the old one.
 const REMEMBERED: Duration = Duration::from_secs(3600);
-/// The pause after a write that failed.
+/// The delay after a failed write.
 const RETRY_AFTER: Duration = Duration::from_secs(300);
 const MINUTE: Duration = Duration::from_secs(60);
-/// The most events in a minute: many clients without a sidecar are one problem.
+/// The maximum number of events per minute: many clients without a sidecar are one problem.
 const MINUTE_MAX: usize = 20;
-/// The most clients with an event on one pod.
+/// The maximum number of clients with an event per pod.
 const OF_POD_MAX: usize = 8;
-/// The most clients in the table.
+/// The maximum number of clients in the table.
 const KNOWN_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -214,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Issue 27: the event advised a client that has a sidecar to start with one.
+    /// A client with a sidecar gets no hint to start with one.
     #[test]
     fn the_remedy_is_that_of_the_kind_of_the_client() {
         for (kind, said, not_said) in [
@@ -247,7 +249,7 @@ mod tests {
         for minutes in [1, 30, 89] {
             assert_eq!(events.due(&one, start + minutes * MINUTE), [], "{minutes}");
         }
-        // Another port of the same pod is no news, another pod is.
+        // Another port of the same pod causes no new event, another pod does.
         let other_port = RejectedClient { port: 9090, ..one[0].clone() };
         assert_eq!(events.due(&[other_port], start + 90 * MINUTE), []);
         let other = [rejected("web-2", "10.0.0.1")];
@@ -281,7 +283,7 @@ mod tests {
         assert_eq!(events.due(&pods, now + MINUTE), []);
         let mut all = OF_POD_MAX + MINUTE_MAX;
         for minute in 2..80 {
-            // Those that are known go on.
+            // The known clients keep connecting.
             let both = [&clients[..], &pods[..]].concat();
             all += events.due(&both, now + minute * MINUTE).len();
         }
@@ -310,7 +312,7 @@ mod tests {
         assert_eq!(count(), Some(2));
     }
 
-    /// The event about a client with the address of a pod in this namespace.
+    /// Returns the event about a client with the address of a pod in this namespace.
     async fn event_about_client_in(namespace: &str) -> Value {
         let server = Server::open().await;
         let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
@@ -359,7 +361,7 @@ mod tests {
         assert!(note.contains("from 10.0.0.1 (pod legacy) to port 8080"), "{note}");
     }
 
-    /// Readers of events in one namespace may have no rights in another.
+    /// Readers of events in one namespace may lack permissions in another.
     #[tokio::test]
     async fn an_event_names_no_pod_of_another_namespace() {
         let event = event_about_client_in("old").await;

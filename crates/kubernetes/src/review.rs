@@ -1,4 +1,4 @@
-//! Whose a service account token is: asked of the API server (`TokenReview`).
+//! Verification of service account tokens by the API server (`TokenReview`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,70 +18,70 @@ use tokio::sync::Semaphore;
 use crate::api::{ApiError, create_secretly, escaped};
 use crate::words::TOKEN_AUDIENCE;
 
-/// Asks the API server whose tokens are.
+/// A client that verifies tokens with the API server.
 pub struct TokenReviewer {
     client: Client,
-    /// The issuers of the tokens that the API server has accepted.
+    /// The issuers of tokens that the API server has accepted.
     issuers: Mutex<BTreeSet<String>>,
-    /// For tokens of other issuers.
+    /// Limits concurrent reviews of tokens from other issuers.
     unfamiliar: Semaphore,
 }
 
-/// The pod that a token was made for.
+/// The pod to which a token is bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodHolder {
-    /// The pod, as the mesh calls it.
+    /// The name of the workload in the mesh.
     pub workload: WorkloadName,
     /// Its service account.
     pub account: ServiceAccount,
-    /// Its UID, if the review has it.
+    /// Its UID, if the review contains it.
     pub uid: Option<Uid>,
 }
 
-/// Why it is not known which pod has a token. None of these says the token.
+/// The reason that the pod of a token is unknown. No error contains the token.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// It is not good here: whoever showed it may hear why.
+    /// The token is invalid. The reason may be sent to the client.
     #[error("{0}")]
     Refused(String),
-    /// The API server does not answer, or not to us.
+    /// The API server does not respond, or denies the request.
     #[error(
         "the API server does not review tokens: {0}; the control plane's account needs to create \
          tokenreviews.authentication.k8s.io"
     )]
     Api(#[source] ApiError),
-    /// Tokens of an issuer that is not known are reviewed one or two at a time.
+    /// Too many tokens of unknown issuers are being reviewed.
     #[error(
         "too many tokens of issuers that the API server has not confirmed yet are reviewed: try again"
     )]
     Unfamiliar,
-    /// What it answers is no review.
+    /// The response is not a review.
     #[error("the API server's answer to a review is not understood")]
     Malformed,
 }
 
 impl TokenReviewer {
-    /// Asks with the rights of this client.
+    /// Creates a reviewer that uses the permissions of this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client, issuers: Mutex::default(), unfamiliar: Semaphore::new(UNFAMILIAR_MAX) }
     }
 
-    /// The pod that a token names as its holder, by its text. Nothing of it is proved.
+    /// Returns the pod that a token claims, without verification.
     ///
     /// # Errors
-    /// [`ReviewError::Refused`] when the API server could not find it good: it is not for us, not of a pod, or it
-    /// has expired.
+    /// [`ReviewError::Refused`] when the API server could not accept it: wrong audience, not bound to a pod, or
+    /// expired.
     pub fn claimed(&self, token: &str, now: SystemTime) -> Result<PodHolder, ReviewError> {
         Ok(claimed(token, now)?.holder)
     }
 
-    /// Finds out which pod a token was made for.
+    /// Verifies a token and returns its pod.
     ///
     /// # Errors
     /// [`ReviewError`].
     pub async fn review(&self, token: &str) -> Result<PodHolder, ReviewError> {
-        // Strangers must not keep the API server busy with anything that comes to their minds.
+        // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
         let Claimed { issuer, .. } = claimed(token, SystemTime::now())?;
         let _turn = match self.is_familiar(&issuer) {
             true => None,
@@ -103,7 +103,7 @@ impl TokenReviewer {
         Ok(holder)
     }
 
-    /// True when the API server has accepted a token of this issuer, or none of any issuer yet.
+    /// Returns true if the API server has accepted a token of this issuer, or none of any issuer yet.
     fn is_familiar(&self, issuer: &str) -> bool {
         let issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
         issuers.is_empty() || issuers.contains(issuer)
@@ -123,15 +123,15 @@ impl fmt::Debug for TokenReviewer {
     }
 }
 
-/// The claims of a token about its holder.
+/// The claims of a token about its pod.
 #[derive(Debug)]
 struct Claimed {
     holder: PodHolder,
     issuer: String,
 }
 
-/// Reads the claims of a token when it is one for us, bound to a pod, as projected service account tokens are (RFC 7519
-/// section 3, RFC 7515 section 7.1). Nothing of it is proved.
+/// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
+/// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
 fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     let refused = |reason: &str| ReviewError::Refused(reason.to_owned());
     let mut parts = token.split('.');
@@ -165,7 +165,7 @@ fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     Ok(Claimed { holder, issuer: claims.iss })
 }
 
-/// The claims of a service account token that matter here.
+/// The relevant claims of a service account token.
 #[derive(Deserialize)]
 struct Claims {
     #[serde(default)]
@@ -180,7 +180,7 @@ struct Claims {
     kubernetes: Bound,
 }
 
-/// The object that a token is bound to.
+/// The object to which a token is bound.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Bound {
@@ -195,11 +195,11 @@ struct BoundPod {
     uid: String,
 }
 
-/// What a review says of the holder.
+/// Extracts the pod from a review.
 fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     let refused = |reason: String| Err(ReviewError::Refused(reason));
     if status.authenticated != Some(true) {
-        // Joining clients have no identity yet: the reason is for the log, where they share one limit.
+        // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
         let line = UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             let reason = escaped(&status.error.unwrap_or_default());
@@ -210,7 +210,7 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
              made for another audience than `{TOKEN_AUDIENCE}`"
         ));
     }
-    // One that knows of no audiences takes any token.
+    // An API server without audience support accepts any token.
     if !status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE) {
         return refused(format!("the token was not made for the audience `{TOKEN_AUDIENCE}`"));
     }
@@ -233,23 +233,24 @@ fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     }
 }
 
-/// The log lines about unknown join tokens: clients that have no certificate are not told apart.
+/// The rate limit of log lines about invalid join tokens, shared because clients without a certificate are
+/// indistinguishable.
 static UNKNOWN: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
-/// How the API server calls service accounts.
+/// The prefix of service accounts in user names.
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
-/// Where it says which pod a token is bound to.
+/// The extra field with the name of the pod to which a token is bound.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-/// The key under which it has the UID of that pod.
+/// The extra field with the UID of that pod.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
-/// Why a token is no pod's.
+/// The error for a token that is not bound to a pod.
 const UNBOUND: &str = "the token is not bound to a pod: it must be one of a projected volume of the pod, and \
                        neither a secret nor made by hand";
-/// By so much clocks may differ.
+/// The tolerated clock skew.
 const LEEWAY: Duration = Duration::from_secs(300);
-/// The most issuers that are remembered: API servers have one, and another while it is replaced.
+/// The maximum number of remembered issuers: API servers have one, and a second one during a migration.
 const ISSUERS_MAX: usize = 8;
-/// The most tokens of other issuers that are reviewed at once.
+/// The maximum number of concurrent reviews for unknown issuers.
 const UNFAMILIAR_MAX: usize = 2;
 
 #[cfg(test)]
@@ -263,7 +264,7 @@ mod tests {
         holder(status).map_err(|error| error.to_string())
     }
 
-    /// As an API server answers, edited.
+    /// A response of an API server, edited.
     fn answer(edit: impl FnOnce(&mut Value)) -> Value {
         let mut status = json!({
             "authenticated": true,

@@ -1,4 +1,4 @@
-//! The API server as a source of facts: every kind is watched, and what changed is told.
+//! API server as a source of configuration: watches all kinds and publishes changes.
 
 mod arrivals;
 mod exclusions;
@@ -34,13 +34,13 @@ use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 use crate::status::Statement;
 
-/// Facts from an API server: pods, services and namespaces, and custom resources of every kind
-/// that files may hold.
+/// A source of objects from an API server: pods, services and namespaces, and custom resources of every kind
+/// that files may contain.
 ///
-/// As with files, the last good version of an object stays when a later one is refused, and only
-/// what is gone is removed. A kind that the server does not have is looked for again. One that may
-/// not be read is told as a warning, and the others are read; but nothing is told before those have
-/// been listed that say who is in the mesh and who may call whom.
+/// As with files, the last valid version of an object stays in use when a later one is rejected; an object is
+/// removed only when it is deleted. The source periodically looks for kinds that the server lacks. A kind that
+/// it may not read causes a warning, and the other kinds are read. However, no update is sent before all kinds
+/// that determine mesh membership and authorization are listed.
 pub struct Source {
     client: Client,
     options: Options,
@@ -58,16 +58,16 @@ pub struct Source {
     image: Option<String>,
 }
 
-/// How long a source waits for what.
+/// Options of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Changes are told when nothing else has changed for this long,
+    /// The time without further changes after which changes are published.
     pub quiet: Duration,
-    /// and at the latest after this long.
+    /// The maximum delay of changes.
     pub quiet_max: Duration,
-    /// How often a kind is looked for that the server does not have.
+    /// The interval between checks for a kind that the server lacks.
     pub look_again: Duration,
-    /// True to watch also the kinds that only gateways need: their own, Secrets and Deployments.
+    /// True to also watch the kinds that only gateways need: their own, Secrets and Deployments.
     pub gateways: bool,
 }
 
@@ -89,7 +89,7 @@ impl fmt::Debug for Source {
 }
 
 impl Source {
-    /// A source of all that this client may read. Nothing is read yet.
+    /// Creates a source of all objects that this client may read. Nothing is read yet.
     #[must_use]
     pub fn new(client: Client, options: Options) -> Self {
         let progress =
@@ -112,78 +112,76 @@ impl Source {
         }
     }
 
-    /// The mesh is of this trust domain while no `MeshConfig` of ours says of which.
+    /// Sets the trust domain for the case that no `MeshConfig` of ours specifies it.
     #[must_use]
     pub fn assuming(self, trust_domain: Option<TrustDomain>) -> Self {
         Self { assumed: trust_domain, ..self }
     }
 
-    /// Objects of these namespaces may be about the whole mesh.
+    /// Sets the namespaces that may have mesh-wide objects.
     #[must_use]
     pub fn with_settings_of(self, namespaces: BTreeSet<Name>) -> Self {
         Self { settings: namespaces, ..self }
     }
 
-    /// Sidecars have this image unless annotations name another.
+    /// Sets the default image of sidecars.
     #[must_use]
     pub fn with_image(self, image: Option<String>) -> Self {
         Self { image, ..self }
     }
 
-    /// Certificates for clients outside the mesh may be kept where these say, and what became of them is told by
-    /// `outcomes`.
+    /// Sets the namespaces for certificates of external principals, and the channel with their `outcomes`.
     #[must_use]
     pub fn granting(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
         Self { grants, outcomes, ..self }
     }
 
-    /// The statuses that [`keep_statuses`](crate::status::keep_statuses) cannot write are warnings of this source.
+    /// Adds the statuses that [`keep_statuses`](crate::status::keep_statuses) cannot write to the warnings of
+    /// this source.
     #[must_use]
     pub fn with_unwritten(self, unwritten: watch::Receiver<Arc<Vec<Warning>>>) -> Self {
         Self { unwritten, ..self }
     }
 
-    /// Which kinds have still to be listed once, now and whenever that changes: what readiness
-    /// hangs on.
+    /// Returns the kinds that have not been listed yet, for readiness.
     #[must_use]
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
-    /// What is to be said of objects and does not stand in their status yet, for
-    /// [`keep_statuses`](crate::status::keep_statuses).
+    /// Returns the statuses and events to write, for [`keep_statuses`](crate::status::keep_statuses).
     #[must_use]
     pub fn statements(&self) -> watch::Receiver<Arc<Vec<Statement>>> {
         self.statements.subscribe()
     }
 
-    /// What has to run for gateways, for [`provision`](crate::gateway::provision).
+    /// Returns the desired objects of gateways, for [`provision`](crate::gateway::provision).
     #[must_use]
     pub fn wishes(&self) -> watch::Receiver<Arc<Vec<Wish>>> {
         self.wishes.subscribe()
     }
 
-    /// The certificates that clients outside the mesh are to have, for [`keep_guests`](crate::guests::keep_guests).
+    /// Returns the desired certificates of external principals, for
+    /// [`keep_guests`](crate::guests::keep_guests).
     #[must_use]
     pub fn guests(&self) -> watch::Receiver<Arc<GuestWishes>> {
         self.guests.subscribe()
     }
 
-    /// What the settings of another mesh leave out of every sidecar.
+    /// Returns the exclusions from redirection in the settings of another mesh.
     #[must_use]
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
         self.exclusions.subscribe()
     }
 
-    /// The floor that pods get their sidecars by.
+    /// Returns the floor for sidecar injection.
     #[must_use]
     pub fn floor(&self) -> watch::Receiver<Floor> {
         self.floor.subscribe()
     }
 
-    /// Watches every kind and sends what came of it. The first update comes once every kind has
-    /// been listed; later ones when they change objects, refusals or warnings. Ends when the
-    /// receiver of the updates is dropped.
+    /// Watches all kinds and sends updates. The first update is sent when every kind has been listed; later
+    /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
     pub async fn follow(self, updates: mpsc::Sender<Update>) {
         let kinds = watched(self.options.gateways);
         let (news, told) = mpsc::channel(NEWS_MAX);
@@ -221,21 +219,21 @@ impl Source {
     }
 }
 
-/// All news in one place.
+/// The task that merges the events of all watches.
 struct Joined {
     ledger: Ledger,
     options: Options,
     out: Out,
     told: mpsc::Receiver<(usize, News)>,
-    /// What became of the certificates of guests.
+    /// The outcomes of certificates of external principals.
     outcomes: watch::Receiver<Arc<Outcomes>>,
     /// The statuses that cannot be written.
     unwritten: watch::Receiver<Arc<Vec<Warning>>>,
-    /// When the server could not be asked last.
+    /// The time of the last failed request to the server.
     failed: Option<Instant>,
 }
 
-/// Who is told of what, beside the updates.
+/// The outputs in addition to the updates.
 struct Out {
     progress: watch::Sender<Progress>,
     statements: watch::Sender<Arc<Vec<Statement>>>,
@@ -243,7 +241,7 @@ struct Out {
     guests: watch::Sender<Arc<GuestWishes>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
-    /// The stream of secrets, of those that gateways refer to.
+    /// The Secrets that gateways refer to, for the watch of Secrets.
     secrets: watch::Sender<Arc<BTreeSet<Id>>>,
 }
 
@@ -279,14 +277,14 @@ impl Joined {
                     return;
                 }
             }
-            // What is said to be in force is on its way by now.
+            // Publish statuses after the update, so that they report only configuration that has been sent.
             if let Some(statements) = self.ledger.statements() {
                 self.out.statements.send_replace(Arc::new(statements));
             }
         }
     }
 
-    /// Takes what comes until nothing comes for a while.
+    /// Receives events until none arrive for a while.
     async fn settle(&mut self, noticed: Instant) {
         let latest = noticed + self.options.quiet_max;
         loop {
@@ -303,7 +301,7 @@ impl Joined {
             let now = Instant::now();
             let kind = self.ledger.word(index);
             match self.failed.replace(now) {
-                // Every stream fails when the server does, again and again.
+                // When the server fails, all watches fail repeatedly.
                 Some(before) if now - before < QUIET_FAILURE => {
                     tracing::debug!(kind, why, "as before")
                 }
@@ -364,7 +362,7 @@ impl Joined {
     }
 }
 
-/// All that is watched; the index of each is its name in the news.
+/// Returns all watched kinds; events refer to them by index.
 fn watched(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
     let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
@@ -378,11 +376,11 @@ fn watched(gateways: bool) -> Vec<Watched> {
     all
 }
 
-/// What is waited for before the kinds are known.
+/// The initial progress, before the kinds are known.
 const WATCHED_FIRST: &[&str] = &["Pod", "Service", "Namespace"];
-/// After this time without failures, the next one is told again.
+/// The time without failures after which the next one is logged as a warning again.
 const QUIET_FAILURE: Duration = Duration::from_secs(90);
-/// News that wait to be joined; further ones wait in their streams.
+/// The capacity of the event channel; the watches wait when it is full.
 const NEWS_MAX: usize = 1024;
 
 #[cfg(test)]

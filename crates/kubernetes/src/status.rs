@@ -1,4 +1,4 @@
-//! What the mesh says of objects, written into their status by one control plane of all.
+//! Object statuses and events, written by the leading control plane.
 
 pub(crate) mod event;
 mod lease;
@@ -26,20 +26,20 @@ pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_o
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
-/// Who writes.
+/// The identity of a control plane for leader election.
 #[derive(Debug, Clone)]
 pub struct Writer {
-    /// The namespace of the lease.
+    /// The namespace of the Lease.
     pub namespace: NamespaceName,
-    /// The name of this control plane among all: that of its pod.
+    /// The unique name of this control plane: that of its pod.
     pub name: String,
-    /// Facts about sidecars: while it holds the lease, their connections stand in an annotation of it.
+    /// Facts about sidecars. The leader publishes their connections in an annotation of the Lease.
     pub facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
-/// Writes the status of objects, and an event for each refusal and each field that is not heeded, while this control
-/// plane leads: the one that [holds](hold) the lease. Statuses that cannot be written are retried with growing
-/// pauses, and listed in `unwritten`. Never ends by itself.
+/// Writes the status of objects, and an event for each rejection and each unsupported field, while this control
+/// plane is the leader that [holds](hold) the Lease. Failed writes are retried with exponential backoff, and
+/// listed in `unwritten`. Never returns.
 pub async fn keep_statuses(
     client: Client,
     name: String,
@@ -51,26 +51,26 @@ pub async fn keep_statuses(
     Box::pin(scribe.run(statements, leading)).await;
 }
 
-/// Writes, and remembers what it has written: the watch tells of it a moment later.
+/// Writes statuses, and remembers them because the watch reports them with a delay.
 struct Scribe {
     client: Client,
-    /// The name of this control plane among all.
+    /// The unique name of this control plane.
     name: String,
     written: HashMap<Target, Written>,
     /// The statuses that cannot be written, for `leno status`.
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 }
 
-/// What was last written about an object.
+/// The last written status of an object.
 struct Written {
     statement: Statement,
     /// The time of the last attempt.
     at: Instant,
-    /// Whether the API server took it.
+    /// True if the API server accepted it.
     landed: bool,
     /// Set from the first rejected attempt until one succeeds.
     failure: Option<Failure>,
-    /// Its events, by their reasons.
+    /// Its events, by reason.
     told: HashMap<&'static str, event::Told>,
 }
 
@@ -78,12 +78,12 @@ struct Written {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Failure {
     problem: String,
-    /// The time until the next attempt.
+    /// The delay before the next attempt.
     pause: Duration,
 }
 
 impl Written {
-    /// True while the same need not be written again.
+    /// Returns true while the same status need not be written again.
     fn stands(&self, statement: &Statement, now: Instant) -> bool {
         let is_same =
             self.statement == *statement || self.landed && self.statement.repeats(statement);
@@ -132,7 +132,7 @@ impl Scribe {
         }
     }
 
-    /// Lists the statuses that cannot be written; another control plane lists them while it leads.
+    /// Publishes the statuses that cannot be written. Only the leader reports them.
     fn report(&self, leads: bool) {
         let failed = self.written.values().filter(|_| leads).filter_map(Written::warning);
         let mut failed: Vec<Warning> = failed.collect();
@@ -166,8 +166,8 @@ impl Scribe {
         self.written.insert(statement.target.clone(), written);
     }
 
-    /// Lists in a status belong to several writers, and are replaced whole: so only on top of the
-    /// version that was read.
+    /// Writes a status. Lists in a status have several writers but are replaced as a whole, so the write is
+    /// conditional on the version that was read.
     async fn write(&self, statement: &Statement, status: Value) -> Result<(), ApiError> {
         let (target, resource) = (&statement.target, &*statement.resource);
         let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
@@ -183,7 +183,7 @@ impl Scribe {
         api.patch_status(&name, &parameters, &Patch::Merge(patch)).await.map(drop)
     }
 
-    /// Writes events, and renews those that stand there and still say what is so.
+    /// Writes events, and renews existing ones that still apply.
     async fn tell(
         &self,
         statement: &Statement,
@@ -218,7 +218,8 @@ impl Scribe {
     }
 }
 
-/// The state after an attempt, with one line in the log for the first of several failures and for their end.
+/// Returns the state after an attempt. Logs a warning for the first of several failures and a message when they
+/// end.
 fn settle(
     target: &Target,
     outcome: Result<(), ApiError>,
@@ -233,7 +234,7 @@ fn settle(
         }
         Err(error) => error,
     };
-    // Another writer was faster, the object has gone, or its kind has no status.
+    // A conflict with another writer, a deleted object, or a kind without a status.
     if matches!(error.code(), Some(404 | 409)) {
         tracing::debug!(%target, %error, "a status is not written");
         return before;
@@ -248,19 +249,19 @@ fn settle(
     Some(Failure { problem, pause: RETRY_PAUSE_MIN })
 }
 
-/// The reason of the event about an object with a status that cannot be written.
+/// The reason of the event for a status that cannot be written.
 const UNWRITTEN: &str = "StatusNotWritten";
 const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the rights of leno-control with those \
                                 that `leno install` prints; the write is retried";
-/// As much of an error as an event has room for.
+/// The maximum length of an error in an event.
 const PROBLEM_BYTES_MAX: usize = 700;
-/// The interval of looks for statuses that are due.
+/// The interval between checks for due statuses.
 const AGAIN_EVERY: Duration = Duration::from_secs(5);
-/// After this time the same is written again, if it still does not stand there.
+/// The time after which the same status is written again if the object does not have it.
 const SAME_AGAIN: Duration = Duration::from_secs(60);
-/// The pause after the first rejected write; it doubles,
+/// The initial delay after a rejected write, which doubles up to `RETRY_PAUSE_MAX`.
 const RETRY_PAUSE_MIN: Duration = Duration::from_secs(5);
-/// up to this.
+/// The maximum delay.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! For tests: an API server that is a few lines.
+//! Minimal API server for tests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,22 +10,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Objects by path, with versions that count up.
+/// Objects by path, with increasing versions.
 #[derive(Default)]
 pub(crate) struct Store {
     pub(crate) objects: BTreeMap<String, Value>,
     version: u64,
-    /// What was asked: methods and paths.
+    /// The received requests: methods and paths.
     pub(crate) asked: Vec<String>,
-    /// What is refused: a method and a part of its path.
+    /// The rejected requests: a method and a part of its path.
     pub(crate) forbidden: Option<(&'static str, &'static str)>,
-    /// So many reads find nothing, as if somebody else were a moment later.
+    /// The number of reads that find nothing, as if another client created the object a moment later.
     pub(crate) blind: u32,
-    /// So many patches of statuses conflict.
+    /// The number of patches of statuses that conflict.
     pub(crate) conflicts: u32,
-    /// The version, for those that watch.
+    /// The version, for watches.
     changed: watch::Sender<u64>,
-    /// The paths of watches that are open.
+    /// The paths of open watches.
     watches: watch::Sender<Vec<String>>,
 }
 
@@ -49,7 +49,7 @@ impl Store {
         if self.forbidden.as_ref().is_some_and(forbids) {
             return refusal(403);
         }
-        // Others are applied, and then need not be there.
+        // Other objects are applied, so they need not exist.
         let is_event = key.contains("/events/");
         let held = self.objects.get(&key);
         match method {
@@ -85,12 +85,12 @@ impl Store {
 }
 
 impl Store {
-    /// Reports each change.
+    /// Returns a receiver that reports each change.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// The objects of a collection that are newer than a version.
+    /// Returns the objects of a collection that are newer than a version.
     fn newer(&self, path: &str, than: u64) -> Vec<Value> {
         let of_collection =
             |key: &str| key.strip_prefix(path).is_some_and(|it| it.starts_with('/'));
@@ -104,7 +104,7 @@ fn version(object: &Value) -> &Value {
     &object["metadata"]["resourceVersion"]
 }
 
-/// An API server that is a few lines.
+/// A minimal API server.
 pub(crate) struct Server {
     pub(crate) store: Arc<Mutex<Store>>,
     pub(crate) client: Client,
@@ -188,7 +188,7 @@ async fn list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
     tcp.write_all(format!("{head} {}\r\n\r\n{said}", said.len()).as_bytes()).await.unwrap();
 }
 
-/// Sends the objects that are newer than the list until the client leaves.
+/// Sends the objects that are newer than the list until the client disconnects.
 async fn stream(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
     let (mut sent, mut changed) = (since, store.lock().unwrap().changed.subscribe());
     changed.mark_changed();

@@ -1,8 +1,8 @@
-//! What the API server asks before it creates an object: the listener, and the keys for it.
+//! Admission webhook: the listener and its certificates.
 //!
-//! Every control plane answers. Their certificates are of one small authority, kept in a Secret by
-//! whichever comes first; what the API server verifies them by stands in the webhook configuration,
-//! and each control plane sees to it that it does.
+//! Every control plane serves the webhook. One dedicated certificate authority signs their certificates; the
+//! first control plane creates it in a Secret. Each control plane keeps its CA certificates in the webhook
+//! configuration, so that the API server can verify them.
 
 mod authority;
 mod bundle;
@@ -40,45 +40,45 @@ pub use listen::MUTATE_PATH;
 
 use review::Review;
 
-/// The Secret with the authority of the webhook: its key, and its certificates.
+/// The Secret with the certificate authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
-/// The same as the name of an object.
+/// `WEBHOOK_SECRET` as an object name.
 const WEBHOOK_NAME: ObjectName = ObjectName::literal(WEBHOOK_SECRET);
 
-/// The webhook's listener.
+/// The options of the webhook's listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
     /// The address.
     pub address: SocketAddr,
-    /// A file with authorities: clients have to show a certificate of one of them.
+    /// A file with client CA certificates: if set, clients must present a certificate that one of them has
+    /// signed.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why the webhook cannot be served.
+/// The reason that the webhook cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum WebhookError {
-    /// The address is taken, or not ours.
+    /// The address is in use, or not a local one.
     #[error("cannot listen on {address} for the API server")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
     /// The clients cannot be verified.
     #[error(transparent)]
     Clients(#[from] ClientAuthoritiesError),
-    /// The task that keeps the keys ended, which it never does.
+    /// The task that maintains the certificates has ended, which it never does.
     #[error("nobody keeps the webhook's certificates any more")]
     Keys,
 }
 
-/// Answers the API server with the settings as they are at each question; until a moment after it is
-/// told to stop, because the API server hears a moment later that we go. Reviews in progress are completed then.
+/// Serves admission reviews with the current settings. After `stop` it continues for a while because the API
+/// server notices the shutdown with a delay, and completes the reviews in progress.
 ///
-/// Whoever connects waits until there is a certificate; for that the API server is asked as long as it
-/// takes.
+/// Connections wait until there is a certificate, which is requested from the API server until it succeeds.
 ///
 /// # Errors
 /// When it cannot listen, or the file cannot be used.
@@ -136,8 +136,8 @@ async fn serve_with(
     }
 }
 
-/// The response to the body of one AdmissionReview for a namespace, without the API server; `None` when
-/// the body is not a review.
+/// Returns the response to the body of an AdmissionReview for a namespace, without a request to the API server;
+/// `None` if the body is not a review.
 #[must_use]
 pub fn admission_response(
     body: &[u8],
@@ -151,7 +151,8 @@ pub fn admission_response(
     })
 }
 
-/// How long it takes until an API server asks nobody any more who goes.
+/// The time after which API servers send no requests to a control plane that shuts down.
 const LINGER: Duration = Duration::from_secs(3);
-/// The time for the reviews in progress after it: more than the body and the namespace of a review may take.
+/// The time for the reviews in progress after it: more than the timeouts for the body and the namespace of a
+/// review.
 const REVIEWS_END_MAX: Duration = Duration::from_secs(10);

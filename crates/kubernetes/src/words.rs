@@ -1,127 +1,128 @@
-//! Names that the parts in a cluster agree on: labels, annotations, containers, ports, paths.
+//! Names shared by the components in a cluster: labels, annotations, containers, ports, paths.
 
 use leno_registry::closest;
 
 use crate::api::{NamespaceName, ObjectName};
 
-/// The namespace of the control plane, unless installed elsewhere.
+/// The default namespace of the control plane.
 pub const SYSTEM_NAMESPACE: &str = "leno-system";
 /// The Deployment, Service and account of the control plane.
 pub const CONTROL: &str = "leno-control";
-/// The same as the name of an object.
+/// `CONTROL` as an object name.
 pub const CONTROL_NAME: ObjectName = ObjectName::literal(CONTROL);
-/// The headless Service by which control planes find each other.
+/// The headless Service by which control planes discover each other.
 pub const CONTROL_PEERS: &str = "leno-control-peers";
-/// Where control planes serve sidecars and each other.
+/// The port of control planes for sidecars and other control planes.
 pub const CONTROL_PORT: u16 = 15_010;
-/// Where control planes answer the API server's webhooks.
+/// The port of control planes for the API server's webhooks.
 pub const WEBHOOK_PORT: u16 = 15_017;
-/// Where control planes and sidecars answer the kubelet and Prometheus.
+/// The port of control planes and sidecars for the kubelet and Prometheus.
 pub const HEALTH_PORT: u16 = 15_020;
-/// Where its page for browsers is, on loopback in its pod: whoever may forward a port gets there.
+/// The port of the control plane's web page, on loopback in its pod: users with permission to forward ports can
+/// reach it.
 pub const PAGE_PORT: u16 = 15_080;
 /// The Secret with the authority of the mesh.
 pub const AUTHORITY_SECRET: &str = "leno-authority";
-/// The same as the name of an object.
+/// `AUTHORITY_SECRET` as an object name.
 pub(crate) const AUTHORITY_NAME: ObjectName = ObjectName::literal(AUTHORITY_SECRET);
 /// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.
 pub const ROOTS_CONFIG_MAP: &str = "leno-roots";
-/// The same as the name of an object.
+/// `ROOTS_CONFIG_MAP` as an object name.
 pub const ROOTS_NAME: ObjectName = ObjectName::literal(ROOTS_CONFIG_MAP);
-/// The ConfigMap with what operators give the control plane of issuers of JSON web tokens: their keys, each in
-/// a file, and under `roots.pem` who vouches for their servers.
+/// The ConfigMap with keys of JWT issuers for the control plane, one file for each, and the trust roots of JWKS
+/// servers under `roots.pem`.
 pub(crate) const KEYS_CONFIG_MAP: &str = "leno-keys";
 
-/// The namespace of the Service of the API server.
+/// The namespace of the API server's Service.
 pub(crate) const API_SERVER_NAMESPACE: NamespaceName = NamespaceName::literal("default");
-/// The Service of the API server, and its EndpointSlice.
+/// The API server's Service, and its EndpointSlice.
 pub(crate) const API_SERVER: &str = "kubernetes";
 
-/// The sidecar's container.
+/// The sidecar container.
 pub const PROXY_CONTAINER: &str = "leno-proxy";
-/// The container that leads a pod's connections to its sidecar, before that starts.
+/// The init container that redirects a pod's connections to its sidecar.
 pub const INTERCEPT_CONTAINER: &str = "leno-intercept";
-/// The user that sidecars run as.
+/// The user ID of sidecars.
 pub const PROXY_UID: u32 = 1500;
 /// The audience of the tokens by which sidecars join.
 pub const TOKEN_AUDIENCE: &str = "leno";
-/// Where a sidecar finds its token.
+/// The path of a sidecar's token.
 pub const TOKEN_PATH: &str = "/var/run/secrets/leno.dev/token";
-/// The roots of the mesh, as PEM, in the environment of a sidecar.
+/// The environment variable with the roots of the mesh, as PEM.
 pub const ROOTS_VARIABLE: &str = "LENO_ROOTS";
-/// The probes of a pod that its sidecar makes for the kubelet, as JSON, in its environment.
+/// The environment variable with the probes that a sidecar performs for the kubelet, as JSON.
 pub const PROBES_VARIABLE: &str = "LENO_PROBES";
 
-/// Label of a namespace or pod, or annotation: `enabled` or `disabled`.
+/// Label or annotation of a namespace or pod: `enabled` or `disabled`.
 pub const INJECTION: &str = "leno.dev/injection";
 /// Annotation of a namespace or pod: `permissive`, `strict` or `audit`.
 pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
-/// Annotation of a namespace or pod: `accept` or `refuse`, what becomes of connections without mutual TLS.
+/// Annotation of a namespace or pod: `accept` or `refuse` connections without mutual TLS.
 pub const PLAINTEXT: &str = "leno.dev/plaintext";
-/// Annotation of a pod: how much it gets beside the others of its services, 1 to 1000.
+/// Annotation of a pod: its load balancing weight, 1 to 1000.
 pub const WEIGHT: &str = "leno.dev/weight";
-/// Annotation of a namespace or pod: another image than the control plane's. It has no form of other meshes: theirs
-/// names an image of theirs.
+/// Annotation of a namespace or pod: an image other than the control plane's. The equivalents of other meshes
+/// are not supported because they name their own images.
 pub(crate) const SIDECAR_IMAGE: &str = "leno.dev/sidecar-image";
-/// Annotation of a namespace or pod: the protocols that connections may change to by `Upgrade`, in addition to WebSocket.
+/// Annotation of a namespace or pod: the protocols to which connections may be upgraded, in addition to
+/// WebSocket.
 pub(crate) const UPGRADES: &str = "leno.dev/upgrades";
-/// Label of a pod that has a sidecar: its value is `sidecar`.
+/// Label of a pod with a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].
 pub const MESHED_BY_SIDECAR: &str = "sidecar";
-/// Annotation of a pod whose connections the network plugin of its node leads to the sidecar: the
-/// options of `leno intercept`, between spaces.
+/// Annotation of a pod with traffic that the CNI plugin of its node redirects: the options of `leno intercept`,
+/// separated by spaces.
 pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
-/// The agent of a node: its DaemonSet, account and container.
+/// The node agent: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
-/// The same as the name of an object,
+/// `CNI` as an object name.
 pub(crate) const CNI_NAME: ObjectName = ObjectName::literal(CNI);
-/// and of its namespace.
+/// The namespace of the node agent, `CNI`.
 pub(crate) const CNI_NAMESPACE: NamespaceName = NamespaceName::literal(CNI);
-/// Label of everything that is made for a gateway, with its name.
+/// Label of all objects that are created for a gateway, with its name.
 pub const GATEWAY_PART: &str = "leno.dev/gateway";
 /// The value of [`MESHED`] for the proxies of gateways.
 pub const MESHED_BY_GATEWAY: &str = "gateway";
-/// Annotation of a Gateway or a GatewayClass: the type of the Service that is made for a gateway.
+/// Annotation of a Gateway or a GatewayClass: the type of the Service of a gateway.
 pub const SERVICE_TYPE: &str = "leno.dev/service-type";
-/// Label and annotation of a Secret that was made for a client outside the mesh: the annotation says for which
-/// object.
+/// Label and annotation of a Secret for an external principal: the annotation names the requesting object.
 pub const ACCESS_CERT_MARK: &str = "leno.dev/access-cert";
-/// The GatewayClass that is installed.
+/// The installed GatewayClass.
 pub const GATEWAY_CLASS: &str = "leno";
-/// By which GatewayClasses are ours.
+/// The controller name of our GatewayClasses.
 pub const GATEWAY_CONTROLLER: &str = "leno.dev/gateway-controller";
-/// Prefixes of labels and annotations, as ours and as OSM's and FSM's users have them.
+/// Supported prefixes of labels and annotations: ours, OSM's and FSM's.
 pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"];
 
-/// Labels by which a namespace is in the mesh, as ours and as OSM's and FSM's users have them.
+/// Labels by which a namespace is a member of the mesh: ours, OSM's and FSM's.
 pub(crate) const MEMBERSHIPS: [&str; 3] =
     [INJECTION, "openservicemesh.io/monitored-by", "flomesh.io/monitored-by"];
 
-/// The words of a switch that is on, as OSM and FSM read them: in any case.
+/// Returns true for values that mean on, case-insensitively as in OSM and FSM.
 pub(crate) fn is_enabled(word: &str) -> bool {
     ["enabled", "yes", "true"].iter().any(|known| word.eq_ignore_ascii_case(known))
 }
 
-/// The words of a switch that is off.
+/// Returns true for values that mean off.
 pub(crate) fn is_disabled(word: &str) -> bool {
     ["disabled", "no", "false"].iter().any(|known| word.eq_ignore_ascii_case(known))
 }
 
-/// The annotations that exclude something from interception, by their names behind the prefix.
+/// Returns true for annotations that exclude traffic from redirection, by their name without the prefix.
 pub(crate) fn is_exclusion(name: &str) -> bool {
     is_read(name) && (name.ends_with("-exclusion-list") || name.ends_with("-inclusion-list"))
 }
 
-/// Whether a label or annotation with one of the [`PREFIXES`] says something here, by what stands behind the
+/// Returns true if a label or annotation with one of the [`PREFIXES`] is supported, by its name without the
 /// prefix.
 #[must_use]
 pub fn is_read(mark: &str) -> bool {
     MARKS.contains(&mark) || mark.starts_with(RESOURCES)
 }
 
-/// The labels or annotations under `leno.dev/` that have no meaning, each with a hint. Any user may write them: no
-/// more than [`KEYS_MAX`] keys are compared, and no more than [`UNKNOWN_MARKS_MAX`] hints are computed.
+/// Returns the unknown labels or annotations under `leno.dev/`, each with a hint. Users may write any number of
+/// them: at most [`KEYS_MAX`] keys are compared, and at most [`UNKNOWN_MARKS_MAX`] hints are computed.
 pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
     keys: impl Iterator<Item = &'a K>,
 ) -> impl Iterator<Item = (&'a str, String)> {
@@ -142,12 +143,12 @@ fn hint(name: &str, own: &[&str]) -> String {
     }
 }
 
-/// The most labels, and the most annotations, of one object that are compared with the known ones.
+/// The maximum number of labels, and of annotations, of one object that are checked.
 const KEYS_MAX: usize = 1024;
-/// The most hints for the labels, and for the annotations, of one object.
+/// The maximum number of hints for the labels, and for the annotations, of one object.
 pub(crate) const UNKNOWN_MARKS_MAX: usize = 10;
 
-/// Labels and annotations of pods and namespaces that have a meaning under `leno.dev/` only.
+/// Labels and annotations of pods and namespaces that are supported with the prefix `leno.dev/` only.
 const OWN_MARKS: &[&str] = &[
     "access-cert",
     "dns",
@@ -164,7 +165,7 @@ const OWN_MARKS: &[&str] = &[
     "upgrades",
     "weight",
 ];
-/// The annotations of the resources of a sidecar.
+/// The annotations of a sidecar's resources.
 const RESOURCE_MARKS: &[&str] = &[
     "sidecar-resource-limits-cpu",
     "sidecar-resource-limits-ephemeral-storage",
@@ -175,9 +176,9 @@ const RESOURCE_MARKS: &[&str] = &[
     "sidecar-resource-requests-memory",
     "sidecar-resource-requests-storage",
 ];
-/// The annotations of what a sidecar asks for and may use begin so.
+/// The prefix of annotations for a sidecar's resource requests and limits.
 const RESOURCES: &str = "sidecar-resource-";
-/// What is read under every prefix, as docs/kubernetes.md has it.
+/// The labels and annotations that are supported with every prefix, as listed in docs/kubernetes.md.
 const MARKS: &[&str] = &[
     "ignore",
     "inbound-port-exclusion-list",

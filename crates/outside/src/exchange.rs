@@ -1,12 +1,12 @@
-//! HTTP as a client: one exchange over a connection that is driven beside it.
+//! HTTP client exchange that also drives its connection.
 
 use std::pin::pin;
 
-/// What comes of an exchange over a connection that `hyper` drives as long as it lasts, and no longer;
-/// `broken` says how that failed.
+/// Runs an exchange over a `hyper` connection, which is driven until the exchange completes. `broken` converts
+/// an error of the connection.
 ///
 /// # Errors
-/// That of the exchange, or what `broken` makes of that of the connection.
+/// The error of the exchange, or that of the connection, converted by `broken`.
 pub async fn over<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
@@ -17,7 +17,7 @@ pub async fn over<T, E>(
         biased;
         ended = &mut exchange => ended,
         closed = &mut connection => match closed {
-            // What has arrived may not have been read yet.
+            // The response may have arrived but not been read yet.
             Ok(()) => exchange.await,
             Err(error) => Err(broken(error)),
         },

@@ -1,40 +1,40 @@
-//! What becomes of what is sent: counted always, and told once for a time of trouble.
+//! Export results: always counted, and logged once per outage.
 
 use leno_model::Collector;
 
 use crate::parcel::{self, Failed, Refused};
 
-/// Who counts what became of spans, points or records.
+/// Counters of exported spans, points or records.
 pub trait Counts {
-    /// A collector took so many.
+    /// Adds to the number accepted by a collector.
     fn exported(&self, count: u64);
-    /// A collector did not take so many.
+    /// Adds to the number not accepted by a collector.
     fn refused(&self, count: u64);
 }
 
-/// What became of what was sent so far.
+/// The export results of one signal.
 #[derive(Debug)]
 pub struct Fate<C> {
     what: &'static str,
     counts: C,
     is_well: bool,
-    /// Where it was sent.
+    /// The current collector.
     collector: Option<Collector>,
 }
 
 impl<C: Counts> Fate<C> {
-    /// Nothing was sent yet; `what` will be, in the words of the log.
+    /// Creates an empty result; `what` names the exported items in log messages.
     pub fn new(what: &'static str, counts: C) -> Self {
         Self { what, counts, is_well: true, collector: None }
     }
 
-    /// Nobody wants any more: what comes later is another time.
+    /// Resets the state when exporting is disabled: later errors are logged again.
     pub fn forget(&mut self) {
         self.collector = None;
         self.is_well = true;
     }
 
-    /// Where it is sent from now on: trouble with another one is told anew.
+    /// Sets the collector: errors of another one are logged again.
     pub(crate) fn toward(&mut self, collector: &Collector) {
         if self.collector.as_ref() != Some(collector) {
             self.collector = Some(collector.clone());
@@ -42,7 +42,7 @@ impl<C: Counts> Fate<C> {
         }
     }
 
-    /// A parcel was taken, all but so much of it, or it was not.
+    /// Records the result of an export request with `count` items.
     pub(crate) fn note(&mut self, count: u64, told: &Result<Refused, Failed>) {
         let what = self.what;
         match told {
@@ -69,7 +69,7 @@ impl<C: Counts> Fate<C> {
         }
     }
 
-    /// It was not sent, for the same reason as what came before it.
+    /// Records items that were not sent because an earlier request failed.
     pub(crate) fn lost(&self, count: u64) {
         self.counts.refused(count);
     }

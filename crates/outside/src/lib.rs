@@ -1,9 +1,8 @@
-//! Servers outside the mesh: the way there, one exchange, and what collectors among them are told.
+//! Clients of servers outside the mesh: connections, single exchanges, and telemetry export.
 //!
-//! A process has a [`Post`] that takes parcels to collectors: a sidecar for spans, lines of its access
-//! log and metrics, a control plane for metrics. [`push_metrics`] is the road of the last of these, from
-//! a [`Teller`] who has the numbers. Everything is bounded: what is sent at once, how long and how often
-//! that is tried.
+//! A process has a [`Post`] that exports to collectors: a sidecar exports spans, access log records and
+//! metrics, a control plane exports metrics. [`push_metrics`] exports metrics from a [`Teller`]. All resources
+//! are bounded: the size of requests, timeouts, and the number of attempts.
 
 mod exchange;
 mod fate;

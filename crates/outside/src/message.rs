@@ -1,8 +1,8 @@
-//! Messages of gRPC behind their flag and their length.
+//! Length-prefixed messages of gRPC.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// A message behind its flag and its length.
+/// Adds the prefix to a message: the compression flag and the length.
 #[must_use]
 pub fn framed(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
@@ -12,7 +12,7 @@ pub fn framed(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// The one message of an answer.
+/// Returns the only message of a response.
 ///
 /// # Errors
 /// [`NotOne`].
@@ -31,10 +31,10 @@ pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
     }
 }
 
-/// Takes in what arrived of an answer, as long as it is not too long.
+/// Appends a part of a response, up to the size limit.
 ///
 /// # Errors
-/// [`NotOne`] when it is.
+/// [`NotOne`] if the response is too long.
 pub fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
         return Err(NotOne("it is too long"));
@@ -43,14 +43,14 @@ pub fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
     Ok(())
 }
 
-/// What came is not one message.
+/// A response that is not exactly one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NotOne(&'static str);
 
-/// More than anybody who is asked has to say.
+/// The size limit of responses, larger than any expected one.
 pub const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// A flag and a length of four bytes.
+/// The prefix: a flag and a length of four bytes.
 const FRAME_BYTES: usize = 5;
 
 #[cfg(test)]

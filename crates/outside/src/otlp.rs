@@ -1,4 +1,4 @@
-//! OTLP 1: what the requests of all signals share, `opentelemetry/proto/common/v1` and `resource/v1`.
+//! OTLP 1: messages shared by the requests of all signals, `opentelemetry/proto/common/v1` and `resource/v1`.
 
 pub(crate) mod points;
 
@@ -9,8 +9,7 @@ use prost::Message;
 use crate::parcel::Refused;
 use crate::source::{Source, Value};
 
-/// What a collector says that it refused, of what it took in: the messages of the three signals are
-/// alike.
+/// Parses the partial success of a response. The responses of the three signals have the same form.
 pub(crate) fn refused(answer: &[u8]) -> Refused {
     let answer = ExportAnswer::decode(answer).unwrap_or_default();
     let partial = answer.partial_success.unwrap_or_default();
@@ -18,7 +17,7 @@ pub(crate) fn refused(answer: &[u8]) -> Refused {
 }
 
 impl Resource {
-    /// Whose it is that is told.
+    /// Returns the resource of a telemetry source.
     #[must_use]
     pub fn of(source: &Source) -> Self {
         let attributes = [
@@ -32,14 +31,14 @@ impl Resource {
 }
 
 impl Scope {
-    /// Who tells it.
+    /// Returns the instrumentation scope of Leno.
     #[must_use]
     pub fn ours() -> Self {
         Self { name: "leno".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 }
 
-/// An attribute.
+/// Creates an attribute.
 #[must_use]
 pub fn key_value(key: &str, value: Value) -> KeyValue {
     let value = match value {
@@ -50,35 +49,35 @@ pub fn key_value(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
 }
 
-/// A time as OTLP has it, since 1970.
+/// Converts a time to the form of OTLP: nanoseconds since 1970.
 #[must_use]
 pub fn nanoseconds(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What one element of a repeated field takes beside itself, at most: a tag and a length.
+/// The maximum overhead of an element in a repeated field: a tag and a length.
 pub const ELEMENT_BYTES: usize = 8;
 
-/// How long a request of a collector gets: less than the 1 MiB that proxies in front of one take unless
-/// they are told otherwise, by more than the longest element has.
+/// The size limit of export requests. Proxies accept 1 MiB by default, more than this limit and the longest
+/// element together.
 pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 
-/// Whose something is.
+/// The entity that produces telemetry.
 #[derive(Clone, PartialEq, Message)]
 pub struct Resource {
-    /// Its names.
+    /// Its attributes.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// Who tells something.
+/// The instrumentation scope.
 #[derive(Clone, PartialEq, Message)]
 pub struct Scope {
-    /// By name.
+    /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// In this version.
+    /// Its version.
     #[prost(string, tag = "2")]
     pub version: String,
 }
@@ -89,20 +88,20 @@ pub struct KeyValue {
     /// Its name.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// What it is.
+    /// Its value.
     #[prost(message, optional, tag = "2")]
     pub value: Option<AnyValue>,
 }
 
-/// A value of one of several kinds.
+/// A value of one of several types.
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
-    /// It.
+    /// The value.
     #[prost(oneof = "any_value::Value", tags = "1, 3, 4")]
     pub value: Option<any_value::Value>,
 }
 
-/// The kinds of values.
+/// The types of values.
 pub mod any_value {
     /// A value.
     #[derive(Clone, PartialEq, prost::Oneof)]
@@ -110,30 +109,30 @@ pub mod any_value {
         /// A text.
         #[prost(string, tag = "1")]
         Text(String),
-        /// A whole number.
+        /// An integer.
         #[prost(int64, tag = "3")]
         Number(i64),
-        /// Another number.
+        /// A floating-point number.
         #[prost(double, tag = "4")]
         Fraction(f64),
     }
 }
 
-/// What a collector answers.
+/// The response to an export request.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportAnswer {
-    /// That it did not take everything.
+    /// Set if the collector rejected a part of the request.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,
 }
 
-/// What a collector did not take of what it took in.
+/// The rejected part of a request.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
-    /// How many spans, points or records.
+    /// The number of rejected spans, points or records.
     #[prost(int64, tag = "1")]
     pub rejected: i64,
-    /// Why.
+    /// The reason.
     #[prost(string, tag = "2")]
     pub message: String,
 }

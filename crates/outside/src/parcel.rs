@@ -1,4 +1,4 @@
-//! One post to a collector: a request of HTTP/1.1, or a unary call of gRPC.
+//! One export request to a collector: over HTTP/1.1, or as a unary gRPC call.
 
 use std::time::Duration;
 
@@ -14,47 +14,47 @@ use crate::exchange::over;
 use crate::servers::{Dial, NoSession, Sessions, connect};
 use crate::{message, otlp, retry_info};
 
-/// What is posted.
+/// An export request.
 #[derive(Debug)]
 pub struct Parcel {
-    /// The kind of its bytes, where HTTP says so.
+    /// The content type in HTTP.
     pub kind: &'static str,
-    /// What is in it.
+    /// The encoded body.
     pub bytes: Vec<u8>,
-    /// How many spans, points or records that is.
+    /// The number of spans, points or records.
     pub count: u64,
 }
 
 impl Parcel {
-    /// A request of OTLP.
+    /// Creates an OTLP request.
     #[must_use]
     pub fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
         Self { kind: "application/x-protobuf", bytes, count }
     }
 }
 
-/// What a collector refused of a parcel that it took.
+/// The rejected part of an accepted request.
 #[derive(Debug, Default)]
 pub struct Refused {
-    /// How many of the things in it.
+    /// The number of rejected items.
     pub count: u64,
-    /// Why, in its words.
+    /// The collector's reason.
     pub why: String,
 }
 
-/// Why a collector did not take a parcel.
+/// The reason that an export request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// It cannot be reached.
+    /// The collector is unreachable.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
-    /// It did not answer in time.
+    /// The collector did not respond in time.
     #[error("the collector did not answer in time")]
     Late,
-    /// It cannot be verified, or does not speak TLS.
+    /// The collector cannot be verified, or does not support TLS.
     #[error("no TLS with the collector: {0}")]
     Tls(#[from] NoSession),
-    /// It does not speak what it should.
+    /// The collector uses another protocol than configured.
     #[error(
         "the collector does not speak the protocol that its `export` in the MeshConfig says: {0}"
     )]
@@ -62,16 +62,16 @@ pub enum Failed {
     /// The connection broke.
     #[error("the connection to the collector broke: {0}")]
     Broken(String),
-    /// It answered with this status of HTTP, and may have said how long to wait.
+    /// The collector responded with this HTTP status, and optionally a retry delay.
     #[error("the collector answered with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
-    /// It answered with this status of gRPC, and may have said how long to wait.
+    /// The collector responded with this gRPC status, and optionally a retry delay.
     #[error("the collector answered with status {0} of gRPC: {1}")]
     Grpc(String, String, Option<Duration>),
 }
 
 impl Failed {
-    /// How long it asks to be left alone.
+    /// Returns the retry delay that the collector requests.
     pub(crate) fn after(&self) -> Option<Duration> {
         match self {
             Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
@@ -79,7 +79,7 @@ impl Failed {
         }
     }
 
-    /// Whether it is about this parcel alone: the next one may be taken.
+    /// Returns true if the error concerns this request only: the next one may succeed.
     pub(crate) fn is_of_parcel(&self) -> bool {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
@@ -92,15 +92,16 @@ impl Failed {
         }
     }
 
-    /// Whether the same may be taken a moment later.
+    /// Returns true if a retry may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(..) | Self::Late | Self::Broken(_) => true,
-            // OTLP's specification, "Retryable Response Codes".
+            // OTLP specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
             Self::Grpc(status, _, after) => match status.as_str() {
                 "1" | "4" | "10" | "11" | "14" | "15" => true,
-                // It has too much to do, when it says for how long; or it will never take so much.
+                // `RESOURCE_EXHAUSTED` is retryable only with a retry delay. Without one the request is too
+                // large.
                 "8" => after.is_some(),
                 _ => false,
             },
@@ -109,7 +110,7 @@ impl Failed {
     }
 }
 
-/// Posts a parcel; tells how many of the things in it were refused although it was taken.
+/// Sends an export request; returns the rejected part if it was accepted.
 pub(crate) async fn post(
     collector: &Collector,
     parcel: &Parcel,
@@ -174,7 +175,7 @@ where
     over(connection, exchange, broken).await
 }
 
-/// A call with one message each way (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+/// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
 async fn call<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -204,7 +205,7 @@ where
         let trailers = body.trailers().await.map_err(broken_call)?.unwrap_or_default();
         let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
         match field("grpc-status").as_deref() {
-            // A yes without a message that can be read is a yes.
+            // Status OK counts as success even if the message is invalid.
             Some("0") => Ok(message::unframed(answer.freeze()).unwrap_or_default()),
             Some(status) => {
                 let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
@@ -219,7 +220,8 @@ where
     tokio::select! {
         biased;
         outcome = &mut exchange => outcome,
-        // A response that has arrived may not have been read yet. Otherwise the stream has the error of the connection.
+        // The response may have arrived but not been read yet. If it has not, the stream returns the error of
+        // the connection.
         _ = &mut connection => exchange.await,
     }
 }
@@ -229,18 +231,18 @@ fn find(fields: &HeaderMap, name: &str) -> Option<String> {
     Some(told(value.as_bytes()))
 }
 
-/// `Retry-After` as a number (RFC 9110 §10.2.3); whoever gives a date is asked as if it said nothing.
+/// Parses `Retry-After` in seconds (RFC 9110 §10.2.3); a date is ignored.
 fn seconds(value: &HeaderValue) -> Option<Duration> {
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// What a collector says, as a log may show it.
+/// Sanitizes a collector's text for the log.
 pub(crate) fn told(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..TOLD_BYTES_MAX).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
 }
 
-/// What is no HTTP/1.1 is another protocol; all else happens to connections.
+/// Classifies an error of HTTP/1.1: parse errors mean another protocol, all others a broken connection.
 fn broken(error: hyper::Error) -> Failed {
     match error.is_parse() {
         true => protocol(error),
@@ -248,7 +250,7 @@ fn broken(error: hyper::Error) -> Failed {
     }
 }
 
-/// The same for HTTP/2.
+/// Classifies an error of HTTP/2.
 fn broken_call(error: h2::Error) -> Failed {
     match error.is_io() || error.is_remote() {
         true => Failed::Broken(error.to_string()),
@@ -260,7 +262,7 @@ fn protocol(error: impl std::fmt::Display) -> Failed {
     Failed::Protocol(error.to_string())
 }
 
-/// Where a call says more about how it failed.
+/// The trailer with details of a gRPC error.
 const DETAILS: &str = "grpc-status-details-bin";
-/// How much of what it says is logged.
+/// The maximum length of a logged text.
 const TOLD_BYTES_MAX: usize = 256;

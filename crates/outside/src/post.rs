@@ -1,4 +1,4 @@
-//! The post: takes parcels to collectors, again where that may help.
+//! Exporter: sends requests to collectors, with retries.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::fate::{Counts, Fate};
 use crate::parcel::{self, Failed, Parcel, Refused};
 use crate::servers::{Dial, Sessions};
 
-/// Takes parcels to collectors.
+/// An exporter.
 #[derive(Debug)]
 pub struct Post<D> {
     dial: D,
@@ -18,14 +18,14 @@ pub struct Post<D> {
 }
 
 impl<D: Dial> Post<D> {
-    /// By connections that are opened so. A file of PEM vouches for collectors with TLS, or the system's roots.
+    /// Creates an exporter that connects with `dial`. `roots` is a PEM file with trust roots of collectors; the
+    /// default is the system's roots.
     pub fn new(dial: D, roots: Option<PathBuf>) -> Self {
         Self { dial, sessions: Sessions::new(roots) }
     }
 
-    /// Sends requests of OTLP one after the other. Once one could not be sent, neither can the others;
-    /// but one that is refused for what is in it says nothing of them. Returns for how long the collector
-    /// asks to be left alone.
+    /// Sends OTLP requests in sequence. If one fails, the rest is dropped, unless the error concerns only this
+    /// request. Returns the retry delay that the collector requests.
     pub async fn deliver_all(
         &self,
         collector: &Collector,
@@ -50,7 +50,7 @@ impl<D: Dial> Post<D> {
         asked
     }
 
-    /// Sends one parcel.
+    /// Sends one request.
     pub async fn deliver(
         &self,
         collector: &Collector,
@@ -62,7 +62,7 @@ impl<D: Dial> Post<D> {
         fate.note(parcel.count, &told);
     }
 
-    /// Sends a parcel, again if that may help; tells what of it the collector refused.
+    /// Sends a request, with retries; returns the part that the collector rejected.
     async fn try_patiently(
         &self,
         collector: &Collector,
@@ -89,11 +89,11 @@ impl<D: Dial> Post<D> {
     }
 }
 
-/// How long sending a parcel may take.
+/// The timeout of one attempt.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// How often a parcel is sent before it is dropped.
+/// The maximum number of attempts.
 const TRIES_MAX: u32 = 3;
-/// How long to wait before a parcel is sent for the second time; then twice as long.
+/// The delay before the second attempt; it doubles for the third one.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
-/// A collector that wants to be left alone for longer than this does not get the parcel.
+/// The longest accepted retry delay; beyond it the request is dropped.
 const PAUSE_MAX: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
-//! Pushing metrics: all that was counted, again and again, where the mesh says.
+//! Periodic export of all metrics to the configured collector.
 //!
-//! Counts are those since the start of the process, so that a push that was lost costs nothing but time.
+//! Values are cumulative since the start of the process, so a lost export only delays them.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
@@ -15,19 +15,19 @@ use crate::post::Post;
 use crate::servers::Dial;
 use crate::source::Source;
 
-/// Who has the numbers of a process.
+/// The source of a process's metrics.
 pub trait Teller {
-    /// Whose they are; asked once: in pushes under another name they would count as new ones.
+    /// Returns the telemetry source. Called once: under another name the values would count as new series.
     fn source(&self) -> Source;
 
-    /// Writes all of them down; nothing comes back when there is nobody to ask any more.
+    /// Writes all metrics. Returns `None` if their owner has terminated.
     fn tell(&mut self, pages: Pages) -> impl Future<Output = Option<Pages>>;
 
-    /// The same when the process ends: what came last is among them.
+    /// The same on shutdown, including the last changes.
     fn tell_last(self, pages: Pages) -> impl Future<Output = Option<Pages>>;
 }
 
-/// Pushes until it is `over`, and then once more.
+/// Exports metrics until `over` completes, and then a last time.
 pub async fn push_metrics(
     (post, fate): (&Post<impl Dial>, &mut Fate<impl Counts>),
     mut teller: impl Teller,
@@ -46,7 +46,7 @@ pub async fn push_metrics(
                 () = &mut over => return,
                 changed = wanted.changed() => match changed {
                     Ok(()) => continue,
-                    // Who would say so is gone.
+                    // The sender of settings is gone.
                     Err(_) => return,
                 },
             }
@@ -61,14 +61,14 @@ pub async fn push_metrics(
             };
             tokio::select! {
                 biased;
-                // One that is under way is given up: the last one says more.
+                // Abort an export in progress: the last one has newer values.
                 () = &mut over => break,
                 changed = wanted.changed() => match changed {
                     Ok(()) => continue 'settings,
                     Err(_) => return,
                 },
                 asked = next => {
-                    // Whoever is slow, or asks for it, is left alone.
+                    // Wait longer if the export is slow or the collector requests it.
                     let pause = push.interval.max(asked.unwrap_or_default().min(PAUSE_MAX));
                     let now = Instant::now();
                     due += push.interval;
@@ -78,7 +78,7 @@ pub async fn push_metrics(
                 }
             }
         }
-        // The settings may have changed in the same moment.
+        // The settings may have changed at the same time.
         let last = wanted.borrow().clone();
         if let Some(push) = last {
             let source = source.unwrap_or_else(|| teller.source());
@@ -86,20 +86,21 @@ pub async fn push_metrics(
                 let pages = teller.tell_last(Pages::new(&source, Times::since(started))).await?;
                 post.deliver_all(&push.collector, pages.finish(), fate).await
             };
-            // It has failed, or says for how long nobody is to come back: nobody will.
+            // There is no retry after the last export.
             timeout(LAST_MAX, last).await.ok();
         }
         return;
     }
 }
 
-/// A part of the interval: all are told at the same moment, and are not to push at the same.
+/// Returns a fraction of the interval: all proxies receive settings at the same time, and should not export at
+/// the same time.
 fn share(interval: Duration, seed: u64) -> Duration {
     interval.mul_f64((seed >> 32) as f64 / f64::from(u32::MAX))
 }
 
-/// However long a collector asks to be left alone.
+/// The maximum retry delay, whatever the collector requests.
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
-/// How long the last push may take: whoever ends the process waits for it, sidecars with what they tell
-/// beside it.
+/// The timeout of the last export, which delays the end of the process. Sidecars send their last report to the
+/// control plane concurrently.
 const LAST_MAX: Duration = Duration::from_secs(2);

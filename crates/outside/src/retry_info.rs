@@ -1,5 +1,5 @@
-//! How long a call of gRPC that failed asks to be left alone: `google.rpc.RetryInfo`, in the
-//! `google.rpc.Status` of the trailer `grpc-status-details-bin`.
+//! Retry delay of a failed gRPC call: `google.rpc.RetryInfo`, in the `google.rpc.Status` of the trailer
+//! `grpc-status-details-bin`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
 
-/// The pause that a trailer's value asks for; nothing where it asks for none, or cannot be read.
+/// Returns the retry delay in a trailer's value; `None` if it is absent or invalid.
 pub(crate) fn pause(value: &[u8]) -> Option<Duration> {
     let status = Status::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
@@ -17,14 +17,14 @@ pub(crate) fn pause(value: &[u8]) -> Option<Duration> {
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
-/// Binary values come with padding or without (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+/// Binary values may have padding or not (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
 const BINARY: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 const RETRY_INFO: &str = "/google.rpc.RetryInfo";
 
-/// `google/rpc/status.proto`: what is read of it.
+/// `google/rpc/status.proto`, reduced to the relevant fields.
 #[derive(Clone, PartialEq, Message)]
 struct Status {
     #[prost(message, repeated, tag = "3")]

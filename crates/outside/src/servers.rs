@@ -1,4 +1,4 @@
-//! Servers outside the mesh, collectors among them: the way there, who vouches for them, and sessions of TLS.
+//! Connections and TLS sessions to servers outside the mesh, including collectors.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,32 +12,32 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// How a process opens connections: a sidecar has to mark those that must not be led back to it.
+/// Opens connections. A sidecar marks its own so that they are not redirected to it.
 pub trait Dial {
-    /// A connection to this address.
+    /// Connects to an address.
     ///
     /// # Errors
-    /// When there is none, or not in time.
+    /// When the connection fails or times out.
     fn dial(&self, address: SocketAddr) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
-/// The roots that vouch for such servers, read when they are needed first, and again after a failure: they
-/// may have been replaced.
+/// The trust roots of such servers, read at first use, and again after a failed handshake: the file may have
+/// been replaced.
 #[derive(Debug)]
 pub struct Sessions {
-    /// A file of PEM; the system's own roots when absent.
+    /// A PEM file; the system's own roots when absent.
     file: Option<PathBuf>,
     roots: Mutex<Option<OutsideRoots>>,
 }
 
 impl Sessions {
-    /// With the roots of a file of PEM, or with those of the system.
+    /// Creates sessions with the roots of a PEM file, or with those of the system.
     #[must_use]
     pub fn new(file: Option<PathBuf>) -> Self {
         Self { file, roots: Mutex::default() }
     }
 
-    /// A session with a server that has shown a certificate for its name, in which `protocol` is spoken.
+    /// Opens a TLS session, verifies the server's certificate for its name, and offers `protocol` by ALPN.
     ///
     /// # Errors
     /// [`NoSession`].
@@ -70,33 +70,33 @@ impl Sessions {
         Ok(roots)
     }
 
-    /// A thread that died while it held the lock left nothing half done.
+    /// A thread that panicked while it held the lock left the state consistent.
     fn known(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why there is no session.
+/// The reason that there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum NoSession {
-    /// The server cannot be verified, or does not speak TLS.
+    /// The server cannot be verified, or does not support TLS.
     #[error("{0}")]
     Tls(String),
-    /// Nobody vouches for servers.
+    /// The trust roots cannot be read.
     #[error("the roots for that cannot be read: {0}")]
     Roots(String),
 }
 
-/// A connection to the first of its addresses that answers.
+/// Connects to the first of the server's addresses that accepts.
 ///
 /// # Errors
-/// When none does, or its name has no address: what was wrong with the last.
+/// When none does, or the name has no address: the last error.
 pub async fn connect(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
     connect_permitted(server, dial, |_| true).await
 }
 
-/// The same, with `permits` as the judge of each address: a connection goes to the address that was judged,
-/// so that a name cannot mean another one in between.
+/// Connects to a permitted address. `permits` checks each resolved address, and the connection uses the same
+/// one, so that a changed DNS record cannot bypass the check.
 ///
 /// # Errors
 /// As [`connect`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.

@@ -1,13 +1,13 @@
-//! Whose it is that is told, and the values of attributes.
+//! Telemetry source, and attribute values.
 
-/// Whose it is that is told, as collectors name it.
+/// The entity that produces telemetry, as identified to collectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// What it is a part of: of a workload the service that it is counted under.
+    /// The service name: for a workload, the service of its metrics.
     pub service: String,
-    /// The namespace of that.
+    /// The namespace of the service.
     pub namespace: String,
-    /// Which of its instances: of a workload its name.
+    /// The instance: for a workload, its name.
     pub instance: String,
 }
 
@@ -16,8 +16,8 @@ pub struct Source {
 pub enum Value {
     /// A text.
     Text(String),
-    /// A whole number.
+    /// An integer.
     Number(i64),
-    /// Another number.
+    /// A floating-point number.
     Fraction(f64),
 }

@@ -1,4 +1,4 @@
-//! Collectors are told what was counted, and one that is away costs nothing but that.
+//! Export to collectors, and the loss of data when one is unavailable.
 
 mod called;
 mod pushed;
@@ -6,7 +6,7 @@ mod receiver;
 
 use tokio::task::LocalSet;
 
-/// Runs a test on a runtime of its own; it may not take for ever.
+/// Runs a test on a runtime of its own, with a timeout.
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
@@ -14,5 +14,5 @@ fn run(test: impl Future<Output = ()>) {
     }));
 }
 
-/// No test takes so long, also on a busy machine.
+/// More than any test takes, even on a busy machine.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Errors of the API server and of its client, without the bodies that they carry.
+//! Errors of the API server and of its client, without response bodies.
 
 #![expect(
     clippy::disallowed_types,
@@ -15,24 +15,24 @@ use leno_telemetry::with_causes;
 
 use super::name::InvalidPathName;
 
-/// A request that the API server has not fulfilled.
+/// A failed request to the API server.
 ///
-/// An answer that cannot be decoded may be a Secret: no part of it is in an error, because errors go to logs,
-/// statuses and terminals. The client's own errors have such parts in their text, and are kept nowhere.
+/// A response that cannot be decoded may be a Secret. Errors go to logs, statuses and terminals, so no part of
+/// the response is in an error. The client's own errors quote such parts in their text and are not kept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
     /// The API server rejected the request.
     #[error("{message}")]
     Rejected {
-        /// The status code of HTTP.
+        /// The HTTP status code.
         code: u16,
-        /// The reason in the API server's words, in one line.
+        /// The reason given by the API server, on one line.
         message: String,
     },
-    /// The answer is not an object of the expected kind.
+    /// The response is not an object of the expected kind.
     #[error("the API server's answer cannot be decoded: {0}")]
     Undecodable(String),
-    /// There was no answer, or none that could be requested.
+    /// The request failed in the client or in transport.
     #[error("{0}")]
     Client(String),
     /// The request was not sent: a name cannot be part of an API path.
@@ -41,7 +41,7 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// The status code of HTTP, if the API server rejected the request.
+    /// Returns the HTTP status code, if the API server rejected the request.
     #[must_use]
     pub fn code(&self) -> Option<u16> {
         match self {
@@ -50,7 +50,7 @@ impl ApiError {
         }
     }
 
-    /// The position of the fault alone: the text of the error quotes the value that is there.
+    /// Keeps the position of the error only: the text of the error quotes the value at that position.
     pub(super) fn undecodable(error: &serde_json::Error) -> Self {
         use serde_json::error::Category;
 
@@ -64,7 +64,7 @@ impl ApiError {
 
     fn rejected(status: &Status) -> Self {
         let code = status.code;
-        // The client puts the body of an answer that is no Status into one that it makes itself.
+        // The client puts the body of a response that is not a Status into a Status that it creates itself.
         let is_status =
             status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED;
         let message = match (is_status, status.message.as_str()) {
@@ -77,7 +77,7 @@ impl ApiError {
         Self::Rejected { code, message }
     }
 
-    /// An error of the transport: it names addresses and reasons, and no bodies.
+    /// Converts a transport error. It names addresses and reasons, but no bodies.
     fn transport(error: &(dyn Error + 'static)) -> Self {
         match error.downcast_ref::<AuthError>() {
             Some(error) => Self::Client(credentials(error)),
@@ -86,7 +86,7 @@ impl ApiError {
     }
 }
 
-/// The output of programs for credentials may have credentials in it, and is left out.
+/// Omits the output of credential plugins, which may contain credentials.
 fn credentials(error: &AuthError) -> String {
     let program = match error {
         AuthError::AuthExecStart(error) => format!(": its program does not start: {error}"),
@@ -128,7 +128,7 @@ impl From<watcher::Error> for ApiError {
     }
 }
 
-/// A text from outside in one short line.
+/// Escapes and truncates untrusted text to one short line.
 pub(crate) fn escaped(text: &str) -> String {
     let mut shown: String =
         text.chars().take(TEXT_CHARACTERS_MAX).flat_map(leno_telemetry::terminal::escape).collect();
@@ -138,9 +138,9 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
-/// The reason of a Status that the client made of a body that it could not decode.
+/// The reason of a Status that the client creates for a body that it cannot decode.
 const RECONSTRUCTED: &str = "Failed to parse error data";
-/// API servers say more than this only when they list many objects.
+/// The longest error text, in characters. The API server exceeds it only when it lists many objects.
 const TEXT_CHARACTERS_MAX: usize = 1000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Names that may be part of an API path: made by parsing, so that no other text reaches one.
+//! Names that are valid in an API path. They are created by parsing, so no other text reaches a path.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,7 +29,7 @@ impl ObjectName {
         }
     }
 
-    /// A name that stands in the program. As the value of a constant it is checked by the compiler.
+    /// Creates a name from a literal. In a constant, the compiler checks it.
     ///
     /// # Panics
     /// When the text is not a DNS-1123 subdomain.
@@ -52,7 +52,7 @@ impl NamespaceName {
         }
     }
 
-    /// A name that stands in the program. As the value of a constant it is checked by the compiler.
+    /// Creates a namespace name from a literal. In a constant, the compiler checks it.
     ///
     /// # Panics
     /// When the text is not a DNS-1123 label.
@@ -66,19 +66,19 @@ impl NamespaceName {
 /// A text that cannot be part of an API path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPathName {
-    /// It is not the name of an object.
+    /// The text is not the name of an object.
     #[error(
         "`{0}` is not the name of an object: use 1 to 253 lower-case letters, digits, `-` or `.`, starting and \
          ending with a letter or digit"
     )]
     Object(String),
-    /// It is not the name of a namespace.
+    /// The text is not the name of a namespace.
     #[error(
         "`{0}` is not the name of a namespace: use 1 to 63 lower-case letters, digits or `-`, starting and \
          ending with a letter or digit"
     )]
     Namespace(String),
-    /// It is not the name of a kind, a group or a version.
+    /// The text is not the name of a kind, a group or a version.
     #[error("`{0}` is not a kind of the API server")]
     Resource(String),
 }
@@ -90,14 +90,14 @@ impl From<&Name> for ObjectName {
     }
 }
 
-/// A namespace is the name of the object that stands for it.
+/// The name of a Namespace object is the name of the namespace.
 impl From<&NamespaceName> for ObjectName {
     fn from(name: &NamespaceName) -> Self {
         Self(name.0.clone())
     }
 }
 
-/// The namespaces of the model may have dots, which Kubernetes does not have.
+/// Namespaces of the model may contain dots, which Kubernetes does not allow.
 impl TryFrom<&Name> for NamespaceName {
     type Error = InvalidPathName;
 
@@ -106,7 +106,7 @@ impl TryFrom<&Name> for NamespaceName {
     }
 }
 
-/// The beginning of a text that is no name, in one line.
+/// Returns the start of an invalid name, on one line.
 fn shown(text: &str) -> String {
     escaped(text.get(..text.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default())
 }
@@ -146,7 +146,8 @@ macro_rules! text {
 text!(ObjectName);
 text!(NamespaceName);
 
-/// RFC 1123 as Kubernetes reads it: labels between dots, in lower case. The length of each is not bounded.
+/// Checks a DNS-1123 subdomain as Kubernetes does: lower-case labels separated by dots, with no bound on the
+/// length of each label.
 const fn is_subdomain(text: &[u8]) -> bool {
     is_name(text, NAME_BYTES_MAX, true)
 }
@@ -159,7 +160,7 @@ pub(super) const fn is_group(text: &[u8]) -> bool {
     text.is_empty() || is_subdomain(text)
 }
 
-/// Letters and digits, with `-` between them, and `.` between those.
+/// Checks for letters and digits, with `-` between them, and `.` between labels.
 const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
     let (mut at, mut last) = (0, b'.');
     while at < text.len() {
@@ -175,7 +176,7 @@ const fn is_name(text: &[u8], bytes_max: usize, with_dots: bool) -> bool {
         }
         (at, last) = (at + 1, byte);
     }
-    // An empty text ends as it begins.
+    // Empty text still has the initial `last`, `.`.
     text.len() <= bytes_max && last != b'.' && last != b'-'
 }
 
@@ -186,7 +187,7 @@ const LABEL_BYTES_MAX: usize = 63;
 mod tests {
     use super::*;
 
-    /// Texts that change the path, the query or the meaning of a request when they stand in it.
+    /// Texts that would change the path, the query or the meaning of a request.
     const HOSTILE: &[&str] = &[
         "",
         ".",

@@ -1,4 +1,4 @@
-//! An authority between directories and a Secret, with an API server that is a few lines.
+//! Synchronization of an authority between directories and a Secret, with a minimal API server.
 
 use leno_identity::Rotation;
 use tempfile::TempDir;
@@ -28,7 +28,7 @@ fn domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
 }
 
-/// One replica, and where it has the authority.
+/// Creates a replica and its directory.
 fn replica(server: &Server) -> (SharedAuthority, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("authority");
@@ -57,7 +57,7 @@ async fn whoever_is_first_decides_and_all_others_have_the_same() {
     let ((mut one, first), (mut two, second)) = (replica(&server), replica(&server));
     let source = one.establish().await.unwrap();
     assert_eq!(source, AuthoritySource::Own(first.path().join("authority")));
-    // The other looked a moment too early, and made one of its own.
+    // The other replica looked too early and created its own authority.
     server.store.lock().unwrap().blind = 2;
     let other = two.establish().await.unwrap();
     assert!(files(&first) == files(&second));
@@ -81,7 +81,7 @@ async fn what_is_changed_in_one_replica_arrives_in_the_others() {
     two.follow(server.secret().unwrap());
     assert!(files(&second) == files(&first) && files(&first).iter().count() == 3);
     assert_eq!(server.roots(), files(&first).roots().unwrap());
-    // Its own change comes back, when it has gone on already.
+    // Its own change comes back after it has made the next one.
     let own = server.secret().unwrap();
     rotation(&first).switch(SystemTime::now()).unwrap();
     let switched = files(&first);
@@ -118,7 +118,7 @@ async fn a_secret_that_is_broken_or_gone_takes_nothing_from_anybody() {
     one.follow(Secret { data: None, ..server.secret().unwrap() });
     assert!(files(&first) == before);
     server.forget();
-    // Members have certificates of it, and who starts now does not know it.
+    // Members have certificates of the authority, but a new control plane does not have it.
     let (mut new, _dir) = replica(&server);
     let lost = new.establish().await.unwrap_err().to_string();
     assert!(lost.contains("put the Secret back"), "{lost}");
@@ -126,7 +126,7 @@ async fn a_secret_that_is_broken_or_gone_takes_nothing_from_anybody() {
     server.store.lock().unwrap().blind = 1;
     new.establish().await.unwrap();
     assert!(files_of(&server.secret().unwrap()) == before);
-    // What somebody else keeps there stays there.
+    // Entries of other writers are preserved.
     let mut secret = server.secret().unwrap();
     secret.data.get_or_insert_default().insert("note".to_owned(), ByteString(b"x".to_vec()));
     fill(&mut secret, &before);

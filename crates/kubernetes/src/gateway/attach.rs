@@ -1,4 +1,4 @@
-//! Which listeners a route is attached to.
+//! Attachment of routes to listeners.
 
 use kube::core::{Selector, SelectorExt as _};
 use leno_model::HostPattern;
@@ -8,19 +8,20 @@ use super::facts::{AllowedNamespaces, Facts, RouteId, intersection};
 use super::listener::{Judged, Reason};
 use crate::source::Id;
 
-/// A listener by its index, and the host names for which a route is there.
+/// The index of a listener, and the host names for which a route is attached to it.
 pub(super) type Attached = (usize, Vec<RouteHost>);
 
-/// Some host names of a listener that a route is for.
+/// A host name of a route, intersected with that of a listener.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RouteHost {
-    /// As the route has them, which says how specific it is; any that the listener takes in place of none.
+    /// The host name as written in the route, which determines precedence; `None` for a route without host
+    /// names.
     pub(super) written: Option<HostPattern>,
-    /// Those that are the listener's too.
+    /// The host names that route and listener have in common.
     pub(super) common: Option<HostPattern>,
 }
 
-/// The gateway that a parent of a route is.
+/// Returns the gateway that a `parentRef` of a route names.
 pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
     Id {
@@ -29,7 +30,7 @@ pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
     }
 }
 
-/// The listeners of a gateway that take a route: at least one.
+/// Selects the listeners of a gateway that accept a route: at least one.
 pub(super) fn attach(
     facts: &Facts,
     (route, parent): (&RouteId, &Value),
@@ -76,7 +77,8 @@ pub(super) fn attach(
     Ok(attached)
 }
 
-/// The host names of a route that are its listener's too; one that says none has all of those.
+/// Intersects the host names of a route with that of a listener. A route without host names matches all of the
+/// listener's.
 fn names(hostnames: &[HostPattern], listener: Option<&HostPattern>) -> Vec<RouteHost> {
     if hostnames.is_empty() {
         return vec![RouteHost { written: None, common: None }];

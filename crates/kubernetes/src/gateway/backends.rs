@@ -1,4 +1,4 @@
-//! Where a route leads: what is there, and what may be led to.
+//! Resolution of the backends of routes.
 
 use leno_model::{Service, ServiceName, WeightedBackend};
 use leno_registry::GatewayRules;
@@ -7,15 +7,14 @@ use super::facts::{Facts, GoodRoute, RouteId};
 use super::listener::Reason;
 use crate::source::Id;
 
-/// A route whose backends all are there and may be led to; what becomes of the share of the others is
-/// said by the rules.
+/// A route reduced to the backends that exist and may be used. The rules carry the weight of the rejected ones.
 pub(super) struct Led {
     pub(super) rules: GatewayRules,
-    /// The first thing that is wrong.
+    /// The first problem found.
     pub(super) unresolved: Option<Reason>,
 }
 
-/// Looks for the services of the cluster.
+/// Finds services of the cluster by name.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
 
 pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &GoodRoute) -> Led {
@@ -28,7 +27,7 @@ pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &
         let of_rule = good.strange.iter().filter(|it| it.rule == rule);
         of_rule.fold(0, |sum, it| sum.saturating_add(it.weight))
     };
-    // Takes those out that cannot be led to; what their weight was.
+    // Removes backends that cannot be used, and returns their total weight.
     let mut keep = |backends: &mut Vec<WeightedBackend>| {
         let mut lost = 0_u32;
         backends.retain(|backend| match missing(facts, services, route, backend) {
@@ -80,7 +79,7 @@ fn missing(
         return Some(Reason::new("BackendNotFound", message));
     };
     if let Some(policy) = facts.encrypts(&id) {
-        // It would be reached in clear text, against what its owner wants.
+        // The gateway would connect in plaintext although the owner of the service requires TLS.
         let message = format!(
             "the BackendTLSPolicy {} wants TLS to {service}, which gateways do not speak to backends",
             policy.name

@@ -1,4 +1,4 @@
-//! Certificates of listeners, as Secrets of type `kubernetes.io/tls` hold them.
+//! Certificates of listeners, from Secrets of type `kubernetes.io/tls`.
 
 use k8s_openapi::api::core::v1::Secret;
 use leno_model::GatewayCertificate;
@@ -7,10 +7,10 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-/// The certificate of a Secret.
+/// Parses the certificate and key of a Secret.
 ///
 /// # Errors
-/// Why nobody can use it.
+/// The reason that they cannot be used.
 pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
     let chain = text(secret, "tls.crt")?;
     let key = text(secret, "tls.key")?;
@@ -37,7 +37,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     String::from_utf8(bytes.0.clone()).map_err(|_| format!("its {key} is no text"))
 }
 
-/// More than the longest chains have; each sidecar world has to carry it.
+/// More than the longest chains need. Every configuration snapshot of the gateway contains it.
 const BYTES_MAX: usize = 64 * 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is known of gateways, and of what they hang on.
+//! Facts about gateways and the objects that they depend on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,29 +12,29 @@ use serde_json::Value;
 
 use crate::source::Id;
 
-/// Everything that decides what gateways serve.
+/// All facts that determine the configuration of gateways.
 #[derive(Default)]
 pub(crate) struct Facts {
-    /// Those of our controller, by name.
+    /// The classes of our controller, by name.
     pub(crate) classes: BTreeMap<String, Class>,
     pub(crate) gateways: BTreeMap<Id, GatewayFacts>,
     pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
     pub(crate) grants: BTreeMap<Id, Grant>,
-    /// The services to which each BackendTLSPolicy wants TLS.
+    /// The services to which each BackendTLSPolicy requires TLS.
     pub(crate) encrypted: BTreeMap<Id, BTreeSet<String>>,
     /// The pods at each address.
     pub(crate) pods: BTreeMap<IpAddr, BTreeSet<Id>>,
-    /// Of the secrets that gateways refer to; why one is of no use, when it is not.
+    /// The certificates of Secrets that gateways refer to, or the error that makes one unusable.
     pub(crate) certificates: BTreeMap<Id, Result<GatewayCertificate, String>>,
     /// The labels of namespaces.
     pub(crate) namespaces: BTreeMap<String, BTreeMap<String, String>>,
-    /// Whether a pod of a gateway's Deployment takes requests.
+    /// By Deployment of a gateway: true if at least one of its pods is available.
     pub(crate) deployments: BTreeMap<Id, bool>,
     /// The Services of gateways.
     pub(crate) entrances: BTreeMap<Id, Entrance>,
 }
 
-/// One of all facts, as it was read.
+/// One fact, as read from an object.
 pub(crate) enum Fact {
     Class(Class),
     Gateway(Box<GatewayFacts>),
@@ -48,7 +48,7 @@ pub(crate) enum Fact {
     Entrance(Entrance),
 }
 
-/// A route by its kind and name.
+/// The kind and name of a route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RouteId {
     pub(crate) kind: &'static str,
@@ -58,7 +58,7 @@ pub(crate) struct RouteId {
 /// A GatewayClass of our controller.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Class {
-    /// Whether it names parameters, of which there are none.
+    /// True if the class has a `parametersRef`, which is not supported.
     pub(crate) has_parameters: bool,
     pub(crate) service_type: Option<String>,
     pub(crate) generation: i64,
@@ -68,18 +68,18 @@ pub(crate) struct Class {
 #[derive(Debug, Clone)]
 pub(crate) struct GatewayFacts {
     pub(crate) uid: String,
-    /// Which version of the spec this is.
+    /// The generation of the spec.
     pub(crate) generation: i64,
-    /// When it was made, in seconds.
+    /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     pub(crate) service_type: Option<String>,
     pub(crate) spec: GatewaySpec,
 }
 
-/// Fields that are not known: somebody may rely on them, so that they are refused.
+/// Unknown fields. Objects that set them are rejected because their author may rely on them.
 pub(crate) type Rest = BTreeMap<String, Value>;
 
-/// What a Gateway asks for.
+/// The spec of a Gateway.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GatewaySpec {
@@ -90,14 +90,14 @@ pub(crate) struct GatewaySpec {
     pub(crate) addresses: Vec<Address>,
     #[serde(default)]
     pub(crate) infrastructure: Infrastructure,
-    /// Certificates of clients, and of the gateway as a client.
+    /// Client certificate validation, and the certificate of the gateway as a client.
     #[serde(default)]
     pub(crate) tls: Option<Value>,
     #[serde(flatten)]
     pub(crate) rest: Rest,
 }
 
-/// What everything that is made for a gateway has.
+/// Labels and annotations of all objects that are created for a gateway.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Infrastructure {
@@ -111,7 +111,7 @@ pub(crate) struct Infrastructure {
     pub(crate) rest: Rest,
 }
 
-/// An address that somebody wants, or that there is.
+/// An address that a Gateway requests or has.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Address {
     #[serde(rename = "type", default = "ip_address")]
@@ -120,7 +120,7 @@ pub(crate) struct Address {
     pub(crate) value: String,
 }
 
-/// One listener, as it is written.
+/// One listener, as written.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Listener {
@@ -137,7 +137,7 @@ pub(crate) struct Listener {
     pub(crate) rest: Rest,
 }
 
-/// What a listener does with TLS.
+/// TLS settings of a listener.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ListenerTls {
@@ -151,7 +151,7 @@ pub(crate) struct ListenerTls {
     pub(crate) rest: Rest,
 }
 
-/// Where a certificate is.
+/// A reference to a certificate.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct CertificateRef {
     #[serde(default)]
@@ -163,7 +163,7 @@ pub(crate) struct CertificateRef {
     pub(crate) namespace: Option<String>,
 }
 
-/// Which routes a listener takes.
+/// The routes that may attach to a listener.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct AllowedRoutes {
     #[serde(default)]
@@ -174,7 +174,7 @@ pub(crate) struct AllowedRoutes {
     pub(crate) rest: Rest,
 }
 
-/// The namespaces of those.
+/// The namespaces of these routes.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct AllowedNamespaces {
     #[serde(default)]
@@ -196,39 +196,39 @@ pub(crate) struct RouteKindRef {
 /// A route, as far as gateways are concerned.
 #[derive(Debug, Clone)]
 pub(crate) struct RouteFacts {
-    /// Which version of the spec this is.
+    /// The generation of the spec.
     pub(crate) generation: i64,
-    /// When it was made, in seconds.
+    /// The creation time, in Unix seconds.
     pub(crate) created: i64,
-    /// The gateways that it names, as they are written.
+    /// The gateways that the route refers to, as written.
     pub(crate) parents: Vec<Value>,
-    /// The last version that could be read.
+    /// The last valid version of the route.
     pub(crate) good: Option<Arc<GoodRoute>>,
-    /// Why the newest one cannot.
+    /// The reason that the newest version is invalid.
     pub(crate) refusal: Option<String>,
 }
 
-/// A route that could be read.
+/// A valid route.
 #[derive(Debug, Clone)]
 pub(crate) struct GoodRoute {
     pub(crate) parents: Vec<Value>,
     pub(crate) route: GatewayRoute,
-    /// References to what is no service; they are not in the rules.
+    /// References to backends that are not Services. They are not in the rules.
     pub(crate) strange: Vec<Strange>,
 }
 
-/// A backend that is no service.
+/// A backend that is not a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Strange {
     /// The index of its rule.
     pub(crate) rule: usize,
-    /// Its share; none for copies of requests.
+    /// The weight of the backend; 0 for mirrors.
     pub(crate) weight: u32,
-    /// What it is instead.
+    /// The kind of the backend.
     pub(crate) kind: String,
 }
 
-/// Who may refer to what in the namespace of a grant.
+/// The spec of a ReferenceGrant: references that are allowed into its namespace.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Grant {
@@ -247,7 +247,7 @@ pub(crate) struct GrantFrom {
     pub(crate) namespace: String,
 }
 
-/// One object of a kind, or all.
+/// One object of a kind, or all of them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GrantTo {
@@ -262,14 +262,14 @@ pub(crate) struct GrantTo {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Entrance {
     pub(crate) is_load_balancer: bool,
-    /// Where a load balancer takes requests.
+    /// The addresses of the load balancer.
     pub(crate) ingress: Vec<Address>,
-    /// Where the cluster does.
+    /// The cluster IPs.
     pub(crate) cluster: Vec<Address>,
 }
 
 impl Facts {
-    /// Whether objects of one kind in one namespace may refer to an object of another.
+    /// Returns true if objects of a kind in a namespace may refer to the given object.
     pub(crate) fn permits(&self, from: (&str, &str), to: (&str, &Id)) -> bool {
         let ((kind, namespace), (to_kind, to)) = (from, to);
         if namespace == to.namespace {
@@ -290,21 +290,21 @@ impl Facts {
         })
     }
 
-    /// The policy that wants TLS to a service.
+    /// Returns the policy that requires TLS to a service.
     pub(crate) fn encrypts(&self, service: &Id) -> Option<&Id> {
         let of_namespace =
             self.encrypted.iter().filter(|(id, _)| id.namespace == service.namespace);
         of_namespace.filter(|(_, names)| names.contains(&service.name)).map(|(id, _)| id).next()
     }
 
-    /// The gateways of our classes.
+    /// Returns the gateways of our classes.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
         let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
         self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
     }
 }
 
-/// The first field that is not known and says something, as the API words "nothing" too.
+/// Returns the first unknown field with a value. `null` and `"None"` count as unset.
 pub(crate) fn unknown(rest: &Rest) -> Option<&str> {
     let says_nothing = |value: &Value| {
         let of = |value: &Value| value.is_null() || *value == "None";
@@ -314,18 +314,18 @@ pub(crate) fn unknown(rest: &Rest) -> Option<&str> {
 }
 
 impl Address {
-    /// An address by what it looks like.
+    /// Creates an address from an IP address.
     pub(crate) fn ip(value: &str) -> Self {
         Self { kind: ip_address(), value: value.to_owned() }
     }
 
-    /// A name that leads to one.
+    /// Creates an address from a host name.
     pub(crate) fn hostname(value: &str) -> Self {
         Self { kind: "Hostname".to_owned(), value: value.to_owned() }
     }
 }
 
-/// The host names that both mean; `None` in place of either is any.
+/// Returns the intersection of two host name patterns. `None` matches any host name.
 pub(crate) fn intersection(
     one: Option<&HostPattern>,
     other: Option<&HostPattern>,
@@ -353,7 +353,7 @@ pub(crate) fn intersection(
     both.cloned().map(Some)
 }
 
-/// Whether a name has labels before another one.
+/// Returns true if a name is a proper subdomain of another one.
 fn is_below(name: &str, above: &str) -> bool {
     name.strip_suffix(above).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
 }

@@ -1,13 +1,13 @@
-//! Listeners for TLS at one port, each for itself: a session is for the most specific one.
+//! Listener isolation of TLS passthrough listeners at one port: the most specific listener serves a session.
 
 use leno_model::{HostPattern, TlsRule};
 
 /// The listeners of a port, each with its host name and its rules.
 pub(super) type Listeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
 
-/// The rules of a port, from those of its listeners. The listener with the most specific host name
-/// takes a session, and no other: names that another listener is for are taken from the rules of
-/// this one, and what a listener has no rule for leads nowhere.
+/// Merges the rules of the listeners of a port. Only the listener with the most specific host name serves a
+/// session: host names that belong to another listener are removed from the rules of this one. Sessions that
+/// match no rule of their listener have no backend.
 pub(super) fn isolated(listeners: Listeners) -> Vec<TlsRule> {
     let taken: Vec<HostPattern> = listeners.iter().filter_map(|(name, _)| name.clone()).collect();
     let taker = |name: &HostPattern| {
@@ -26,13 +26,13 @@ pub(super) fn isolated(listeners: Listeners) -> Vec<TlsRule> {
         }
     }
     if !alone && let Some(rule) = rules.first().cloned() {
-        // Of rules for one name the first counts.
+        // The first rule for a host name wins.
         rules.push(TlsRule { hostnames: taken, backends: Vec::new(), ..rule });
     }
     rules
 }
 
-/// Whether all names of `name` are such as `taker` is for.
+/// Returns true if `taker` covers all host names of `name`.
 fn takes(taker: &HostPattern, name: &HostPattern) -> bool {
     match name {
         HostPattern::Exact(host) => taker.fits(host.as_str()),

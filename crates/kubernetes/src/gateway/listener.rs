@@ -1,4 +1,4 @@
-//! Listeners of a gateway: which are well, what they may serve, and who is in whose way.
+//! Validation of the listeners of a gateway, including conflicts between them.
 
 use std::collections::BTreeMap;
 
@@ -9,39 +9,39 @@ use crate::source::Id;
 use crate::status::Condition;
 use crate::words::HEALTH_PORT;
 
-/// What a listener speaks.
+/// The protocol of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Speaks {
     Http,
     Https,
     Passthrough,
-    /// TLS that would end here, and whatever is inside go on.
+    /// TLS that the gateway terminates, with any protocol inside. It is not supported.
     Terminate,
     Tcp,
 }
 
-/// A listener, judged.
+/// A validated listener.
 #[derive(Debug)]
 pub(super) struct Judged<'a> {
     pub(super) listener: &'a Listener,
     pub(super) name: Option<Name>,
     pub(super) speaks: Option<Speaks>,
     pub(super) hostname: Option<HostPattern>,
-    /// The kinds of routes that it takes.
+    /// The kinds of routes that the listener supports.
     pub(super) kinds: Vec<&'static str>,
-    /// Those that can be used.
+    /// The valid certificates.
     pub(super) certificates: Vec<GatewayCertificate>,
-    /// Why it is not accepted.
+    /// The reason that the listener is not accepted.
     pub(super) refusal: Option<Reason>,
-    /// Whether another one is in its way.
+    /// The reason for a conflict with another listener.
     pub(super) conflict: Option<Reason>,
-    /// What it refers to and does not have.
+    /// The reason that a reference is not resolved.
     pub(super) unresolved: Option<Reason>,
-    /// How many routes are attached.
+    /// The number of attached routes.
     pub(super) attached: u32,
 }
 
-/// A reason, with its explanation.
+/// The reason and message of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason {
     pub(super) word: &'static str,
@@ -53,7 +53,7 @@ impl Reason {
         Self { word, message: message.into() }
     }
 
-    /// As a condition that is not met.
+    /// Converts the reason into a condition with status `False`.
     pub(super) fn unmet(&self, condition: &'static str) -> Condition {
         Condition {
             word: condition,
@@ -65,19 +65,19 @@ impl Reason {
 }
 
 impl Judged<'_> {
-    /// Whether the proxies serve it.
+    /// Returns true if the proxies serve the listener.
     pub(super) fn is_served(&self) -> bool {
         let has_keys = self.speaks != Some(Speaks::Https) || !self.certificates.is_empty();
         self.refusal.is_none() && self.conflict.is_none() && has_keys
     }
 
-    /// Whether it is accepted.
+    /// Returns true if the listener is accepted.
     pub(super) fn is_accepted(&self) -> bool {
         self.refusal.is_none() && self.conflict.is_none()
     }
 }
 
-/// All listeners of a gateway, each on its own and beside the others.
+/// Validates all listeners of a gateway, each by itself and then against each other.
 pub(super) fn judge<'a>(facts: &Facts, id: &Id, listeners: &'a [Listener]) -> Vec<Judged<'a>> {
     let mut all: Vec<Judged<'a>> =
         listeners.iter().map(|listener| one(facts, id, listener)).collect();
@@ -125,7 +125,7 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
         refusal = Some(Reason::new("UnsupportedValue", "its name is none"));
     }
     let written = listener.hostname.as_deref().filter(|text| !text.is_empty());
-    // For bytes there are no host names.
+    // TCP listeners have no host name.
     let written = written.filter(|_| speaks != Some(Speaks::Tcp));
     let hostname = written.map(str::parse::<HostPattern>).transpose();
     let hostname = hostname.unwrap_or_else(|error| {
@@ -161,7 +161,7 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
     }
 }
 
-/// A field that somebody relies on and nobody would look at.
+/// Returns an unknown field of the listener: its author may rely on it, and the gateway would not enforce it.
 fn unknown_field(listener: &Listener) -> Option<String> {
     let tls = listener.tls.as_ref();
     let option = tls.and_then(|tls| tls.options.keys().next());
@@ -200,7 +200,7 @@ fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
     }
 }
 
-/// The kinds of routes that it takes: those that it may, of those that fit what it speaks.
+/// Returns the route kinds that the listener supports: the allowed kinds that fit its protocol.
 fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Option<Reason>) {
     let fitting: &[&'static str] = match speaks {
         Some(Speaks::Http | Speaks::Https) => &["HTTPRoute", "GRPCRoute"],
@@ -249,7 +249,7 @@ fn found(facts: &Facts, id: &Id, wanted: &CertificateRef) -> Result<GatewayCerti
     }
 }
 
-/// The secret that a reference means.
+/// Returns the Secret that a reference names.
 pub(super) fn secret_of(gateway: &Id, wanted: &CertificateRef) -> Option<Id> {
     let is_secret = matches!(wanted.group.as_str(), "" | "core")
         && wanted.kind.as_deref().is_none_or(|kind| kind == "Secret");

@@ -1,4 +1,4 @@
-//! What runs for one gateway, as objects: an account, a Service, and a Deployment of proxies.
+//! Manifests of one gateway: a ServiceAccount, a Service, and a Deployment of proxies.
 
 use leno_model::{GATEWAY_LABEL, GatewayName};
 use serde_json::{Map, Value, json};
@@ -10,13 +10,13 @@ use crate::words::{
     ROOTS_VARIABLE, TOKEN_PATH,
 };
 
-/// The Service and the Deployment of a gateway whose proxies run under an account: names of services
-/// have no dots.
+/// Returns the name of the Service and the Deployment of a gateway. It is derived from the account of the
+/// proxies; Service names cannot contain dots.
 pub(super) fn object_name(account: &str) -> String {
     account.replace('.', "-")
 }
 
-/// Everything for one gateway, in the order in which it is applied.
+/// Returns all objects of one gateway, in the order in which they are applied.
 pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
     vec![
         json!({
@@ -31,7 +31,7 @@ pub(super) fn manifests(wish: &Wish, settings: &Settings) -> Vec<Value> {
     ]
 }
 
-/// However many pods there are, one at a time may be evicted; of a single one that is never in the way.
+/// Allows the eviction of one pod at a time. With a single replica it never blocks an eviction.
 fn budget(wish: &Wish) -> Value {
     json!({
         "apiVersion": "policy/v1",
@@ -72,7 +72,7 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
     let mut labels = labels(wish);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
-    // What the cluster itself reads at pods is not for whoever may only write gateways.
+    // Annotations of the cluster's own domains affect pods, which permission to write Gateways must not allow.
     let mut annotations = annotations(wish);
     annotations.retain(|key, _| !is_below(key, &DOMAINS));
     if settings.metrics_from.is_some() {
@@ -84,7 +84,7 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata(wish, &name),
-        // How many there are is for whoever scales them; one when nobody does.
+        // The number of replicas is left to the user or an autoscaler; the default is one.
         "spec": {
             "revisionHistoryLimit": 3,
             "selector": {"matchLabels": selector(wish)},
@@ -108,7 +108,7 @@ fn deployment(wish: &Wish, settings: &Settings) -> Value {
                         "runAsUser": PROXY_UID,
                         "runAsGroup": PROXY_UID,
                         "seccompProfile": {"type": "RuntimeDefault"},
-                        // So that it listens on 80 and 443 without any privilege.
+                        // Allows the proxy to listen on 80 and 443 without privileges.
                         "sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}],
                     },
                     "containers": [container(settings)],
@@ -135,7 +135,7 @@ fn container(settings: &Settings) -> Value {
         STATE,
         "--health",
         format!("[::]:{HEALTH_PORT}"),
-        // Nodes hear a moment later that the pod goes.
+        // Nodes learn about the termination of the pod with a delay.
         "--linger",
         "5s",
     ]);
@@ -167,7 +167,7 @@ fn container(settings: &Settings) -> Value {
     })
 }
 
-/// What is made for a gateway goes with it.
+/// Returns metadata with the gateway as the owner, so that the object is deleted with it.
 fn metadata(wish: &Wish, name: &str) -> Value {
     let GatewayName { namespace, name: gateway } = &wish.name;
     json!({
@@ -185,8 +185,8 @@ fn metadata(wish: &Wish, name: &str) -> Value {
     })
 }
 
-/// What its author wants is none of the account: annotations there give rights in clouds. By the
-/// gateway's own label everything would be found that has all of that.
+/// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
+/// an account can grant permissions in clouds. The gateway's own label would select all objects that have it.
 fn account_metadata(wish: &Wish, name: &str) -> Value {
     let mut metadata = metadata(wish, name);
     metadata["labels"] = json!({
@@ -197,7 +197,7 @@ fn account_metadata(wish: &Wish, name: &str) -> Value {
     metadata
 }
 
-/// Whether a key of a label or annotation is of one of these domains.
+/// Returns true if the key of a label or annotation belongs to one of these domains.
 pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
     let Some((prefix, _)) = key.split_once('/') else { return false };
     let is_below = |domain: &&str| {
@@ -206,7 +206,7 @@ pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
     domains.iter().any(is_below)
 }
 
-/// What its author wants, and then ours, which counts.
+/// Returns the author's labels, overridden by ours.
 fn labels(wish: &Wish) -> Map<String, Value> {
     let wanted = wish.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
     let mut labels: Map<String, Value> = wanted.collect();
@@ -225,7 +225,7 @@ fn selector(wish: &Wish) -> Map<String, Value> {
     Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
 }
 
-/// The domains of what the cluster itself reads.
+/// The domains of labels and annotations that the cluster itself interprets.
 pub(super) const DOMAINS: [&str; 2] = ["kubernetes.io", "k8s.io"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Makes what runs for gateways, and keeps it as it should be.
+//! Provisioning of the objects of gateways.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::install::Addressed;
 use crate::status::event;
 use crate::words::GATEWAY_PART;
 
-/// Makes an account, a Service and a Deployment for each gateway that is wished for, while this
-/// control plane leads. They go with their gateway, which owns them. Never ends by itself.
+/// Creates and maintains an account, a Service and a Deployment for each desired gateway while this control
+/// plane is the leader. The Gateway owns them, so they are deleted with it. Never returns.
 pub async fn provision(
     client: Client,
     settings: watch::Receiver<Settings>,
@@ -37,14 +37,14 @@ struct Maker {
     made: HashMap<GatewayName, Made>,
 }
 
-/// What was made last for a gateway.
+/// The last attempt to apply the objects of a gateway.
 struct Made {
     wish: Wish,
     settings: Settings,
     at: Instant,
-    /// How many times in a row the same was made.
+    /// The number of consecutive attempts with the same desired state.
     times: u32,
-    /// Why it was not, if it was not.
+    /// The error of the attempt, if it failed.
     refused: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Maker {
             let batch = Arc::clone(&wishes.borrow_and_update());
             let settings = settings.borrow_and_update().clone();
             if !*leading.borrow_and_update() {
-                // Whoever leads in between may do otherwise.
+                // Another leader may apply different objects in the meantime.
                 self.made.clear();
                 continue;
             }
@@ -86,11 +86,11 @@ impl Maker {
 
     fn is_due(&self, wish: &Wish, settings: &Settings) -> bool {
         let Some(made) = self.made.get(&wish.name) else { return true };
-        // What was whole and is not any more was taken away.
+        // An object was deleted.
         let is_gone = wish.incomplete && !made.wish.incomplete;
         let is_same = Wish { incomplete: wish.incomplete, ..made.wish.clone() } == *wish
             && made.settings == *settings;
-        // Whoever takes it away again and again, or lets nobody make it, is not asked without a pause.
+        // Back off while another client deletes the objects repeatedly or the API server rejects them.
         let again = AGAIN_EVERY.saturating_mul(1 << made.times.min(5)).min(WHOLE_AGAIN);
         let patience = match wish.incomplete || made.refused.is_some() {
             true if is_gone && made.times == 0 => Duration::ZERO,
@@ -127,7 +127,7 @@ impl Maker {
         self.made.insert(wish.name.clone(), Made { wish, settings, at, times, refused });
     }
 
-    /// Whoever looks at the Gateway sees why nothing of it runs.
+    /// Reports an error as an event of the Gateway.
     async fn tell(&self, wish: &Wish, why: &str) {
         let gateway = ObjectReference {
             api_version: Some("gateway.networking.k8s.io/v1".to_owned()),
@@ -141,13 +141,14 @@ impl Maker {
     }
 }
 
-/// Only what was made for this very gateway is changed: everything else of the name stays as it is.
+/// Applies a manifest. An existing object is changed only if this very gateway owns it.
 async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), String> {
     let Addressed { object, name, api } =
         Addressed::of(client, manifest).map_err(|error| error.to_string())?;
     let failed = |error: ApiError| format!("{object}: {error}");
     let mut manifest = manifest.clone();
-    // What is not there is made without force, so that nothing is taken over that comes in between.
+    // Objects that do not exist are created without force, to leave an object alone that another client creates
+    // meanwhile.
     let mut parameters = PatchParams::apply(FIELD_MANAGER);
     if let Some(known) = api.get_opt(&name).await.map_err(failed)? {
         if !is_of(wish, &known.metadata) {
@@ -160,7 +161,7 @@ async fn apply(client: &Client, wish: &Wish, manifest: &Value) -> Result<(), Str
     Ok(())
 }
 
-/// Whether an object was made for this gateway, and not for an earlier one of its name.
+/// Returns true if an object belongs to this gateway, and not to an earlier one of the same name.
 fn is_of(wish: &Wish, meta: &ObjectMeta) -> bool {
     let label = meta.labels.as_ref().and_then(|labels| labels.get(GATEWAY_PART));
     let mut owners = meta.owner_references.iter().flatten();
@@ -169,9 +170,9 @@ fn is_of(wish: &Wish, meta: &ObjectMeta) -> bool {
 }
 
 const FIELD_MANAGER: &str = "leno-gateway";
-/// How often what is not there yet is made again.
+/// The interval between attempts while objects are missing.
 const AGAIN_EVERY: Duration = Duration::from_secs(10);
-/// How often all is made again, whoever changed it.
+/// The interval after which all objects are applied again, to undo changes by other clients.
 const WHOLE_AGAIN: Duration = Duration::from_secs(300);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Objects of the cluster as facts about gateways: pure, one object at a time.
+//! Conversion of objects of the cluster into facts about gateways: pure, one object at a time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) const EDGE_KINDS: [ServedKind; 3] = [
     },
 ];
 
-/// What an object of the Gateway API is for gateways; `None` when nothing.
+/// Converts an object of the Gateway API into a fact. Returns `None` if it does not concern gateways.
 pub(crate) fn fact(kind: ServedKind, api_version: &str, object: &DynamicObject) -> Option<Fact> {
     if kind.group != GATEWAY_GROUP {
         return None;
@@ -73,7 +73,7 @@ fn gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
     })
 }
 
-/// The services that a BackendTLSPolicy is about, whichever of their ports.
+/// Returns the services that a BackendTLSPolicy targets, regardless of the port.
 fn encrypted(spec: &Value) -> BTreeSet<String> {
     let targets = spec.get("targetRefs").and_then(Value::as_array).into_iter().flatten();
     let services = targets.filter(|target| strange_kind(target).is_none());
@@ -85,7 +85,7 @@ fn service_type(meta: &ObjectMeta) -> Option<String> {
     meta.annotations.as_ref()?.get(SERVICE_TYPE).cloned()
 }
 
-/// What the API's own schema lets through can be read.
+/// Parses a spec. Objects that the API's own schema accepts are expected to parse.
 fn parsed<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
     match T::deserialize(spec) {
         Ok(parsed) => Some(parsed),
@@ -105,7 +105,7 @@ fn created(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// `None` for a route without gateways.
+/// Returns `None` for a route without gateways.
 fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Option<RouteFacts> {
     let parents = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
     let parents: Vec<Value> = parents.filter(|parent| is_gateway_parent(parent)).cloned().collect();
@@ -143,14 +143,14 @@ fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Opti
     })
 }
 
-/// Whether a `parentRef` is a gateway: without a word it is.
+/// Returns true if a `parentRef` is a Gateway, which is the default.
 fn is_gateway_parent(parent: &Value) -> bool {
     let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY_GROUP);
     let kind = parent.get("kind").and_then(Value::as_str).unwrap_or("Gateway");
     group == GATEWAY_GROUP && kind == "Gateway"
 }
 
-/// Takes the references to what is no service out of the rules: the others are good all the same.
+/// Removes references to backends other than Services from the rules; the remaining backends stay in use.
 fn take_strange(spec: &mut Value) -> Vec<Strange> {
     let mut strange = Vec::new();
     let rules = spec.get_mut("rules").and_then(Value::as_array_mut);
@@ -176,7 +176,7 @@ fn take_strange(spec: &mut Value) -> Vec<Strange> {
     strange
 }
 
-/// What a reference to a backend means, when that is no service.
+/// Returns the kind of a backend reference that is not a Service.
 fn strange_kind(backend: &Value) -> Option<String> {
     let group = backend.get("group").and_then(Value::as_str).unwrap_or_default();
     let kind = backend.get("kind").and_then(Value::as_str).unwrap_or("Service");
@@ -187,19 +187,19 @@ fn strange_kind(backend: &Value) -> Option<String> {
     })
 }
 
-/// The certificate of a secret.
+/// Converts a Secret into a certificate.
 pub(crate) fn certificate(secret: &Secret) -> Fact {
     Fact::Certificate(super::certificate::read(secret))
 }
 
-/// Whether a pod of a gateway's Deployment takes requests.
+/// Converts a Deployment of a gateway: true if at least one pod is available.
 pub(crate) fn deployment(deployment: &Deployment) -> Fact {
     let status = deployment.status.as_ref();
     let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
     Fact::Deployment(available > 0)
 }
 
-/// Where a gateway's Service takes requests.
+/// Converts the Service of a gateway into its addresses.
 pub(crate) fn served(service: &Service) -> Fact {
     let spec = service.spec.as_ref();
     let is_load_balancer =
@@ -220,7 +220,7 @@ pub(crate) fn served(service: &Service) -> Fact {
     })
 }
 
-/// The most refusals told in one status.
+/// The maximum number of errors in one status.
 const REFUSALS_MAX: usize = 5;
-/// A message may have 32768 bytes; nobody reads that.
+/// The maximum length of the message. The API allows 32768 bytes, which is too long to read.
 const REFUSAL_CHARACTERS_MAX: usize = 2000;

@@ -1,4 +1,4 @@
-//! Gateways, routes and what they refer to, put together: what is served, said and made. Pure.
+//! Resolution of gateways, routes and their references into configuration, statuses and desired objects. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,60 +19,60 @@ use crate::source::Id;
 use crate::status::Condition;
 use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
 
-/// What came of all gateways.
+/// The result for all gateways.
 #[derive(Default)]
 pub(crate) struct Resolved {
     pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
     pub(crate) said: BTreeMap<Id, GatewaySaid>,
-    /// What is said of classes.
+    /// The conditions of classes, with their generation.
     pub(crate) classes: BTreeMap<String, (i64, Vec<Condition>)>,
-    /// What is said of routes, for each gateway that they name.
+    /// The statuses of routes, for each gateway that they refer to.
     pub(crate) parents: BTreeMap<RouteId, Vec<ParentSaid>>,
-    /// The services that gateways lead to.
+    /// The services to which gateways route.
     pub(crate) backends: BTreeSet<ServiceName>,
     pub(crate) wishes: Vec<Wish>,
 }
 
-/// What has to run for one gateway.
+/// The desired objects of one gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     pub(crate) name: GatewayName,
-    /// What its proxies run under.
+    /// The account of its proxies.
     pub(crate) account: String,
     pub(crate) uid: String,
     pub(crate) ports: Vec<u16>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) service_type: &'static str,
-    /// The address that somebody wants.
+    /// The requested address.
     pub(crate) address: Option<String>,
-    /// Whether something of it is not there.
+    /// True if one of the objects is missing.
     pub(crate) incomplete: bool,
 }
 
-/// What came of gateways before, for those whose secrets have still to be seen: they stay as they were.
+/// The previous result, which is kept for gateways with pending Secrets.
 pub(crate) struct Before<'a> {
     pub(crate) resolved: &'a Resolved,
     pub(crate) pending: &'a BTreeSet<Id>,
 }
 
-/// One gateway on its way.
+/// One gateway during resolution.
 struct Side<'a> {
     id: &'a Id,
-    /// Its name in the mesh, and what its proxies run under; none where a part of its own is no label.
+    /// The name in the mesh, and the account of its proxies; `None` if a part of the name is not a DNS label.
     named: Option<(GatewayName, String)>,
     facts: &'a GatewayFacts,
     listeners: Vec<Judged<'a>>,
     refusal: Option<Reason>,
     service_type: &'static str,
-    /// The routes of each listener, by age.
+    /// The routes of each listener, oldest first.
     carried: Vec<Carried>,
-    /// Whether secrets have to be seen first.
+    /// True while Secrets of the gateway have not been read yet.
     is_pending: bool,
 }
 
 impl Side<'_> {
-    /// Its Service, and its Deployment.
+    /// Returns the name of its Service and its Deployment.
     fn object(&self) -> Id {
         let account = self.named.as_ref().map(|(_, account)| account.as_str());
         let name = object_name(account.unwrap_or_default());
@@ -80,12 +80,12 @@ impl Side<'_> {
     }
 }
 
-/// The secrets that gateways refer to and may.
+/// Returns the Secrets that gateways refer to and may use.
 pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
     facts.ours().flat_map(|(id, gateway, _)| secrets(facts, id, gateway)).collect()
 }
 
-/// Those of one gateway.
+/// Returns those of one gateway.
 fn secrets<'a>(
     facts: &'a Facts,
     id: &'a Id,
@@ -97,7 +97,7 @@ fn secrets<'a>(
         .filter(|secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
-/// Puts everything together.
+/// Resolves all gateways and routes.
 pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) -> Resolved {
     let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts, before.pending);
     let mut resolved = Resolved { classes: classes(facts), ..Resolved::default() };
@@ -141,7 +141,7 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
 }
 
 impl Resolved {
-    /// Routes are served where their gateways are.
+    /// Marks routes as pending while their gateways are not programmed.
     fn wait_for_gateways(&mut self) {
         for (route, parents) in &mut self.parents {
             for said in parents {
@@ -155,7 +155,7 @@ impl Resolved {
         }
     }
 
-    /// What came of a gateway before, if anything.
+    /// Keeps the previous result for a gateway, if there is one.
     fn keep(&mut self, before: &Self, id: &Id, name: GatewayName) {
         if let Some(said) = before.said.get(id) {
             self.said.insert(id.clone(), said.clone());
@@ -215,7 +215,7 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
     sides
 }
 
-/// Why a gateway is not accepted, whatever its listeners are.
+/// Returns the reason that a gateway is not accepted, regardless of its listeners.
 fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
@@ -266,8 +266,8 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
     })
 }
 
-/// Attaches a route to its gateways, and says what came of it. A version that cannot be read is
-/// refused, and the last good one goes on.
+/// Attaches a route to its gateways, and returns the statuses. If the newest version is invalid it is rejected,
+/// and the last valid one stays in use.
 fn parents(
     facts: &Facts,
     sides: &mut BTreeMap<&Id, Side<'_>>,
@@ -327,7 +327,7 @@ fn parents(
     ours.collect()
 }
 
-/// Whether a route is accepted at a gateway, by what came of attaching it, and whether it is served there.
+/// Returns the `Accepted` and `Programmed` conditions of a route at a gateway.
 fn judged(
     sides: &BTreeMap<&Id, Side<'_>>,
     gateway: &Id,
@@ -356,7 +356,7 @@ fn is_programmed(condition: &Condition) -> bool {
     condition.word == "Programmed" && condition.status == "True"
 }
 
-/// Whether a gateway is accepted, and any of these listeners is as `test` says.
+/// Returns true if a gateway is accepted and any of these listeners passes `test`.
 fn is_any<'a>(
     sides: &BTreeMap<&Id, Side<'a>>,
     gateway: &Id,
@@ -404,7 +404,7 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     }
 }
 
-/// Where a gateway is reached, and why it is not, where it should be.
+/// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
 fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
     let object = side.object();
     let entrance = facts.entrances.get(&object).cloned().unwrap_or_default();
@@ -435,7 +435,7 @@ fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
     (there, missing)
 }
 
-/// Addresses can be written in several ways.
+/// Compares addresses by value: an IP address has several notations.
 fn is_same(one: &Address, other: &Address) -> bool {
     let ip = |address: &Address| address.value.parse::<IpAddr>().ok();
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
@@ -466,7 +466,7 @@ fn wish(
 
 const LOAD_BALANCER: &str = "LoadBalancer";
 const SERVICE_TYPES: &[&str] = &[LOAD_BALANCER, "NodePort", "ClusterIP"];
-/// RFC 1123: the longest label.
+/// The longest label (RFC 1123).
 const LABEL_BYTES_MAX: usize = 63;
-/// The most that the schema of gateways takes.
+/// The maximum number of addresses that the schema of Gateways allows.
 const ADDRESSES_MAX: usize = 16;

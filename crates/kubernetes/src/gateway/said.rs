@@ -1,4 +1,4 @@
-//! What is said of gateways and their listeners.
+//! Statuses of gateways, their listeners and their routes.
 
 use serde_json::{Value, json};
 
@@ -6,29 +6,29 @@ use super::facts::{Address, GATEWAY_GROUP};
 use super::listener::{Judged, Reason};
 use crate::status::Condition;
 
-/// What is said of a gateway.
+/// The status of a gateway.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GatewaySaid {
-    /// Of which version of the spec.
+    /// The observed generation of the spec.
     pub(crate) generation: i64,
     pub(crate) conditions: Vec<Condition>,
     pub(crate) listeners: Vec<ListenerSaid>,
     pub(crate) addresses: Vec<Address>,
 }
 
-/// What is said of a route at one of its parents.
+/// The status of a route for one of its parents.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ParentSaid {
-    /// As it is written.
+    /// The `parentRef` as written.
     pub(crate) parent: Value,
-    /// In whose name.
+    /// The name of the controller that reports it.
     pub(crate) controller: &'static str,
-    /// Of which version of the route.
+    /// The observed generation of the route.
     pub(crate) generation: i64,
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// What is said of one of its listeners.
+/// The status of a listener.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ListenerSaid {
     pub(crate) name: String,
@@ -38,7 +38,7 @@ pub(crate) struct ListenerSaid {
 }
 
 impl ListenerSaid {
-    /// What is said of a listener of a gateway whose proxies are there, or are not.
+    /// Creates the status of a listener; `programmed` is true if the proxies of its gateway are running.
     pub(super) fn of(judged: &Judged<'_>, programmed: bool) -> Self {
         let blocked = judged.conflict.as_ref().or(judged.refusal.as_ref());
         let accepted = match blocked {
@@ -69,29 +69,29 @@ impl ListenerSaid {
         }
     }
 
-    /// The kinds of routes that it takes, as the API has them.
+    /// Returns the supported kinds of routes in the form of the API.
     pub(crate) fn supported_kinds(&self) -> Value {
         let kind = |kind: &&'static str| json!({"group": GATEWAY_GROUP, "kind": kind});
         Value::Array(self.kinds.iter().map(kind).collect())
     }
 }
 
-/// Of what is served once its gateway is there.
+/// Creates the condition of a listener or route that waits for its gateway.
 pub(super) fn gateway_awaited() -> Condition {
     Reason::new("Pending", "its gateway is not there yet").unmet("Programmed")
 }
 
-/// A condition that is met.
+/// Creates a condition with status `True`.
 pub(super) fn met(word: &'static str, reason: &'static str, message: &str) -> Condition {
     Condition { word, status: "True", reason, message: message.to_owned() }
 }
 
-/// The features of the Gateway API that gateways have, in their order.
+/// Returns the supported features of the Gateway API, sorted.
 pub(crate) fn features() -> &'static [&'static str] {
     FEATURES
 }
 
-/// Those that tests of the API have shown, and no other.
+/// The features that conformance tests cover, and no others.
 const FEATURES: &[&str] = &[
     "GRPCRoute",
     "GRPCRouteNamedRouteRule",

@@ -1,4 +1,4 @@
-//! What the proxies of a gateway serve, port by port.
+//! Configuration of a gateway, port by port.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,17 +13,17 @@ use super::attach::RouteHost;
 use super::isolated::{Listeners, isolated};
 use super::listener::{Judged, Speaks};
 
-/// A route at a listener.
+/// A route attached to a listener.
 #[derive(Clone)]
 pub(super) struct Carried {
     /// The index of the listener.
     pub(super) listener: usize,
-    /// For which host names.
+    /// The host names for which it is attached.
     pub(super) names: Vec<RouteHost>,
     pub(super) rules: GatewayRules,
 }
 
-/// The ports of a gateway whose routes are given by age.
+/// Compiles the ports of a gateway. Routes are sorted by age.
 pub(super) fn ports(
     gateway: &GatewayName,
     listeners: &[Judged<'_>],
@@ -71,8 +71,9 @@ pub(super) fn ports(
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
 }
 
-/// The rules of requests by host name, as routes have them: where two have the same in common with the
-/// listener, the more specific one counts first. What is none of the listener's never comes to it.
+/// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with
+/// the listener, the more specific one takes precedence. Requests outside the listener's host name never reach
+/// its rules.
 fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
     let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
     for route in routes {
@@ -84,8 +85,8 @@ fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
     hosts.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
 }
 
-/// The rules of sessions, each for names that are the listener's too. Of rules for one name the first counts:
-/// that of the route whose own name is more specific, and then of the older one.
+/// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins: the one of
+/// the route with the more specific host name, then the one of the older route.
 fn sessions(routes: Vec<Carried>) -> Vec<TlsRule> {
     let mut rules = Vec::new();
     for route in routes {
@@ -100,7 +101,7 @@ fn sessions(routes: Vec<Carried>) -> Vec<TlsRule> {
     rules.into_iter().map(|(_, rule)| rule).collect()
 }
 
-/// The oldest route decides; without any, connections are cut off.
+/// Returns the TCP rule of the oldest route. Without a route, connections are closed.
 fn connections(gateway: &GatewayName, routes: Vec<Carried>) -> TcpRule {
     let rule = routes.into_iter().find_map(|route| match route.rules {
         GatewayRules::Connections(rule) => Some(rule),

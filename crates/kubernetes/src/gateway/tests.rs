@@ -1,4 +1,4 @@
-//! What the Gateway API says of attachment, by tables.
+//! Attachment rules of the Gateway API, as tables.
 
 mod listeners;
 mod routes;
@@ -33,7 +33,7 @@ fn kind(word: &str) -> ServedKind {
 }
 
 impl World {
-    /// With a gateway of these listeners.
+    /// Creates the cluster with a gateway of these listeners.
     fn new(listeners: Value) -> Self {
         let mut world = Self { facts: Facts::default(), services: BTreeMap::new() };
         world.facts.classes.insert("leno".to_owned(), Class::default());
@@ -59,7 +59,7 @@ impl World {
         self.services.insert(service.name.clone(), service);
     }
 
-    /// An object, as its stream would tell it.
+    /// Adds an object, as a watch would report it.
     fn put(&mut self, word: &str, (namespace, name): (&str, &str), spec: Value) {
         let kind = kind(word);
         let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
@@ -87,7 +87,7 @@ impl World {
         self.put("Gateway", ("infra", name), spec);
     }
 
-    /// A route to `infra/edge`, with one rule.
+    /// Adds a route to `infra/edge`, with one rule.
     fn route(
         &mut self,
         (word, namespace, name): (&str, &str, &str),
@@ -112,7 +112,7 @@ impl World {
         self.facts.certificates.insert(id(namespace, name), Ok(certificate));
     }
 
-    /// What runs for `infra/edge` is there.
+    /// Adds the running objects of `infra/edge`.
     fn run(&mut self) {
         let object = id("infra", "leno-gateway-edge");
         self.facts.deployments.insert(object.clone(), true);
@@ -126,7 +126,7 @@ impl World {
         resolve(&self.facts, &|name| self.services.get(name), &Before { resolved, pending })
     }
 
-    /// What is said of the only parent of a route: `Accepted` and `ResolvedRefs`.
+    /// Returns the reasons of `Accepted` and `ResolvedRefs` for the only parent of a route.
     fn parent(&self, word: &str, namespace: &str, name: &str) -> [&'static str; 2] {
         let resolved = self.resolve();
         let route = RouteId { kind: kind(word).kind, id: id(namespace, name) };
@@ -137,12 +137,12 @@ impl World {
     }
 }
 
-/// The reason of a condition.
+/// Returns the reason of a condition.
 fn reason(conditions: &[Condition], word: &str) -> &'static str {
     conditions.iter().find(|it| it.word == word).unwrap().reason
 }
 
-/// Host names and the routes of their rules, at one listener of `infra/edge`.
+/// Returns host names and the routes of their rules, at one listener of `infra/edge`.
 fn hosts(resolved: &Resolved, listener: &str) -> Vec<(String, Vec<String>)> {
     let gateway = resolved.gateways.values().next().unwrap();
     let all = gateway.ports.iter().flat_map(|port| match &port.serves {

@@ -1,4 +1,4 @@
-//! Keeps the Secrets of guests as they should be, by one control plane of all.
+//! Reconciliation of the Secrets of external principals, by the leading control plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use super::secret::{Finding, Terms, filled, is_of, judge};
 use super::wish::{GuestWish, GuestWishes, Outcomes};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 
-/// Makes a Secret with a key and a certificate for each guest that is wished for, while this control plane leads;
-/// makes it anew well before its end, and at once when the authority is another one; and takes it away when nobody
-/// wants it any more. What became of it is told. Never ends by itself.
+/// Creates a Secret with a key and a certificate for each desired external principal while this control plane
+/// is the leader. Renews the certificate well before it expires, and immediately when the authority changes.
+/// Deletes the Secret when no object requests it any more. Publishes the outcomes. Never returns.
 ///
-/// No Secret is watched: each is looked at by its name, its metadata alone while nobody has changed it.
+/// Secrets are not watched: each is read by its name, and only its metadata while it is unchanged.
 pub async fn keep_guests(
     client: Client,
     lifetime: Duration,
@@ -35,42 +35,42 @@ pub async fn keep_guests(
 
 struct Keeper {
     client: Client,
-    /// How long certificates live of which nobody says it.
+    /// The default lifetime of certificates.
     lifetime: Duration,
     kept: BTreeMap<SecretName, Kept>,
     outcomes: watch::Sender<Arc<Outcomes>>,
 }
 
-/// A Secret that somebody wants, or wanted.
+/// The state of a Secret that is or was requested.
 struct Kept {
     wish: GuestWish,
-    /// Whether somebody still does.
+    /// True if an object still requests it.
     is_wanted: bool,
-    /// What was good when it was looked at last.
+    /// The Secret at the last check, if it was valid.
     good: Option<Good>,
-    /// When its certificate is to be made anew, if there ever was a good one.
+    /// The renewal time of the last valid certificate.
     due: Option<SystemTime>,
-    /// When it is looked at next.
+    /// The time of the next check.
     next: Instant,
-    /// How many times in a row something went wrong.
+    /// The number of consecutive failures.
     failures: u32,
-    /// What is told of it; nothing while nobody knows.
+    /// The published outcome; `None` while it is unknown.
     outcome: Option<Result<(), String>>,
 }
 
-/// A Secret that needs nothing.
+/// A valid Secret.
 struct Good {
-    /// The version that was seen.
+    /// The resource version seen.
     version: Option<String>,
     until: SystemTime,
     edition: u64,
 }
 
-/// Why a Secret is not as it should be.
+/// The reason that a Secret could not be reconciled.
 enum Trouble {
-    /// Who wants it can help, or whoever installed the control plane.
+    /// An error for the author of the object or the administrator to fix.
     Told(String),
-    /// It may pass.
+    /// An error that may be transient.
     Passing(String),
 }
 
@@ -107,8 +107,8 @@ impl Keeper {
         }
     }
 
-    /// Takes in what is wanted now. What is not any more is to be taken away, unless who wanted it wants
-    /// something that cannot be.
+    /// Updates the desired state. A Secret that is no longer requested is scheduled for deletion, unless its
+    /// object now has an invalid request.
     fn want(&mut self, wishes: &GuestWishes) {
         for kept in self.kept.values_mut() {
             kept.is_wanted = false;
@@ -126,12 +126,12 @@ impl Keeper {
         self.kept.retain(|_, kept| kept.is_wanted || !wishes.left.contains(&kept.wish.owner.uid));
         for kept in self.kept.values_mut().filter(|kept| !kept.is_wanted && kept.outcome.is_some())
         {
-            // At once.
+            // Check immediately.
             (kept.outcome, kept.next, kept.failures) = (None, Instant::now(), 0);
         }
     }
 
-    /// Whoever leads does all of this, and knows best what it did.
+    /// Forgets all state: only the leader reconciles Secrets, and its state is authoritative.
     fn forget(&mut self) {
         self.kept.retain(|_, kept| kept.is_wanted);
         for kept in self.kept.values_mut() {
@@ -175,14 +175,15 @@ impl Keeper {
         }
     }
 
-    /// Tries again later, and later still each time. What passes is told when it has not passed, and makes no good
-    /// certificate a bad one before its time.
+    /// Schedules a retry with exponential backoff. A transient error is published only if it persists and the
+    /// last valid certificate is due for renewal.
     fn put_off(&mut self, name: &SecretName, trouble: Trouble) {
         let Some(kept) = self.kept.get_mut(name) else { return };
         kept.next =
             Instant::now() + AGAIN_AFTER.saturating_mul(1 << kept.failures.min(6)).min(AGAIN_MAX);
         kept.failures = kept.failures.saturating_add(1);
-        // It is looked at as a whole, and is not of another authority again and again.
+        // The next check reads the whole Secret, and a change of the authority does not cause immediate
+        // retries.
         kept.good = None;
         let (why, is_told) = match trouble {
             Trouble::Told(why) => (why, true),
@@ -224,13 +225,13 @@ impl Kept {
         Self { wish, is_wanted: true, good: None, due: None, next, failures: 0, outcome: None }
     }
 
-    /// Whether another authority would make its certificate now.
+    /// Returns true if the certificate is from another CA generation.
     fn is_outdated(&self, edition: u64) -> bool {
         self.is_wanted && self.good.as_ref().is_some_and(|good| good.edition != edition)
     }
 }
 
-/// Looks at a Secret, and makes it as it should be.
+/// Checks a Secret, and creates or updates it if necessary.
 async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, Trouble> {
     let (wish, name) = (&kept.wish, ObjectName::from(&kept.wish.id.secret.name));
     let edition = terms.authority.edition();
@@ -257,14 +258,14 @@ async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<
     }
     let is_new = found.is_none();
     let secret = filled(found, wish, terms).map_err(|error| Trouble::Told(with_causes(&error)))?;
-    // The version that was read is replaced, and no other.
+    // Only the version that was read is replaced.
     let parameters = PostParams::default();
     let written = match is_new {
         true => api.create(&parameters, &secret).await,
         false => api.replace(&name, &parameters, &secret).await,
     };
     let written = written.map_err(|error| match error.code() {
-        // Somebody removed it meanwhile.
+        // Another client deleted it meanwhile.
         Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
         _ => trouble(&error),
     })?;
@@ -273,14 +274,14 @@ async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<
         Finding::Good(until) => {
             Ok(Good { version: written.metadata.resource_version, until, edition })
         }
-        // Whoever admits objects has made something else of it.
+        // An admission controller changed the object.
         Finding::Due | Finding::Foreign => Err(Trouble::Told(
             "the API server keeps something else; see what changes Secrets".to_owned(),
         )),
     }
 }
 
-/// Takes a Secret away that was made here, in the version that was looked at.
+/// Deletes a Secret that was created for this request, in the version that was read.
 async fn remove(api: &ObjectApi<Secret>, wish: &GuestWish) -> Result<(), Trouble> {
     let name = ObjectName::from(&wish.id.secret.name);
     let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
@@ -300,7 +301,7 @@ async fn remove(api: &ObjectApi<Secret>, wish: &GuestWish) -> Result<(), Trouble
     }
 }
 
-/// What the API server refuses stays refused; what does not come through may another time.
+/// Classifies an error: a rejection by the API server is permanent, a transport error may be transient.
 fn trouble(error: &ApiError) -> Trouble {
     let said = error.to_string();
     match error.code() {
@@ -319,18 +320,18 @@ fn foreign(wish: &GuestWish) -> String {
 }
 
 const NOT_FOUND: u16 = 404;
-/// A token that is being renewed, a slow answer, somebody who was faster, and too many questions.
+/// An expired token, a timeout, a conflict, and too many requests.
 const PASSING: [u16; 4] = [401, 408, 409, 429];
 const SERVER_ERROR: u16 = 500;
-/// So many times in a row something may pass before it is told.
+/// The number of consecutive transient failures that are not published.
 const PASSING_MAX: u32 = 2;
-/// How often it is looked what is due.
+/// The interval between checks for due work.
 const TICK: Duration = Duration::from_secs(5);
-/// How often the metadata of each Secret is looked at.
+/// The interval between checks of the metadata of each Secret.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// How long an API server has for all that is asked about one Secret.
+/// The timeout for all API requests about one Secret.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// What went wrong is tried again after this time, and then after twice that, up to the other.
+/// The initial delay of retries, which doubles up to `AGAIN_MAX`.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 const AGAIN_MAX: Duration = Duration::from_secs(300);
 

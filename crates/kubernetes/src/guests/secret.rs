@@ -1,4 +1,4 @@
-//! The Secret of a guest: whether it is one that was made here, and how it has to be. Pure.
+//! Secret of an external principal: ownership, validity and content. Pure.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,18 +11,18 @@ use leno_identity::{Authority, AuthorityError, GuestCertificate, GuestSubject, H
 use super::wish::GuestWish;
 use crate::words::ACCESS_CERT_MARK;
 
-/// What a Secret is to a wish.
+/// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// It was made by somebody else, or for something else.
+    /// Another client created it, or it was created for another object.
     Foreign,
-    /// Its certificate is to be made anew.
+    /// Its certificate has to be issued again.
     Due,
-    /// Its certificate is good until then.
+    /// Its certificate is valid until this time.
     Good(SystemTime),
 }
 
-/// What is in force for a certificate that is made now.
+/// The parameters of a certificate that is issued now.
 #[derive(Clone, Copy)]
 pub(super) struct Terms<'a> {
     pub(super) authority: &'a Authority,
@@ -40,7 +40,8 @@ pub(super) fn judge(secret: &Secret, wish: &GuestWish, terms: Terms<'_>) -> Find
     };
     let held = Held { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
     let until = held.good_until(terms.authority, subject(wish), lifetime(wish, terms));
-    // Of an earlier object of the name: what owns it now is to take it away one day.
+    // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
+    // collection.
     let is_owned =
         !owns(wish) || owner_of(&secret.metadata, wish).is_some_and(|it| it.uid == wish.owner.uid);
     match until.filter(|until| *until > terms.now && is_owned) {
@@ -49,7 +50,7 @@ pub(super) fn judge(secret: &Secret, wish: &GuestWish, terms: Terms<'_>) -> Find
     }
 }
 
-/// Whether a Secret was made for this wish, or for an earlier object of its kind and name.
+/// Returns true if a Secret was created for this request, or for an earlier object of its kind and name.
 pub(super) fn is_of(meta: &ObjectMeta, wish: &GuestWish) -> bool {
     let mark = meta.annotations.as_ref().and_then(|all| all.get(ACCESS_CERT_MARK));
     let is_marked = mark.is_some_and(|mark| *mark == wish.owner.to_string());
@@ -57,7 +58,7 @@ pub(super) fn is_of(meta: &ObjectMeta, wish: &GuestWish) -> bool {
     is_marked && has_label && (!owns(wish) || owner_of(meta, wish).is_some())
 }
 
-/// The Secret with a new certificate, over what others have written beside it.
+/// Fills a Secret with a new certificate, and keeps the metadata of other writers.
 ///
 /// # Errors
 /// As [`GuestCertificate::issue`].
@@ -97,7 +98,7 @@ pub(super) fn filled(
     Ok(secret)
 }
 
-/// Whether the object that wants it may own it: one of another namespace cannot.
+/// Returns true if the requesting object may own the Secret: owners must be in the same namespace.
 fn owns(wish: &GuestWish) -> bool {
     wish.owner.namespace == wish.id.secret.namespace.as_str()
 }
@@ -115,7 +116,7 @@ fn lifetime(wish: &GuestWish, terms: Terms<'_>) -> Duration {
     wish.lifetime.unwrap_or(terms.lifetime)
 }
 
-/// Which Secrets have a key, a chain and perhaps roots, by these names: ingress controllers read no others.
+/// The type of Secrets with a key, a chain and optionally roots. Ingress controllers read no other type.
 const TYPE: &str = "kubernetes.io/tls";
 const KEY: &str = "tls.key";
 const CHAIN: &str = "tls.crt";
@@ -211,7 +212,7 @@ mod tests {
             spoil(&mut secret);
             assert_eq!(judge(&secret, &wish, world.at(now)), Finding::Foreign);
         }
-        // Of an object that was made anew under its name: it is taken over.
+        // A recreated object of the same name takes the Secret over.
         let mut again = wish.clone();
         again.owner.uid = "u-2".to_owned();
         assert_eq!(judge(&ours, &again, world.at(now)), Finding::Due);

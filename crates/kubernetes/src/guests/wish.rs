@@ -1,4 +1,4 @@
-//! Who wants a certificate for a guest, and whether that may be. Pure.
+//! Requests for certificates of external principals, and their validation. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,21 +8,21 @@ use leno_model::{GuestId, Name, SecretName, Sponsor, TrustDomain, below, check_s
 
 use crate::words::CONTROL;
 
-/// A certificate that is wanted in a Secret.
+/// A request for a certificate in a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestWish {
     pub(crate) owner: Owner,
-    /// Where it is to be kept, and whose it is by that.
+    /// The Secret, which also identifies the external principal.
     pub(crate) id: GuestId,
-    /// What the guest is called.
+    /// The names of the external principal.
     pub(crate) names: Vec<Name>,
-    /// How long it is to live, if that is said.
+    /// The requested lifetime, if any.
     pub(crate) lifetime: Option<Duration>,
-    /// When the object was made that wants it, in seconds.
+    /// The creation time of the requesting object, in Unix seconds.
     pub(crate) created: i64,
 }
 
-/// The object that wants a certificate.
+/// The object that requests a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) api_version: String,
@@ -40,7 +40,8 @@ impl fmt::Display for Owner {
 }
 
 impl GuestWish {
-    /// The settings of a mesh are for all of it to obey; anybody else speaks for a namespace.
+    /// Returns the sponsor of the certificate: the mesh for mesh settings, otherwise the namespace of the
+    /// Secret.
     pub(crate) fn sponsor(&self) -> Sponsor<'_> {
         match self.owner.kind {
             ACCESS_CERT => Sponsor::Namespace(&self.id.secret.namespace),
@@ -52,7 +53,7 @@ impl GuestWish {
         (self.created, &self.owner.namespace, &self.owner.name)
     }
 
-    /// The fields, as the object has them.
+    /// Returns the path of a field in the requesting object.
     pub(super) fn field(&self, of_cert: &str) -> String {
         match self.owner.kind {
             ACCESS_CERT => format!("spec.{of_cert}"),
@@ -61,37 +62,37 @@ impl GuestWish {
     }
 }
 
-/// What came of wishes, by the uid of the object that has it: why there is no certificate, if there is none.
+/// The outcomes by the uid of the requesting object, with the error if there is no certificate.
 pub type Outcomes = BTreeMap<String, Result<(), String>>;
 
-/// Where a control plane may write Secrets.
+/// The namespaces in which a control plane may write Secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grants {
-    /// In these namespaces,
+    /// The allowed namespaces.
     pub namespaces: BTreeSet<Name>,
-    /// and never in its own, which has the authority.
+    /// The control plane's own namespace, which is never allowed because it contains the authority.
     pub own: Option<Name>,
 }
 
-/// What is to be done.
+/// The desired state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GuestWishes {
-    /// These certificates are to be there.
+    /// The certificates that should exist.
     pub(crate) wanted: Vec<GuestWish>,
-    /// These objects, by their uid, want what cannot be, or what nobody can read: what they have stays as it is.
+    /// Objects, by uid, with invalid or unreadable requests. Their existing Secrets stay as they are.
     pub(crate) left: BTreeSet<String>,
 }
 
-/// What comes of all that is wanted.
+/// The result of the validation.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
     pub(crate) wishes: GuestWishes,
-    /// Why nothing is made, by the uid of the object.
+    /// The reasons for rejection, by the uid of the object.
     pub(crate) refused: BTreeMap<String, String>,
 }
 
-/// Judges what is wanted all together, so that every control plane does the same: of several that want the same
-/// Secret the oldest has it, and a name that several namespaces want is given to none of them.
+/// Validates all requests together, with the same result in every control plane: if several request the same
+/// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
 pub(crate) fn judge(
     mut all: Vec<GuestWish>,
     grants: &Grants,
@@ -132,7 +133,7 @@ impl Judged {
     }
 }
 
-/// Why a certificate cannot be, whoever else wants one.
+/// Returns the reason that a request is invalid by itself.
 fn refusal(wish: &GuestWish, grants: &Grants, trust_domain: &TrustDomain) -> Option<String> {
     let namespace = &wish.id.secret.namespace;
     if grants.own.as_ref() == Some(namespace) {
@@ -155,8 +156,8 @@ fn refusal(wish: &GuestWish, grants: &Grants, trust_domain: &TrustDomain) -> Opt
     })
 }
 
-/// The names that belong to nobody by themselves, each with the namespaces that want it. One below the trust domain
-/// belongs to its namespace, and to whoever settles things for the mesh.
+/// Returns the names without an owner, each with the namespaces that request it. A name below the trust domain
+/// belongs to its namespace and to the mesh settings.
 fn claims(all: &[GuestWish], trust_domain: &TrustDomain) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     for wish in all {
@@ -168,7 +169,7 @@ fn claims(all: &[GuestWish], trust_domain: &TrustDomain) -> BTreeMap<Name, BTree
     claims
 }
 
-/// Why a wish is refused for the Secret, which an older object has.
+/// Returns the reason that a request is rejected because an older object has the Secret.
 fn taken(wish: &GuestWish, secrets: &BTreeMap<SecretName, String>) -> Option<String> {
     let secret = &wish.id.secret;
     let other = secrets.get(secret)?;
@@ -176,8 +177,8 @@ fn taken(wish: &GuestWish, secrets: &BTreeMap<SecretName, String>) -> Option<Str
     Some(format!("{field}: {other} is older, and has {secret}; name another Secret"))
 }
 
-/// Why a wish is refused for a name. By age it would be given to whoever edits an old object, and let in for
-/// somebody else.
+/// Returns the reason that a request is rejected because of a contested name. If age decided, an edit of an old
+/// object could claim a name and impersonate another namespace.
 fn contested(wish: &GuestWish, claims: &BTreeMap<Name, BTreeSet<Name>>) -> Option<String> {
     wish.names.iter().enumerate().find_map(|(index, name)| {
         let others = claims.get(name)?.iter().filter(|it| **it != wish.id.secret.namespace);
@@ -193,7 +194,7 @@ fn contested(wish: &GuestWish, claims: &BTreeMap<Name, BTreeSet<Name>>) -> Optio
 }
 
 pub(crate) const ACCESS_CERT: &str = "AccessCert";
-/// Far more than meshes have clients outside: each costs a look at its Secret every minute.
+/// Far more than meshes have external principals: each costs a read of its Secret every minute.
 const GUESTS_MAX: usize = 1000;
 
 #[cfg(test)]
@@ -229,7 +230,7 @@ mod tests {
         }
     }
 
-    /// What is refused, a line each; the others are wished for.
+    /// Returns the rejections, one per line. The other requests are granted.
     fn refusals(wishes: Vec<GuestWish>) -> Vec<String> {
         let judged = judge(wishes.clone(), &grants(), &domain());
         assert_eq!(judged.wishes.wanted.len() + judged.refused.len(), wishes.len());
@@ -278,7 +279,7 @@ mod tests {
             wish(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
             wish(ACCESS_CERT, "shop/a", &["a.example"], 1),
             wish(ACCESS_CERT, "shop/c", &["c.example"], 3),
-            // What cannot be is in nobody's way.
+            // Invalid requests block no others.
             wish(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
         let judged = judge(both, &grants(), &domain());

@@ -1,50 +1,50 @@
-//! What labels and annotations say, word by word, and what is wrong with it.
+//! Parsing of labels and annotations, and their errors.
 
 use leno_model::{Plaintext, TrafficMode, Weight};
 use serde_json::Value;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE, WEIGHT, is_disabled, is_enabled};
 
-/// Why a pod that should get a sidecar cannot have it.
+/// The reason that a pod cannot have the requested sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InjectError {
-    /// A switch that is neither on nor off.
+    /// A boolean value that is neither on nor off.
     #[error("{of}: `{key}` is `{value}`; use `enabled` or `disabled`")]
     Switch {
-        /// Whose it is.
+        /// The object that has it.
         of: Of,
         /// Its key.
         key: String,
-        /// What it says.
+        /// Its value.
         value: String,
     },
-    /// Label and annotation of one object say different things.
+    /// Label and annotation of one object contradict each other.
     #[error("{of}: `{key}` is a label and an annotation that contradict each other; remove one")]
     Contradiction {
-        /// Whose they are.
+        /// The object that has them.
         of: Of,
         /// Their key.
         key: String,
     },
-    /// A list, an image or a quantity that cannot be read.
+    /// An invalid list, image or quantity.
     #[error("{of}: annotation `{key}`: `{value}` is not {expected}")]
     Annotation {
-        /// Whose it is.
+        /// The object that has it.
         of: Of,
         /// Its key.
         key: String,
-        /// The part that cannot be read.
+        /// The invalid part.
         value: String,
-        /// What would be one, with an example.
+        /// A description of a valid value, with an example.
         expected: &'static str,
     },
-    /// Port 53 is to be led to the sidecar, and to be left alone.
+    /// Port 53 is both redirected to the sidecar and excluded.
     #[error(
         "annotation `leno.dev/dns: proxy` leads port 53 to the sidecar, and \
          `outbound-port-exclusion-list` leaves it alone; remove one of them"
     )]
     LookUps,
-    /// A container that nothing could be told from the sidecar.
+    /// A container that uses the user ID of the sidecar, so that redirection cannot tell them apart.
     #[error(
         "container {container} runs as user {uid}, which is the sidecar's: its connections would go \
          around the mesh; use another `runAsUser`, or annotate the pod `leno.dev/injection: disabled`"
@@ -52,48 +52,48 @@ pub enum InjectError {
     SidecarUser {
         /// The container.
         container: String,
-        /// The user.
+        /// The user ID.
         uid: u32,
     },
-    /// The floor of the mesh requires a sidecar, and a container has only its name.
+    /// The floor of the mesh requires a sidecar, and a container only imitates its name.
     #[error(
         "container {container} ({field}) has the name of the sidecar and runs {image}, which is no image of the \
          sidecar, and spec.floor.injection of the MeshConfig requires a sidecar; remove the container, and the pod \
          gets a sidecar, or add the repository to spec.floor.sidecarImages"
     )]
     Imitation {
-        /// The field of its image.
+        /// The path of its image field.
         field: String,
         /// The container.
         container: String,
         /// The image.
         image: String,
     },
-    /// The floor of the mesh requires a sidecar, and the pod has the redirection to one alone.
+    /// The floor of the mesh requires a sidecar, and the pod has only the redirection container.
     #[error(
         "spec has a container leno-intercept and no container leno-proxy, and spec.floor.injection of the MeshConfig \
          requires a sidecar; remove leno-intercept, and the pod gets both"
     )]
     Incomplete,
-    /// A field of the pod has a value of another type.
+    /// A field of the pod has a value of the wrong type.
     #[error("{field} is not {expected}; give a Pod as the API server accepts it")]
     Shape {
         /// The path of the field.
         field: String,
-        /// The type.
+        /// The expected type.
         expected: &'static str,
     },
-    /// What is given is no pod.
+    /// The input is not a pod.
     #[error("{0} has no `spec` with `containers`; give a Pod, or something with a template of one")]
     NoPod(String),
 }
 
-/// Whose label or annotation it is, in the order in which they count.
+/// The object with the label or annotation, in order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Of {
-    /// The pod's.
+    /// The pod.
     Pod,
-    /// The namespace's.
+    /// The namespace.
     Namespace,
 }
 
@@ -106,16 +106,16 @@ impl std::fmt::Display for Of {
     }
 }
 
-/// An annotation of a pod that the control plane reads while the pod runs.
+/// An annotation of a pod that the control plane reads at run time.
 pub(super) struct RuntimeAnnotation {
     pub(super) key: &'static str,
-    /// Its parser.
+    /// Its validator.
     pub(super) is_right: fn(&str) -> bool,
-    /// A right value, for the message about a wrong one.
+    /// A description of a valid value, for the error message.
     pub(super) expected: &'static str,
 }
 
-/// All of them.
+/// All annotations that the control plane reads at run time.
 pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     RuntimeAnnotation {
         key: TRAFFIC_MODE,
@@ -134,7 +134,7 @@ pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     },
 ];
 
-/// A switch, as OSM and FSM read it: in any case.
+/// Parses a boolean value as OSM and FSM do: case-insensitively.
 pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
     match (is_enabled(value), is_disabled(value)) {
         (true, _) => Ok(true),
@@ -143,12 +143,12 @@ pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError
     }
 }
 
-/// The elements of a comma-separated list; an empty one has none.
+/// Returns the elements of a comma-separated list; an empty list has none.
 pub(super) fn elements(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
 
-/// A label or annotation of a pod.
+/// Returns the value of a label or annotation of a pod.
 pub(super) fn of_pod<'a>(pod: &'a Value, kind: &str, key: &str) -> Option<&'a str> {
     pod["metadata"][kind].as_object()?.get(key)?.as_str()
 }

@@ -1,4 +1,4 @@
-//! The two containers and the volumes that a pod gets.
+//! The containers and volumes of an injected pod.
 
 use leno_model::ClientRanges;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use crate::words::{
     TOKEN_AUDIENCE, TOKEN_PATH,
 };
 
-/// Everything that a sidecar is made of.
+/// The inputs from which a sidecar container is built.
 pub(super) struct Sidecar<'a> {
     pub(super) settings: &'a Settings,
     pub(super) wishes: &'a Wishes,
@@ -19,7 +19,7 @@ pub(super) struct Sidecar<'a> {
 }
 
 impl Sidecar<'_> {
-    /// Leads the connections of the pod to the sidecar, and ends. What it sets stays with the kernel.
+    /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn intercept(&self) -> Value {
         let (args, context) = if self.settings.by_plugin {
             (vec!["intercept".to_owned(), "--verify".to_owned()], unprivileged(VERIFIER_UID))
@@ -40,7 +40,7 @@ impl Sidecar<'_> {
         })
     }
 
-    /// The options of `leno intercept` for this pod.
+    /// Returns the options of `leno intercept` for this pod.
     pub(super) fn options(&self) -> Vec<String> {
         let exclusions = &self.wishes.exclusions;
         let mut args = Vec::new();
@@ -60,17 +60,17 @@ impl Sidecar<'_> {
         args
     }
 
-    /// An init container that goes on: it is ready before the next one starts, and ends last. What
-    /// the pod is ready for is for the application to say.
+    /// Builds a native sidecar: it is ready before the next init container starts, and is stopped last. It has
+    /// no readiness probe: the readiness of the pod is that of the application.
     pub(super) fn native(&self) -> Value {
         let mut container = self.container();
         container["restartPolicy"] = json!("Always");
         container
     }
 
-    /// A container beside the application's. All of them are told to end at once: this one serves on
-    /// for a while, for what the application still asks and is still asked, and is done before the pod's
-    /// time is up.
+    /// Builds a regular sidecar container. All containers receive SIGTERM at the same time: the sidecar
+    /// continues to serve requests of and to the application during the drain delay, and exits within the pod's
+    /// termination grace period.
     pub(super) fn classic(&self) -> Value {
         let mut container = self.container();
         if let Some(arguments) = container["args"].as_array_mut() {
@@ -143,7 +143,7 @@ impl Sidecar<'_> {
     }
 }
 
-/// As namespaces for `restricted` pods demand it.
+/// Returns a security context that satisfies the `restricted` Pod Security Standard.
 pub(crate) fn unprivileged(user: u32) -> Value {
     json!({
         "runAsUser": user,
@@ -157,7 +157,8 @@ pub(crate) fn unprivileged(user: u32) -> Value {
     })
 }
 
-/// What the sidecar keeps, in memory: keys never reach a disk. And its token.
+/// Returns the volume for state, in memory so that keys are never written to disk, and the volume with the
+/// token.
 pub(crate) fn volumes() -> [Value; 2] {
     let token = json!({"serviceAccountToken": {
         "audience": TOKEN_AUDIENCE,
@@ -170,7 +171,7 @@ pub(crate) fn volumes() -> [Value; 2] {
     ]
 }
 
-/// Annotations by which Prometheus finds the metrics of the sidecar.
+/// Returns the annotations for Prometheus discovery of the sidecar's metrics.
 pub(crate) fn scraping() -> [(&'static str, String); 3] {
     [
         ("prometheus.io/scrape", "true".to_owned()),
@@ -196,16 +197,16 @@ fn joined<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
     values.into_iter().map(|value| value.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// In the volume, not the volume itself: that belongs to root, and everybody may write there.
+/// A directory in the volume, because root owns the volume itself and all users may write there.
 pub(crate) const STATE: &str = "/var/lib/leno/proxy";
 const STATE_VOLUME: &str = "leno-state";
 const TOKEN_VOLUME: &str = "leno-token";
 /// The names of the volumes.
 pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
-/// Anybody but root and the sidecar, whose connections are left alone.
+/// Any user ID except root and the sidecar's. Connections of the sidecar are not redirected.
 const VERIFIER_UID: u32 = PROXY_UID + 1;
-/// Together less than the 30 seconds that a pod has by default.
+/// Together less than the default grace period of 30 seconds.
 const CLASSIC_LINGER: &str = "5s";
 const CLASSIC_DRAIN: &str = "20s";
-/// How long a token is valid; the kubelet renews it when a fifth is left.
+/// The lifetime of a token. The kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

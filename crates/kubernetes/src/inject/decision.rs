@@ -1,7 +1,7 @@
-//! Whether a pod gets a sidecar.
+//! The injection decision.
 //!
-//! First what never gets one; then the pod's own word, then its namespace's, each in our form before
-//! OSM's before FSM's. The forms of those two count in namespaces that they monitor.
+//! Exclusions come first, then the settings of the pod, then those of its namespace; in each, our own form
+//! precedes OSM's, which precedes FSM's. The latter two apply only in namespaces that OSM or FSM monitors.
 
 use leno_model::{Floor, repository_of};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use super::wishes::wanted_image;
 use super::{Demand, NamespaceFacts, Settings, Skip, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
-/// Why the pod gets none; nothing when it does.
+/// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
 pub(crate) fn decide(
     pod: &Value,
     demand: Demand<'_>,
@@ -33,7 +33,7 @@ pub(crate) fn decide(
     if let Some(skip) = never_in(namespace, system_namespace) {
         return Ok(Some(skip));
     }
-    // Both are read: a slip of the pen is told even where it decides nothing.
+    // Both are parsed, so that an invalid value is reported even if it has no effect.
     let (of_pod, of_namespace) =
         (spoken_by_pod(pod, Some(namespace))?, spoken_by_namespace(namespace)?);
     Ok(match of_pod.or(of_namespace) {
@@ -43,15 +43,16 @@ pub(crate) fn decide(
     })
 }
 
-/// The floor of the mesh requires a sidecar in a pod that opts out if its namespace has injection.
+/// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
+/// has injection.
 pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> bool {
     let opts_out = || spoken_by_pod(pod, demand.namespace()) == Ok(Some(false));
     let wants = |facts: &NamespaceFacts| spoken_by_namespace(facts) == Ok(Some(true));
     floor.injection_required && demand.namespace().is_some_and(wants) && opts_out()
 }
 
-/// Rejects a pod that has containers with the names of a sidecar and none of its images, where the floor of the mesh
-/// requires a sidecar: such a pod would stay without one.
+/// Rejects a pod with containers that have the names of a sidecar but none of its images, if the floor of the
+/// mesh requires a sidecar: such a pod would run without one.
 pub(super) fn reject_imitation(
     pod: &Value,
     demand: Demand<'_>,
@@ -68,7 +69,7 @@ pub(super) fn reject_imitation(
     let wanted = wanted_image(pod, Some(namespace))?;
     let is_permitted = |image: &str| {
         if floor.sidecar_images.is_empty() {
-            // Annotations may name any image, and a pod may come here again with the one that it got.
+            // Annotations may name any image, and an already injected pod may be reviewed again.
             wanted == Some(image) || repository_of(image) == repository_of(&settings.image)
         } else {
             settings.permits_image(floor, image)
@@ -92,8 +93,8 @@ pub(super) fn reject_imitation(
     if has_sidecar { Ok(()) } else { Err(InjectError::Incomplete) }
 }
 
-/// The fields that an injection changes must have the types that the API server gives them: a review can come from any
-/// client that reaches the webhook.
+/// Checks the types of the fields that injection changes. A review can come from any client that reaches the
+/// webhook, not only from the API server.
 pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
     const MAPS: [&str; 4] = ["/metadata", "/metadata/labels", "/metadata/annotations", "/spec"];
     const LISTS: [&str; 3] = ["/spec/containers", "/spec/initContainers", "/spec/volumes"];
@@ -114,7 +115,7 @@ pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
     }
 }
 
-/// Somebody who runs as the sidecar does would not be led to it.
+/// Rejects containers with the user ID of the sidecar: their traffic would not be redirected.
 pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     let spec = &pod["spec"];
     let of_pod = spec["securityContext"]["runAsUser"].as_i64();
@@ -130,7 +131,7 @@ pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
     Ok(())
 }
 
-/// The reason that no pod of a namespace gets a sidecar, whatever the pod says.
+/// Returns the reason that no pod of a namespace gets a sidecar, regardless of its settings.
 fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<Skip> {
     let name = namespace.name.as_str();
     if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
@@ -163,7 +164,7 @@ fn never(pod: &Value) -> Option<Skip> {
     is_windows.then_some(Skip::Windows)
 }
 
-/// What the pod says of itself.
+/// Returns the setting of the pod.
 fn spoken_by_pod(
     pod: &Value,
     namespace: Option<&NamespaceFacts>,
@@ -176,7 +177,8 @@ fn spoken_by_pod(
         let Some(text) = of_pod(pod, "annotations", &key) else { continue };
         let word = switch(Of::Pod, &key, text)?;
         let monitored = namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
-        // Who wants no sidecar of theirs wants none; who wants theirs has to be in their mesh.
+        // Opting out of OSM's or FSM's sidecar counts everywhere; opting in only in a namespace that it
+        // monitors.
         if monitored || !word {
             found = found.or(Some(word));
         }
@@ -220,11 +222,11 @@ fn is_monitored(namespace: &NamespaceFacts, prefix: &str) -> bool {
 
 /// Namespaces of the cluster itself.
 pub(crate) const SYSTEM_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
-/// The prefixes of those whose users are at home here too.
+/// The annotation prefixes of OSM and FSM, which are supported as well.
 const OTHER_PREFIXES: [&str; 2] = ["openservicemesh.io", "flomesh.io"];
-/// The annotation of OSM and FSM, under their prefix.
+/// The annotation of OSM and FSM, without the prefix.
 const SIDECAR_INJECTION: &str = "sidecar-injection";
-/// What other meshes leave in pods: a label, and a container beside it.
+/// The label and the container by which sidecars of other meshes are recognized.
 const OTHER_MESHES: &[(&str, &str, &str)] = &[
     ("osm-proxy-uuid", "envoy", "OSM"),
     ("osm-proxy-uuid", "sidecar", "osm-edge"),
@@ -263,7 +265,7 @@ mod tests {
         }
     }
 
-    /// `None` when the pod stays as it is because it has a sidecar, or the reason that it is rejected.
+    /// Returns `None` if the pod is unchanged because it has a sidecar, or the reason for rejection.
     fn verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
         match inject(pod, Demand::Namespace(facts), &settings(floor)) {
             Ok(outcome) => {

@@ -1,10 +1,10 @@
-//! Probes: the kubelet is no member of the mesh, so that sidecars ask the application for it.
+//! Probes: the kubelet is outside the mesh, so the sidecar probes the application on its behalf.
 
 use serde_json::{Map, Value, json};
 
 use crate::words::HEALTH_PORT;
 
-/// The probes of a pod that its sidecar makes, and what cannot be taken over.
+/// The probes that the sidecar of a pod performs, and warnings about those that it cannot.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     by_container: Map<String, Value>,
@@ -12,8 +12,8 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Leads the probes of a container to the sidecar. Those that run a program stay, and so do
-    /// those to another host.
+    /// Redirects the probes of a container to the sidecar. Exec probes and probes of another host are
+    /// unchanged.
     pub(super) fn take_over(&mut self, container: &mut Value) {
         let name = container["name"].as_str().unwrap_or_default().to_owned();
         let ports = container["ports"].clone();
@@ -52,9 +52,9 @@ impl Probes {
         }
     }
 
-    /// For the environment of the sidecar; nothing when it has none to make.
+    /// Returns the value of the sidecar's environment variable, or `None` without probes.
     pub(super) fn to_variable(&self) -> Option<String> {
-        // In the environment of a container `$(NAME)` stands for another variable.
+        // `$(NAME)` in the environment of a container refers to another variable.
         let text = Value::Object(self.by_container.clone()).to_string().replace("$(", "$$(");
         (!self.by_container.is_empty()).then_some(text)
     }
@@ -64,10 +64,10 @@ impl Probes {
     }
 }
 
-/// A port by a name that its container has not.
+/// A named port that the container does not have.
 struct NoPort(Value);
 
-/// The probe as the sidecar makes it; nothing when it stays with the kubelet.
+/// Returns the probe for the sidecar, or `None` if the kubelet keeps it.
 fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Value>, NoPort> {
     let timeout = probe.get("timeoutSeconds").and_then(Value::as_u64).unwrap_or(1);
     let with = |what: &str, action: Value| {
@@ -106,7 +106,7 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
     }
 }
 
-/// What the kubelet asks instead; how often, how long and how many times stay as they are.
+/// Replaces the action of a probe. Periods, timeouts and thresholds are unchanged.
 fn lead(probe: &mut Map<String, Value>, path: &str) {
     for action in ["httpGet", "tcpSocket", "grpc"] {
         probe.shift_remove(action);
@@ -114,8 +114,7 @@ fn lead(probe: &mut Map<String, Value>, path: &str) {
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
 }
 
-/// A port by number, by the name that the container gives it, or by a number in a text, in the order
-/// of the kubelet.
+/// Resolves a port by number, by its name in the container, or by a number in a string, in the kubelet's order.
 fn resolved(port: &Value, ports: &Value) -> Result<u64, NoPort> {
     let Some(name) = port.as_str() else {
         return port.as_u64().ok_or_else(|| NoPort(port.clone()));
@@ -125,5 +124,5 @@ fn resolved(port: &Value, ports: &Value) -> Result<u64, NoPort> {
     number.or_else(|| name.parse().ok()).ok_or_else(|| NoPort(port.clone()))
 }
 
-/// As paths and `LENO_PROBES` name them; with `Probe` behind, as containers do.
+/// The kinds in paths and `LENO_PROBES`; containers append `Probe`.
 const KINDS: &[&str] = &["startup", "readiness", "liveness"];

@@ -1,10 +1,10 @@
-//! A range of addresses, as annotations write it.
+//! Address range of annotations.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A range of addresses in CIDR notation, as it was written.
+/// A range of addresses in CIDR notation, as written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange(String);
 

@@ -1,4 +1,4 @@
-//! Pods in what makes them: Deployments, Jobs, lists of anything.
+//! Injection into pod templates: Deployments, Jobs, lists of any objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,25 +6,25 @@ use serde_json::Value;
 
 use super::{Demand, InjectError, NamespaceFacts, Outcome, Settings, Skip, inject};
 
-/// What became of a manifest.
+/// The outcome for a manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Injected {
     /// The manifest, with sidecars.
     pub manifest: Value,
-    /// For each object that makes pods: which it is, and what was done.
+    /// For each object with a pod template: its kind and name, and the outcome.
     pub told: Vec<(String, Told)>,
 }
 
-/// What was done to one object.
+/// The outcome for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Told {
-    /// Its pods have sidecars; with what will not work as one may think.
+    /// Its pods have sidecars, with warnings.
     Injected(Vec<String>),
-    /// They stay as they are.
+    /// The object is unchanged.
     Skipped(Skip),
 }
 
-/// The namespaces that what makes pods is written for: an empty text where it names none.
+/// Returns the namespaces of the objects with pod templates, with an empty text for objects without one.
 #[must_use]
 pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
     if is_list(manifest) {
@@ -33,8 +33,8 @@ pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
     pods_of(manifest).map(|_| namespace_of(manifest).to_owned()).into_iter().collect()
 }
 
-/// Puts sidecars into the pods of a manifest; what makes none stays as it is. Of the namespaces those count that
-/// are given, each under the text that a manifest has for it.
+/// Injects sidecars into the pod templates of a manifest; other objects are unchanged. `namespaces` has the
+/// known namespaces by the text in the manifest.
 ///
 /// # Errors
 /// As [`inject`], with the object.
@@ -85,7 +85,7 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
 
-/// The kind of an object that makes pods, and where in it they stand.
+/// Returns the kind of an object with a pod template, and the path of the template.
 fn pods_of(object: &Value) -> Option<(&'static str, &'static str)> {
     TEMPLATES.iter().copied().find(|(kind, _)| object["kind"] == *kind)
 }
@@ -94,7 +94,7 @@ fn namespace_of(object: &Value) -> &str {
     object["metadata"]["namespace"].as_str().unwrap_or_default()
 }
 
-/// Where the pods of a kind stand.
+/// The path of the pod template in each kind.
 const TEMPLATES: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),

@@ -1,4 +1,4 @@
-//! The decision table, and pods before and after.
+//! Decision table of injection, and pods before and after it.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn pod(labels: &str, annotations: &str) -> Value {
     })
 }
 
-/// `yes`, or why not.
+/// Returns `yes`, or the reason for no sidecar.
 fn verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
     match inject(pod, Demand::Namespace(namespace), &settings()) {
         Ok(Outcome::Injected { .. }) => "yes".to_owned(),
@@ -85,7 +85,7 @@ fn injected(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
 fn who_gets_a_sidecar() {
     let osm = "openservicemesh.io/monitored-by=osm";
     let fsm = "flomesh.io/monitored-by=fsm";
-    // Labels and annotations of the namespace, of the pod, and the verdict.
+    // Labels and annotations of the namespace and of the pod, and the verdict.
     let table = [
         ("", "", "", "", "NotAsked"),
         ("leno.dev/injection=enabled", "", "", "", "yes"),
@@ -118,7 +118,7 @@ fn who_gets_a_sidecar() {
             "pod: `leno.dev/injection` is a label and an annotation that contradict each other; \
              remove one",
         ),
-        // As OSM has it: monitored, and injection enabled by either annotation.
+        // As in OSM: monitored, and injection enabled by either annotation.
         (osm, "", "", "", "NotAsked"),
         (osm, "openservicemesh.io/sidecar-injection=enabled", "", "", "yes"),
         (osm, "openservicemesh.io/sidecar-injection=disabled", "", "", "Disabled"),
@@ -142,7 +142,7 @@ fn who_gets_a_sidecar() {
         ),
         (fsm, "flomesh.io/sidecar-injection=true", "", "", "yes"),
         (fsm, "openservicemesh.io/sidecar-injection=true", "", "", "NotAsked"),
-        // Who wants none of theirs wants none of ours.
+        // Opting out of their sidecar opts out of ours.
         ("leno.dev/injection=enabled", "", "", "flomesh.io/sidecar-injection=disabled", "Disabled"),
         ("leno.dev/injection=enabled leno.dev/ignore=true", "", "", "", "Ignored"),
         ("leno.dev/injection=enabled openservicemesh.io/ignore=x", "", "", "", "Ignored"),
@@ -243,7 +243,7 @@ fn a_pod_with_a_classic_sidecar() {
     let sidecar = &after["spec"]["containers"][0];
     assert_eq!(sidecar["restartPolicy"], Value::Null);
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
-    // All containers are told to end at once: the sidecar serves on, within the pod's 30 seconds.
+    // All containers receive SIGTERM at the same time: the sidecar keeps serving within the pod's 30 seconds.
     let args = sidecar["args"].as_array().unwrap();
     assert_eq!(args[args.len() - 4..], ["--linger", "5s", "--drain-timeout", "20s"]);
     let annotations = &after["metadata"]["annotations"];
@@ -273,7 +273,7 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
         ["annotations: leno.dev/outbound-port-exclusion has no meaning here; did you mean \
           `leno.dev/outbound-port-exclusion-list`?"]
     );
-    // A choice of the author stays.
+    // A container chosen by the author is kept.
     let mut chosen = pod("", "");
     chosen["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
     let (after, _) = injected(&chosen, &settings());
@@ -336,7 +336,7 @@ fn probes_are_made_by_the_sidecar() {
     assert_eq!(path(0, "livenessProbe"), "/probe/app/liveness");
     assert_eq!(path(0, "startupProbe"), "/probe/app/startup");
     assert_eq!(path(1, "readinessProbe"), "/probe/other/readiness");
-    // What the kubelet can do itself stays with it.
+    // Probes that the kubelet can perform itself are unchanged.
     for (container, kind) in [(1, "livenessProbe"), (1, "startupProbe"), (2, "readinessProbe")] {
         assert_eq!(containers[container][kind], pod["spec"]["containers"][container][kind]);
     }
@@ -454,7 +454,6 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     assert_eq!(own["prometheus.io/port"], Value::Null);
 }
 
-/// Findings F16 and F18 of issue 25.
 #[test]
 fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
     let arguments = |annotations: &str, settings: &Settings| {
@@ -510,7 +509,7 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
     for good in ["leno.dev/traffic-mode=audit", "leno.dev/plaintext=accept", "leno.dev/weight=7"] {
         inject(&pod("", good), Demand::Namespace(&wanted), &settings()).unwrap();
     }
-    // Its state before is in force in the namespace: new pods start.
+    // The previous values stay in force in the namespace: new pods start.
     let wrong = "leno.dev/traffic-mode=Strict leno.dev/plaintext=yes";
     let wanted = namespace("leno.dev/injection=enabled", wrong);
     inject(&pod("", ""), Demand::Namespace(&wanted), &settings()).unwrap();
@@ -599,7 +598,7 @@ fn annotations_of_namespaces_count_for_manifests() {
         {"kind": "Service", "metadata": {"name": "d", "namespace": "services"}},
     ]});
     assert_eq!(namespaces_of(&manifest), ["", "shop", "unknown"].map(str::to_owned).into());
-    // Who names a pod has asked: its namespace need not be in the mesh.
+    // Injection by name needs no namespace in the mesh.
     let of = |port: &str| {
         let annotation = format!("leno.dev/outbound-port-exclusion-list={port}");
         namespace("leno.dev/injection=disabled", &annotation)
@@ -615,7 +614,8 @@ fn annotations_of_namespaces_count_for_manifests() {
     assert_eq!(args(2), json!(["intercept"]));
 }
 
-/// The outcome for a pod under a floor: `yes` or the reason that it has no sidecar, and the number of warnings.
+/// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
+/// warnings.
 fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
     let settings = Settings { floor, ..settings() };
     match inject(pod, Demand::Namespace(facts), &settings).unwrap() {
@@ -676,7 +676,7 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
             }
         }
     }
-    // The exclusions of the operator for all pods stay.
+    // The operator's exclusions for all pods are kept.
     let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
     let floor = Floor { exclusions_refused: true, ..Floor::default() };
     let settings = Settings { floor, exclusions, ..settings() };

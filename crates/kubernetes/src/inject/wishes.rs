@@ -1,7 +1,7 @@
-//! What annotations say about a sidecar: what goes around it, what it may use, which image it is.
+//! Annotations of a sidecar: exclusions, resources, and image.
 //!
-//! Most may have any of the three prefixes. Lists are joined; of the rest the pod's word counts
-//! before its namespace's, and ours before OSM's before FSM's.
+//! Most annotations are supported with any of the three prefixes. Lists are merged. For other values the pod
+//! precedes its namespace, and in each our own prefix precedes OSM's, which precedes FSM's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,27 +14,27 @@ use super::annotation::{
 use super::{AddressRange, NamespaceFacts, Settings};
 use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
 
-/// What is not led to a sidecar.
+/// Traffic that bypasses the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exclusions {
-    /// Ports that the application reaches directly.
+    /// Destination ports that bypass the sidecar.
     pub outbound_ports: BTreeSet<u16>,
-    /// Ports of the application that others reach directly.
+    /// Ports of the application that bypass the sidecar for inbound traffic.
     pub inbound_ports: BTreeSet<u16>,
-    /// Ranges that the application reaches directly.
+    /// Destination ranges that bypass the sidecar.
     pub outbound_ranges: BTreeSet<AddressRange>,
-    /// When there are any, the only ranges that it reaches through the mesh.
+    /// If not empty, the only destination ranges that go through the mesh.
     pub included_ranges: BTreeSet<AddressRange>,
-    /// Network interfaces whose connections are left alone.
+    /// Network interfaces with traffic that is not redirected.
     pub interfaces: BTreeSet<String>,
 }
 
-/// What a container asks for and may use, as Kubernetes writes quantities.
+/// Resource requests and limits of a container, as Kubernetes quantities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
-    /// What is kept for it.
+    /// The requests.
     pub requests: BTreeMap<String, String>,
-    /// What it cannot exceed.
+    /// The limits.
     pub limits: BTreeMap<String, String>,
 }
 
@@ -51,27 +51,27 @@ impl Default for Resources {
 }
 
 impl Resources {
-    /// As a container has it.
+    /// Returns the `resources` field of a container.
     pub(super) fn to_json(&self) -> Value {
         json!({"requests": self.requests, "limits": self.limits})
     }
 }
 
-/// Everything that annotations say about one sidecar.
+/// All settings of one sidecar from annotations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wishes {
     pub(super) exclusions: Exclusions,
     pub(super) resources: Resources,
     pub(super) image: String,
-    /// Whether annotations for Prometheus are wanted.
+    /// True if annotations for Prometheus are requested.
     pub(super) scraped: bool,
-    /// Whether the sidecar answers look-ups of names.
+    /// True if the sidecar answers DNS queries.
     pub(super) dns: bool,
-    /// Where the application's own metrics are, `PORT/PATH`, if the sidecar is to tell them too.
+    /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
     pub(super) application_metrics: Option<String>,
-    /// The annotations that the floor of the mesh overrules, each in a sentence.
+    /// The annotations that the floor of the mesh overrides, as one warning each.
     pub(super) overruled: Vec<String>,
-    /// The protocols that connections may change to, where not WebSocket alone.
+    /// The protocols to which connections may be upgraded, if not only WebSocket.
     pub(super) upgrades: Option<Upgrades>,
 }
 
@@ -114,7 +114,7 @@ impl Wishes {
     }
 }
 
-/// The image that an annotation of the pod or its namespace names.
+/// Returns the image that an annotation of the pod or its namespace names.
 pub(super) fn wanted_image<'a>(
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
@@ -122,14 +122,14 @@ pub(super) fn wanted_image<'a>(
     Written { pod, namespace }.image()
 }
 
-/// Where annotations stand.
+/// The sources of annotations.
 struct Written<'a> {
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
 }
 
 impl<'a> Written<'a> {
-    /// All annotations of a name, the one that counts first.
+    /// Returns all annotations of a name, in order of precedence.
     fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
         debug_assert!(is_read(name), "{name} is among what is said to be read");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
@@ -194,7 +194,7 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    /// As FSM has them: `sidecar-resource-limits-memory` and its like.
+    /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
     fn resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
         let mut wished = [BTreeMap::new(), BTreeMap::new()];
@@ -212,8 +212,8 @@ impl<'a> Written<'a> {
         let [requests, limits] = wished;
         resources.requests.extend(requests.clone());
         resources.limits.extend(limits.clone());
-        // The API server refuses a request above its limit. Where nobody wrote both, the one that
-        // somebody wrote counts.
+        // The API server rejects a request above its limit. If only one of the two is annotated, it replaces
+        // the other.
         let both: Vec<String> = resources
             .requests
             .keys()
@@ -234,14 +234,14 @@ impl<'a> Written<'a> {
         Ok(resources)
     }
 
-    /// An annotation that counts under our own prefix only, by its whole key.
+    /// Returns an annotation that is supported only with our own prefix, by its full key.
     fn own(&self, key: &str) -> Option<(Of, &'a str)> {
         let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(key)?.as_str()));
         let of_pod = of_pod(self.pod, "annotations", key).map(|text| (Of::Pod, text));
         of_pod.or_else(of_namespace)
     }
 
-    /// That of another mesh is an image of another program, which would run in place of ours.
+    /// Returns the image. Annotations of other meshes are ignored because they name other programs.
     fn image(&self) -> Result<Option<&'a str>, InjectError> {
         let Some((of, image)) = self.own(SIDECAR_IMAGE) else { return Ok(None) };
         let is_odd = |c: char| c.is_whitespace() || c.is_control();
@@ -252,8 +252,8 @@ impl<'a> Written<'a> {
         Ok(Some(image))
     }
 
-    /// The annotations that are read while the pod runs. Wrong values of the namespace's keep no pod back: its state
-    /// before stays in force, and an event names them.
+    /// Validates the annotations that are read at run time. Invalid values of the namespace do not block pods:
+    /// the previous values stay in force, and an event reports the error.
     fn admission(&self) -> Result<(), InjectError> {
         for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
             match of_pod(self.pod, "annotations", key) {
@@ -266,7 +266,7 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    /// Nobody else has it.
+    /// Returns true if the sidecar answers DNS queries. Other meshes have no such annotation.
     fn dns(&self) -> Result<bool, InjectError> {
         match self.own(DNS) {
             None | Some((_, "cluster")) => Ok(false),
@@ -285,8 +285,8 @@ impl<'a> Written<'a> {
         upgrades.map(Some).map_err(|_| invalid(of, UPGRADES.to_owned(), text, expected))
     }
 
-    /// What the pod tells Prometheus of itself, where the sidecar is scraped. What that may not be
-    /// read by is left to Prometheus, and so is a copy's that points at a sidecar already.
+    /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
+    /// cannot scrape are left to Prometheus. So is a copied annotation that already refers to a sidecar.
     fn application_metrics(&self) -> Result<Option<String>, InjectError> {
         let told = |key: &str| of_pod(self.pod, "annotations", key);
         if !self.scraped()? || told("prometheus.io/scrape") != Some("true") {
@@ -313,7 +313,7 @@ fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectEr
     InjectError::Annotation { of, key, value: value.to_owned(), expected }
 }
 
-/// Whether the kernel takes a text as the name of a network interface.
+/// Returns true if the kernel accepts a text as the name of a network interface.
 #[must_use]
 pub fn is_interface(text: &str) -> bool {
     let is_odd =
@@ -328,7 +328,7 @@ fn is_quantity(text: &str) -> bool {
     amount(text).is_some()
 }
 
-/// What a quantity stands for, as Kubernetes writes it: a number, and perhaps a unit.
+/// Parses a Kubernetes quantity: a number with an optional unit.
 fn amount(text: &str) -> Option<f64> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(number.len()..)?;
@@ -337,14 +337,14 @@ fn amount(text: &str) -> Option<f64> {
     (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
 
-/// The warning for exclusions that the floor refuses.
+/// The warning for exclusions that the floor rejects.
 const NO_EXCLUSIONS: &str = "annotations exclude ports, addresses or interfaces from the mesh, and \
                              spec.floor.exclusions of the MeshConfig refuses that: nothing is excluded";
-/// The room that the kernel has for the name of an interface, with a byte at its end (`IFNAMSIZ`).
+/// The size of the kernel's buffer for an interface name, with a terminating byte (`IFNAMSIZ`).
 pub const INTERFACE_BYTES: usize = 16;
-/// Who answers look-ups of names.
+/// The annotation that selects the DNS resolver.
 const DNS: &str = "leno.dev/dns";
-/// Where names are looked up (RFC 1035 §4.2).
+/// The DNS port (RFC 1035 §4.2).
 const LOOK_UPS: u16 = 53;
 
 const UNITS: &[(&str, f64)] = &[
@@ -360,8 +360,8 @@ const UNITS: &[(&str, f64)] = &[
     ("Ti", 1024.0 * 1024.0 * 1024.0 * 1024.0),
 ];
 
-/// The resources of a container, and the last words of annotations about them: of several the first counts.
-/// FSM's `storage` is nothing that a container has.
+/// The resources of a container, and the suffixes of their annotations in order of precedence. FSM's `storage`
+/// is not a resource of containers.
 const RESOURCES: &[(&str, &[&str])] = &[
     ("cpu", &["cpu"]),
     ("memory", &["memory"]),

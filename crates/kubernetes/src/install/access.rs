@@ -1,4 +1,4 @@
-//! What the control plane may ask of the API server, and nothing else.
+//! RBAC objects of the control plane, with the least permissions.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
 use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
-/// The account, what it may everywhere, and what it may in its own namespace.
+/// Returns the account, its permissions in the cluster, and those in its own namespace.
 pub(super) fn objects(options: &Options) -> Vec<Value> {
     let account = json!({
         "apiVersion": "v1",
@@ -77,7 +77,7 @@ fn everywhere() -> Value {
     let routes_status = statuses_of(&ROUTES);
     json!([
         read(&[""], &["pods", "services", "namespaces", "nodes"]),
-        // Of the API server, and of Services without a selector.
+        // For the endpoints of the API server and of Services without a selector.
         read(&["discovery.k8s.io"], &["endpointslices"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
@@ -103,7 +103,8 @@ fn everywhere() -> Value {
     ])
 }
 
-/// The account of the Job that retracts statuses after `helm uninstall`, with its rights. They last as long as the Job.
+/// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. They
+/// exist as long as the Job.
 pub(super) fn retraction(options: &Options) -> Vec<Value> {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
@@ -148,10 +149,10 @@ fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
     resources.iter().map(|it| format!("{}/status", it.as_ref())).collect()
 }
 
-/// What only gateways need, apart from the rest, and only where somebody wants gateways: whoever may
-/// create Deployments everywhere and read all secrets may everything in the end. A role cannot say of
-/// which type a secret is; those of the type `kubernetes.io/tls` are asked for, and none while no
-/// gateway refers to any.
+/// Returns the permissions for gateways. They are a separate role, created only if gateways are enabled,
+/// because permission to create Deployments and to read Secrets in all namespaces amounts to cluster-admin. A
+/// role cannot restrict Secrets by type. The control plane requests only Secrets of type `kubernetes.io/tls`,
+/// and none while no gateway refers to any.
 fn gateways() -> Value {
     let write = ["get", "create", "patch"];
     json!([
@@ -168,17 +169,17 @@ fn gateways() -> Value {
     ])
 }
 
-/// What the Secrets of clients outside the mesh need, where somebody wants them. Whose they are a role cannot
-/// say: the control plane asks for those alone that objects name, and lists none.
+/// Returns the permissions for Secrets of external principals, created only if they are enabled. A role cannot
+/// restrict Secrets by owner. The control plane requests only Secrets that objects name, and lists none.
 fn access_certs() -> Value {
     json!([rule(&[""], &["secrets"], &["get", "create", "update", "delete"])])
 }
 
-/// What has no name yet cannot be restricted to one.
+/// Returns the permissions in the control plane's namespace. The `create` verb cannot be restricted to a name.
 fn here() -> Value {
     let followed = ["get", "list", "watch", "update"];
     json!([
-        // By which control planes find each other.
+        // Control planes discover each other by these.
         read(&["discovery.k8s.io"], &["endpointslices"]),
         rule(&[""], &["secrets"], &["create"]),
         named(rule(&[""], &["secrets"], &followed), &[AUTHORITY_SECRET]),
@@ -207,13 +208,13 @@ fn named(mut rule: Value, names: &[&str]) -> Value {
     rule
 }
 
-/// The roles, one in each namespace that is listed, for Secrets of clients outside the mesh.
+/// The role for Secrets of external principals, one in each listed namespace.
 pub(super) const ACCESS_CERTS: &str = "leno-access-certs";
-/// The role for what only gateways need.
+/// The role for gateways.
 pub(super) const GATEWAYS: &str = "leno-gateways";
 /// The account, roles and Job that retract statuses after `helm uninstall`.
 pub(super) const RETRACTION: &str = "leno-uninstall";
-/// The routes of the Gateway API that have a status.
+/// The Gateway API routes with a status.
 const ROUTES: [&str; 4] = ["httproutes", "grpcroutes", "tlsroutes", "tcproutes"];
 /// The policies of OSM and FSM, each with a status.
 const POLICIES: [&str; 7] = [

@@ -1,7 +1,7 @@
-//! When the API server asks the injector about a pod.
+//! Webhook configuration of the sidecar injector.
 //!
-//! Only about pods that may want a sidecar: where nobody asked for the mesh, nothing waits for it.
-//! What may want one is not created while the injector is away, so that nothing runs without.
+//! The webhook is called only for pods that may need a sidecar, so other pods do not depend on it. Pods that
+//! may need one are not created while the injector is unavailable, so that no pod runs without its sidecar.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::inject::SYSTEM_NAMESPACES;
 use crate::webhook::{INJECTOR, MUTATE_PATH};
 use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
-/// One webhook for each way of asking for sidecars.
+/// Returns the configuration, with one webhook for each way to request a sidecar.
 pub(super) fn configuration(options: &Options) -> Value {
     let mut never = SYSTEM_NAMESPACES.to_vec();
     never.push(&options.namespace);
@@ -30,7 +30,7 @@ pub(super) fn configuration(options: &Options) -> Value {
             with(&namespaces, &[exists(INJECTION), expression(INJECTION, "NotIn", &OFF)]),
             pods.to_vec(),
         ),
-        // The pod has it, wherever it is.
+        // The pod has our label, in any namespace.
         webhook(
             "pod",
             options,
@@ -38,10 +38,10 @@ pub(super) fn configuration(options: &Options) -> Value {
             with(&pods, &[exists(INJECTION)]),
         ),
     ];
-    // The namespace is in a mesh as OSM or FSM has it; annotations decide.
+    // The namespace is a member of the mesh for OSM or FSM; annotations decide.
     for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
         let asked = [exists(label), absent(INJECTION)];
-        // About a pod that has our label the one above asks.
+        // The webhook for pods with our label handles these.
         let pods = vec![absent(INJECTION)];
         webhooks.push(webhook(name, options, with(&namespaces, &asked), pods));
     }
@@ -53,7 +53,7 @@ pub(super) fn configuration(options: &Options) -> Value {
     })
 }
 
-/// Whom to trust the control plane writes: it is nobody's here.
+/// Returns a webhook without a `caBundle`, which the control plane writes.
 fn webhook(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Value>) -> Value {
     json!({
         "name": format!("{name}.{INJECTOR}"),
@@ -83,7 +83,7 @@ fn webhook(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Valu
     })
 }
 
-/// A condition of a selector.
+/// Returns a requirement of a label selector.
 pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
     match values {
         [] => json!({"key": key, "operator": operator}),
@@ -91,6 +91,6 @@ pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
     }
 }
 
-/// Words for on and off as labels are usually written. Every other word is asked about, and refused.
+/// Common label values for on and off. Any other value reaches the webhook, which rejects it.
 const ON: [&str; 3] = ["enabled", "yes", "true"];
 const OFF: [&str; 3] = ["disabled", "no", "false"];

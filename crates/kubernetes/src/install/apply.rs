@@ -1,4 +1,4 @@
-//! Manifests into a cluster, and the wait until what they describe is there.
+//! Application of manifests to a cluster, and the wait until the objects are ready.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,52 +18,52 @@ use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 
-/// What was just done to an object.
+/// The result for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// Kind and name of the object.
     pub object: String,
-    /// What was done: `applied`, `removed`, `is there already`, `is not there`.
+    /// The action: `applied`, `removed`, `is there already`, `is not there`.
     pub done: &'static str,
 }
 
-/// Why the mesh is not there.
+/// The reason that an installation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// Whoever installs may not.
+    /// The user lacks permissions.
     #[error(
         "you may not {verb} {object}: {message}; ask for the rights of cluster-admin, or give what \
          `leno install` prints without --apply to somebody who has them"
     )]
     Forbidden {
-        /// What was tried.
+        /// The attempted action.
         verb: &'static str,
         /// Kind and name of the object.
         object: String,
-        /// What the API server says.
+        /// The message of the API server.
         message: String,
     },
-    /// The API server refuses for another reason, or is not there.
+    /// The API server rejected the request for another reason, or is unreachable.
     #[error("cannot {verb} {object}: {said}")]
     Api {
-        /// What was tried.
+        /// The attempted action.
         verb: &'static str,
         /// Kind and name of the object.
         object: String,
-        /// What it says.
+        /// The error.
         said: String,
     },
-    /// Something did not come true in time.
+    /// A condition was not met in time.
     #[error("{what} did not come true within {within:?}: {state}")]
     Late {
-        /// What was waited for.
+        /// The awaited condition.
         what: &'static str,
-        /// How long.
+        /// The timeout.
         within: Duration,
-        /// How it is instead.
+        /// The last observed state.
         state: String,
     },
-    /// Several calls were rejected; the others were made.
+    /// Several calls were rejected; the others succeeded.
     #[error("{0}")]
     Several(String),
 }
@@ -80,11 +80,10 @@ impl InstallError {
     }
 }
 
-/// Creates what is not there and changes what is, object by object in their order. What others wrote
-/// into fields that no manifest has stays.
+/// Creates or updates the objects in order. Fields that no manifest sets keep the values of other writers.
 ///
 /// # Errors
-/// When the API server refuses one; those before it are applied.
+/// When the API server rejects an object; the ones before it are applied.
 pub async fn apply(
     client: &Client,
     manifests: &[Value],
@@ -113,7 +112,7 @@ pub async fn apply(
     Ok(())
 }
 
-/// Whether it would define a kind that another mesh has brought and knows better.
+/// Returns true for a CustomResourceDefinition that another mesh has installed; its version takes precedence.
 async fn is_of_another_mesh(
     client: &Client,
     manifest: &Value,
@@ -131,7 +130,7 @@ async fn is_of_another_mesh(
     Ok(found.is_some_and(|found| !is_ours(found.labels())))
 }
 
-/// Until objects of a kind can be created.
+/// Waits until objects of a kind can be created.
 async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
     let api: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
     until("that the API server serves a kind", KIND_MAX, async || {
@@ -146,10 +145,10 @@ async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), Install
     .await
 }
 
-/// Until all control planes run as they are described now.
+/// Waits until all control planes run with the current specification.
 ///
 /// # Errors
-/// When they do not within `within`, with what their pods say.
+/// When the timeout `within` expires, with the state of their pods.
 pub async fn wait_for_rollout(
     client: &Client,
     namespace: &NamespaceName,
@@ -170,7 +169,7 @@ pub async fn wait_for_rollout(
     .await
 }
 
-/// What a Deployment lacks to be there as described.
+/// Returns a description of an incomplete rollout of a Deployment.
 pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
     let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
@@ -184,7 +183,7 @@ pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
     (!done).then(|| format!("of {wanted} pods {updated} are new, {available} available"))
 }
 
-/// What keeps a pod from being ready.
+/// Returns the reason that a pod is not ready.
 fn trouble(pod: &Pod) -> Option<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let status = pod.status.as_ref()?;
@@ -208,11 +207,11 @@ fn trouble(pod: &Pod) -> Option<String> {
     unmet.and_then(|it| told(it.reason.as_deref(), it.message.as_deref()))
 }
 
-/// Until a pod that asks for a sidecar gets one: until the API server trusts and reaches the webhook.
-/// The pod is not created.
+/// Waits until pods get sidecars, which means that the API server trusts and reaches the webhook. Uses a dry
+/// run: no pod is created.
 ///
 /// # Errors
-/// When none does within `within`, with what the API server says.
+/// When the timeout `within` expires, with the error of the API server.
 pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
     until("that pods get sidecars", within, async || {
@@ -227,7 +226,7 @@ pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), I
     .await
 }
 
-/// Creates a pod that asks for a sidecar, without leaving it there.
+/// Creates a pod with a sidecar request, as a dry run.
 pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     let pod = json!({
         "apiVersion": "v1",
@@ -243,11 +242,12 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
         Err(ApiError::Rejected { message, .. }) if message.contains(INJECTOR) => {
             return Err(message);
         }
-        // A young cluster has no account there yet, and has not asked the webhook.
+        // A new cluster has no default account there yet. The API server has not called the webhook in this
+        // case.
         Err(ApiError::Rejected { message, .. }) if message.contains("service account") => {
             return Err(message);
         }
-        // Quotas and rules of that namespace come after the webhook, which has answered then.
+        // Quotas and policies of that namespace apply after the webhook, so the webhook has responded.
         Err(error) if error.code() == Some(FORBIDDEN) => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
@@ -259,7 +259,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Asks again and again until the answer is good, or time is up.
+/// Polls until the condition is met or the timeout expires.
 async fn until(
     what: &'static str,
     within: Duration,
@@ -278,9 +278,9 @@ async fn until(
     }
 }
 
-/// An object of a manifest, as the API server addresses it.
+/// The object of a manifest, as addressed in the API server.
 pub(crate) struct Addressed {
-    /// Kind and name, for people.
+    /// Kind and name, for messages.
     pub(crate) object: String,
     pub(crate) name: ObjectName,
     pub(crate) api: ObjectApi<DynamicObject>,
@@ -288,7 +288,7 @@ pub(crate) struct Addressed {
 
 impl Addressed {
     /// # Errors
-    /// When the manifest has a name that cannot be part of an API path.
+    /// When the manifest has a name that is invalid in an API path.
     pub(crate) fn of(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
         let metadata = &manifest["metadata"];
         let resource = kind_of(manifest);
@@ -305,7 +305,7 @@ impl Addressed {
     }
 }
 
-/// The kind of a manifest.
+/// Returns the kind of a manifest.
 pub(super) fn kind_of(manifest: &Value) -> ApiResource {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, version) = (text(&manifest["kind"]), text(&manifest["apiVersion"]));
@@ -313,13 +313,13 @@ pub(super) fn kind_of(manifest: &Value) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind))
 }
 
-/// Who owns the fields that are applied.
+/// The owner of applied fields.
 const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
 const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::literal("default");
 const NOT_FOUND: u16 = 404;
 const KIND_MAX: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// The polling interval.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

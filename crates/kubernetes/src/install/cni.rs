@@ -1,27 +1,27 @@
-//! The agent of each node, where network plugins lead connections to sidecars.
+//! Node agent that installs the CNI plugin, which redirects connections to sidecars.
 
 use serde_json::{Value, json};
 
 use super::{Options, cluster_metadata, labels};
 use crate::words::CNI;
 
-/// Where a node's network is.
+/// The CNI directories of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeNetwork {
-    /// The directory of its plugins.
+    /// The directory of plugins.
     pub bin_dir: String,
-    /// The directory of its configuration.
+    /// The directory of plugin configurations.
     pub conf_dir: String,
 }
 
 impl Default for NodeNetwork {
-    /// Where container runtimes look when nobody says anything.
+    /// The defaults of container runtimes.
     fn default() -> Self {
         Self { bin_dir: "/opt/cni/bin".to_owned(), conf_dir: "/etc/cni/net.d".to_owned() }
     }
 }
 
-/// Its namespace, what it may, and its pods.
+/// Returns its namespace, its permissions, and its DaemonSet.
 pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
     let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
     let role = |kind: &str| json!({"apiGroup": RBAC, "kind": kind, "name": CNI});
@@ -64,7 +64,7 @@ pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
     ]
 }
 
-/// Of its own: its pods reach into their nodes, which that of the control plane forbids.
+/// Returns a separate namespace: its pods access their nodes, which the control plane's namespace forbids.
 fn namespace() -> Value {
     let mut metadata = cluster_metadata(CNI);
     metadata["labels"]["pod-security.kubernetes.io/enforce"] = json!("privileged");
@@ -92,7 +92,7 @@ fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
                 "metadata": {"labels": pod_labels},
                 "spec": {
                     "serviceAccountName": CNI,
-                    // It must not need the network that it is to complete.
+                    // The agent must not depend on the pod network that it helps to set up.
                     "hostNetwork": true,
                     "dnsPolicy": "Default",
                     "priorityClassName": "system-node-critical",

@@ -1,4 +1,4 @@
-//! The control plane: its namespace, its pods, and how they are reached.
+//! Control plane objects: namespace, Deployment and Services.
 
 use leno_model::Name;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::words::{
     WEBHOOK_PORT,
 };
 
-/// Only pods that need no privileges may be there.
+/// Returns the namespace, which allows only pods without privileges.
 pub(super) fn namespace(options: &Options) -> Value {
     let mut metadata = cluster_metadata(&options.namespace);
     for mode in ["enforce", "audit", "warn"] {
@@ -18,7 +18,7 @@ pub(super) fn namespace(options: &Options) -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 }
 
-/// Services, the Deployment, and how many of its pods stay when nodes are emptied.
+/// Returns Services, the Deployment, and its PodDisruptionBudget.
 pub(super) fn objects(options: &Options) -> Vec<Value> {
     let disruption = json!({
         "apiVersion": "policy/v1",
@@ -35,7 +35,7 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
             "data": {CLIENT_CA_KEY: authorities},
         }));
     }
-    // With one replica a node could never be emptied.
+    // With one replica, a node could never be drained.
     if options.replicas > 1 {
         objects.push(disruption);
     }
@@ -58,7 +58,8 @@ fn service(options: &Options) -> Value {
     })
 }
 
-/// By which control planes find each other, also before they are ready.
+/// Returns the headless Service by which control planes discover each other, including those that are not
+/// ready.
 fn peers(options: &Options) -> Value {
     json!({
         "apiVersion": "v1",
@@ -75,14 +76,14 @@ fn peers(options: &Options) -> Value {
     })
 }
 
-/// The volumes of a control plane, and their paths.
+/// Returns the volumes and volume mounts of a control plane.
 fn volumes(options: &Options) -> (Vec<Value>, Vec<Value>) {
     let mut volumes = vec![
         json!({"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
         json!({"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}}),
     ];
-    // A volume belongs to root and is writable for all users: the control plane keeps its files in a
-    // directory of its own within.
+    // Root owns a volume, and all users may write to it: the control plane keeps its files in a directory of
+    // its own within it.
     let mut mounts = vec![
         json!({"name": "state", "mountPath": "/var/lib/leno"}),
         json!({"name": "keys", "mountPath": KEYS, "readOnly": true}),
@@ -102,8 +103,8 @@ fn deployment(options: &Options) -> Value {
         metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
     }
     let (volumes, mounts) = volumes(options);
-    // Pods of one release only: those of the one before are about to go. Nodes that take no pods do not count, and with one
-    // node the skew is never above 1, so that all are scheduled there.
+    // Spread only pods of one release: those of the previous one are about to terminate. Nodes that accept no
+    // pods do not count. With one node the skew is never above 1, so all pods are scheduled there.
     let spread = |key: &str, otherwise: &str| {
         json!({
             "maxSkew": 1,
@@ -114,7 +115,7 @@ fn deployment(options: &Options) -> Value {
             "matchLabelKeys": ["pod-template-hash"],
         })
     };
-    // A node without room for one more pod gets it when an old pod has made room.
+    // Without spare room on the nodes, a new pod is scheduled after an old one has terminated.
     let max_unavailable = u32::from(options.replicas > 1);
     json!({
         "apiVersion": "apps/v1",
@@ -213,7 +214,7 @@ fn arguments(options: &Options) -> Vec<String> {
         &format!("127.0.0.1:{PAGE_PORT}"),
         "--data",
         "/var/lib/leno/control",
-        // The image has no roots of a system.
+        // The image has no system trust roots.
         "--key-roots",
         &format!("{KEYS}/roots.pem"),
         "--jwks-files",
@@ -247,23 +248,23 @@ fn arguments(options: &Options) -> Vec<String> {
     args
 }
 
-/// What says in which namespaces Secrets may be written.
+/// The option with the namespaces in which Secrets may be written.
 pub(super) const ACCESS_CERTS_OPTION: &str = "--access-certs=";
-/// The option with the authorities of clients of the webhook.
+/// The option with the client CA certificates of the webhook.
 pub(super) const CLIENT_CA_OPTION: &str = "--webhook-client-ca=";
-/// The ConfigMap with those authorities,
+/// The ConfigMap with those certificates.
 pub(super) const WEBHOOK_CLIENTS: &str = "leno-webhook-clients";
-/// and their key in it.
+/// The key of the certificates in the ConfigMap.
 pub(super) const CLIENT_CA_KEY: &str = "ca.pem";
-/// The directory with it in a control plane.
+/// The mount path of the ConfigMap.
 const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
-/// Annotation of the Deployment: `false` where no NetworkPolicies are wanted, also by the next installation.
+/// An annotation of the Deployment: `false` disables NetworkPolicies, also in later installations.
 pub(super) const NETWORK_POLICIES: &str = "leno.dev/network-policies";
-/// The option with the namespaces that may have objects about the whole mesh.
+/// The option with the namespaces that may have mesh-wide objects.
 pub(super) const SETTINGS_NAMESPACES_OPTION: &str = "--settings-namespaces=";
-/// The option with the servers that keys may be read from.
+/// The option with the allowed JWKS servers.
 pub(super) const JWKS_ALLOW_OPTION: &str = "--jwks-allow=";
-/// The option with the clients that get metrics of sidecars and gateways.
+/// The option with the clients that may read metrics of sidecars and gateways.
 pub(super) const METRICS_FROM_OPTION: &str = "--metrics-from=";
-/// Where the control plane finds [`KEYS_CONFIG_MAP`].
+/// The mount path of [`KEYS_CONFIG_MAP`].
 const KEYS: &str = "/etc/leno/keys";

@@ -1,4 +1,4 @@
-//! Whether a cluster can have a mesh, and whether the one in it is well.
+//! Examination of a cluster and of the mesh in it.
 
 mod certificates;
 mod connections;
@@ -26,32 +26,32 @@ use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName, server_date, se
 use crate::inject::has_native_sidecars;
 use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 
-/// What was looked at, and what was found.
+/// An examined subject, with its finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Examined {
-    /// What was looked at.
+    /// The examined subject.
     pub subject: &'static str,
-    /// What was found.
+    /// The finding.
     pub finding: Finding,
 }
 
-/// What was found.
+/// The result of an examination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// It is well; with what is worth knowing.
+    /// Healthy, with details.
     Well(String),
-    /// It works, and not as well as it could.
+    /// Working, but degraded.
     Odd(Trouble),
-    /// It does not work.
+    /// Not working.
     Wrong(Trouble),
 }
 
-/// What is not as it should be.
+/// A problem and its solution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// How it is.
+    /// The problem.
     pub problem: String,
-    /// What to do.
+    /// The proposed solution.
     pub remedy: String,
 }
 
@@ -76,10 +76,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All findings of [`examine_each`].
+/// Returns all findings of [`examine_each`].
 ///
 /// # Errors
-/// When the API server is not there at all.
+/// When the API server is unreachable.
 pub async fn examine(
     client: &Client,
     namespace: Option<&NamespaceName>,
@@ -89,11 +89,11 @@ pub async fn examine(
     Ok(all)
 }
 
-/// Looks at everything, one thing after another: at the control plane of `namespace`, or at the one that the cluster has.
-/// Reports each finding at once. Each step has a deadline, and all of them have one.
+/// Examines all subjects one after another: the control plane of `namespace`, or the one found in the cluster.
+/// Reports each finding immediately. Each step has a deadline, and there is one for all of them.
 ///
 /// # Errors
-/// When the API server is not there at all.
+/// When the API server is unreachable.
 pub async fn examine_each(
     client: &Client,
     namespace: Option<&NamespaceName>,
@@ -149,7 +149,7 @@ pub async fn examine_each(
     Ok(())
 }
 
-/// Steps with a deadline each, and one for all.
+/// Steps with a deadline each, and one for all of them.
 struct Steps<F> {
     report: F,
     end: Instant,
@@ -165,14 +165,14 @@ impl<F: FnMut(Examined)> Steps<F> {
         self.report(subject, finding);
     }
 
-    /// `None` when time is up.
+    /// Returns `None` on timeout.
     async fn within<T>(&self, look: impl Future<Output = T>) -> Option<T> {
         let left = self.end.saturating_duration_since(Instant::now());
         timeout(left.min(STEP_MAX), Box::pin(look)).await.ok()
     }
 }
 
-/// A step without an answer in time.
+/// Returns the finding of a step without a response in time.
 fn late() -> Finding {
     Finding::wrong(NO_ANSWER, "see whether `kubectl get --raw /readyz` answers, and run this again")
 }
@@ -195,7 +195,7 @@ fn of_version(major: &str, minor: &str) -> Finding {
     }
 }
 
-/// Kubelets may be older than the API server, and kernels than what leads connections to sidecars.
+/// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
 async fn nodes(client: &Client) -> Finding {
     let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
@@ -222,7 +222,7 @@ async fn nodes(client: &Client) -> Finding {
             format!("no native sidecars on {}", few(old)),
             "bring their kubelets to 1.29 or newer",
         ),
-        // Distributions bring what is new to kernels with old numbers.
+        // Distributions backport features to kernels with old version numbers.
         (kernels, _) => Finding::odd(
             format!("kernels of {} may not lead connections to sidecars", few(kernels)),
             "use Linux 5.2 or newer, or try one pod there",
@@ -230,7 +230,8 @@ async fn nodes(client: &Client) -> Finding {
     }
 }
 
-/// Whether a kernel has no tables of nftables that are for both versions of IP; one that says nothing may have.
+/// Returns true if a kernel lacks `inet` tables for nftables, which cover IPv4 and IPv6. Unknown versions may
+/// have them.
 fn is_old_kernel(version: &str) -> bool {
     let mut parts = version.split(['.', '-']).map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
@@ -239,7 +240,7 @@ fn is_old_kernel(version: &str) -> bool {
     }
 }
 
-/// Certificates and tokens are valid for a time.
+/// Checks the clock skew: certificates and tokens have validity periods.
 async fn clocks(client: &Client) -> Finding {
     let date = match server_date(client).await {
         Ok(date) => date,
@@ -302,8 +303,8 @@ async fn kinds(client: &Client) -> Finding {
     }
 }
 
-/// The entries of the webhook against those of the installation, and a pod that asks for a sidecar. A webhook with some of
-/// the entries alone answers as well: the pod passes by one of them.
+/// Compares the entries of the webhook with those of the installation, and creates a pod with a sidecar request
+/// as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
 async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding {
     let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
     let found = match configurations.get_opt(&INJECTOR_NAME).await {
@@ -336,12 +337,12 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
     }
 }
 
-/// The differences between the entries of the webhook and those of the installation.
+/// Returns the differences between the entries of the webhook and those of the installation.
 fn entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> Differences {
     let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
     let Some((manifest, found)) = manifest.zip(found) else { return Differences::default() };
     let mut all = Differences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
-    // No manifest has conditions, and they leave pods out.
+    // No manifest has match conditions. They exclude pods from injection.
     let conditional = found.webhooks.iter().flatten().filter(|webhook| {
         webhook.match_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
     });
@@ -349,7 +350,7 @@ fn entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> D
     all
 }
 
-/// Some of several names, and how many there are beside.
+/// Returns the first few names, and the number of others.
 fn few(names: &[String]) -> String {
     let shown = names.get(..SHOWN_MAX).unwrap_or(names).join(", ");
     match names.len().saturating_sub(SHOWN_MAX) {
@@ -362,28 +363,28 @@ fn unreadable(error: &ApiError) -> Finding {
     Finding::odd(format!("cannot be looked at: {error}"), "ask as somebody who may read it")
 }
 
-/// The longest time of one step. A client may retry a rejected request for minutes.
+/// The maximum time of one step. A client may retry a rejected request for minutes.
 const STEP_MAX: Duration = Duration::from_secs(15);
-/// The longest time of all of them.
+/// The maximum time of all steps.
 const ALL_MAX: Duration = Duration::from_secs(50);
 const NO_ANSWER: &str = "there is no answer in time";
 const OBJECTS: &str = "objects of the installation";
-/// From this version on a cluster keeps `matchLabelKeys` and `nodeTaintsPolicy`, by which control planes are spread.
+/// The first minor version that supports `matchLabelKeys` and `nodeTaintsPolicy`, used to spread control
+/// planes.
 const MINOR_MIN: u32 = 27;
 const NODES_MAX: u32 = 500;
-/// Chains of the type `nat` in tables of the family `inet`.
+/// The first kernel with `nat` chains in `inet` tables.
 const KERNEL_MIN: (u32, u32) = (5, 2);
-/// How many names are told at once.
+/// The maximum number of listed names.
 const SHOWN_MAX: usize = 8;
 const INSTALL_AGAIN: &str = "run `leno install --apply` again";
-/// Half of what certificates allow for.
+/// Half of the tolerance of certificates.
 const SKEW_MAX: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Requirement 6 of issue 27: a webhook with some of its entries.
     #[test]
     fn entries_that_the_webhook_lacks_are_reported() {
         use crate::install::{Options, manifests};
@@ -416,7 +417,7 @@ mod tests {
         }
         steps.look("f", async { Finding::Well("at once".to_owned()) }).await;
         assert!(found.iter().take(5).all(|(_, finding, _)| *finding == late()), "{found:?}");
-        // Timers count milliseconds.
+        // Timers have a resolution of a millisecond.
         let at = |index: usize| Duration::from_secs((found[index].2.as_secs_f64()).round() as u64);
         assert_eq!(at(0), STEP_MAX);
         assert_eq!(at(4), ALL_MAX, "all together have a deadline as well");

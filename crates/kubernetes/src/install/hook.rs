@@ -1,4 +1,4 @@
-//! The Job of a chart that retracts statuses after `helm uninstall`.
+//! Helm hook: a Job of the chart that retracts statuses after `helm uninstall`.
 
 use serde_json::{Value, json};
 
@@ -6,15 +6,15 @@ use super::access::{self, RETRACTION};
 use super::{Options, PART_OF, PART_OF_LABEL};
 use crate::words::PROXY_UID;
 
-/// The objects that a chart has in addition to [`manifests`](super::manifests): a Job that runs `leno uninstall
-/// --statuses-only` when Helm has deleted the release, its account, and its rights. Helm creates them for that time
-/// only. A Job that fails stays, with its log, until the next `helm uninstall`.
+/// Returns the objects of a chart in addition to [`manifests`](super::manifests): a Job that runs `leno
+/// uninstall --statuses-only` after Helm has deleted the release, its account, and its permissions. They exist
+/// only during the hook. A failed Job stays, with its log, until the next `helm uninstall`.
 #[must_use]
 pub fn uninstall_hook(options: &Options) -> Vec<Value> {
     let mut objects = access::retraction(options);
     objects.push(job(options));
     for object in &mut objects {
-        // The rights come before the Job.
+        // The permissions are created before the Job.
         let weight = if object["kind"] == "Job" { "1" } else { "0" };
         object["metadata"]["annotations"] = json!({
             "helm.sh/hook": "post-delete",
@@ -26,7 +26,8 @@ pub fn uninstall_hook(options: &Options) -> Vec<Value> {
 }
 
 fn job(options: &Options) -> Value {
-    // Not the labels of the control plane: its Services select by them, and the Job waits for the end of those pods.
+    // Labels other than those of the control plane: its Services select by them, and the Job waits until those
+    // pods are gone.
     let labels = json!({"app.kubernetes.io/name": RETRACTION, PART_OF_LABEL: PART_OF});
     let namespace = &options.namespace;
     json!({
@@ -67,7 +68,8 @@ fn job(options: &Options) -> Value {
     })
 }
 
-/// The most pods that the Job starts after the first one has failed.
+/// The number of retries of the Job.
 const ATTEMPTS_MAX: u32 = 2;
-/// The longest time of the Job: less than the five minutes that Helm waits, so that Helm reports the failure of the Job.
+/// The deadline of the Job: less than Helm's timeout of five minutes, so that Helm reports the failure of the
+/// Job.
 const DEADLINE_SECONDS: u32 = 240;

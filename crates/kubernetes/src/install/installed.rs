@@ -1,4 +1,4 @@
-//! What an installation was made with, read from what runs.
+//! Options of an existing installation, read from its objects.
 
 use std::collections::BTreeSet;
 
@@ -18,40 +18,40 @@ use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
 
-/// What a control plane was installed with, as far as it is told anew with every installation.
+/// The options of an installed control plane, as far as every installation sets them anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Installed {
-    /// How many control planes, if that can be told.
+    /// The number of control planes, if known.
     pub replicas: Option<u32>,
-    /// The trust domain of the mesh, if it is told.
+    /// The trust domain of the mesh, if specified.
     pub trust_domain: Option<TrustDomain>,
-    /// Whether it relies on the network plugins of nodes.
+    /// True if it relies on the CNI plugin of nodes.
     pub cni: bool,
-    /// Where those are.
+    /// The CNI directories of nodes.
     pub network: Option<NodeNetwork>,
-    /// Whether it serves gateways.
+    /// True if gateways are enabled.
     pub gateways: bool,
-    /// Where it may write Secrets.
+    /// The namespaces in which it may write Secrets.
     pub access_certs: BTreeSet<Name>,
-    /// The authorities of clients of the webhook, as PEM.
+    /// The client CA certificates of the webhook, as PEM.
     pub webhook_client_ca: Option<String>,
-    /// False where NetworkPolicies were turned off; nothing where no installation said it.
+    /// False if NetworkPolicies are disabled; `None` if no installation specified it.
     pub network_policies: Option<bool>,
-    /// The addresses of API servers that these name.
+    /// The addresses of API servers in the NetworkPolicy.
     pub api_server: BTreeSet<AddressRange>,
-    /// The namespaces that may have objects about the whole mesh.
+    /// The namespaces that may have mesh-wide objects.
     pub settings_namespaces: BTreeSet<Name>,
-    /// The servers that keys may be read from, as `--jwks-allow` has them.
+    /// The allowed JWKS servers: the value of `--jwks-allow`.
     pub jwks_allow: Option<String>,
-    /// The clients that get metrics, as `--metrics-from` has them.
+    /// The clients that may read metrics: the value of `--metrics-from`.
     pub metrics_from: Option<String>,
 }
 
 impl Installed {
-    /// What is installed in a namespace, if anything is.
+    /// Reads the installation in a namespace, if there is one.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// When an object cannot be read.
     pub async fn find(
         client: &Client,
         namespace: &NamespaceName,
@@ -82,7 +82,8 @@ impl Installed {
         Ok(Some(installed))
     }
 
-    /// The options by which the same is installed again. A NetworkPolicy is expected where an installation said so.
+    /// Returns the options that reproduce the installation. A NetworkPolicy is expected only if an installation
+    /// specified it.
     pub(super) fn into_options(self, namespace: &NamespaceName) -> Options {
         let domain = self.trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let fresh = Options::new(String::new(), domain);
@@ -102,7 +103,7 @@ impl Installed {
         }
     }
 
-    /// What the Deployment of a control plane tells.
+    /// Reads the options from the Deployment of a control plane.
     #[must_use]
     pub fn of(deployment: &Deployment) -> Self {
         let Some(spec) = &deployment.spec else { return Self::default() };
@@ -140,7 +141,7 @@ impl Installed {
     }
 }
 
-/// True when a control plane has an option, which ends with `=`.
+/// Returns true if a control plane has an option, which ends with `=`.
 fn has_option(deployment: &Deployment, option: &str) -> bool {
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let containers = pod.into_iter().flat_map(|pod| &pod.containers);
@@ -149,7 +150,7 @@ fn has_option(deployment: &Deployment, option: &str) -> bool {
     args.any(|argument| argument.starts_with(option))
 }
 
-/// The addresses that may connect to the webhook.
+/// Returns the addresses that may connect to the webhook.
 fn ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
     let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
     let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());

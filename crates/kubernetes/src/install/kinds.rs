@@ -1,7 +1,7 @@
-//! The kinds of `leno.dev/v1alpha1`, as the API server has to know them.
+//! CustomResourceDefinitions of `leno.dev/v1alpha1`.
 //!
-//! Schemas refuse what the readers of `leno-registry` would refuse, as far as a schema can say it; the
-//! rest the control plane says, in the status of the object.
+//! Schemas reject what the readers of `leno-registry` reject, as far as a schema can express it. The control
+//! plane reports the rest in the status of the object.
 
 mod mesh;
 mod policies;
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use super::labels;
 use super::schema::{about, anything, list, map, object, pruned_object, text, with, word};
 
-/// What one kind is.
+/// The definition of one kind.
 struct Kind {
     /// Its name.
     kind: &'static str,
-    /// Its name in addresses.
+    /// Its plural in API paths.
     plural: &'static str,
-    /// Short for it on command lines.
+    /// Its short name for `kubectl`.
     short: &'static str,
     scope: Scope,
-    /// In one sentence.
+    /// Its description, in one sentence.
     description: &'static str,
-    /// Its `spec`.
+    /// The schema of its `spec`.
     spec: fn() -> Value,
 }
 
@@ -33,24 +33,24 @@ enum Scope {
     Cluster,
 }
 
-/// The kinds of ours.
+/// Returns the definitions of our kinds.
 pub(super) fn own() -> Vec<Value> {
     KINDS.iter().map(definition).collect()
 }
 
-/// How the kinds of ours are called in addresses.
+/// Returns the plurals of our kinds.
 pub(super) fn plurals() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|kind| kind.plural)
 }
 
-/// The name under which a cluster knows a kind of ours.
+/// Returns the name of the CustomResourceDefinition of one of our kinds.
 #[must_use]
 pub fn crd_name(plural: &str) -> String {
     format!("{plural}.{GROUP}")
 }
 
-/// The generation of an object. It has no maximum: API servers keep bounds as 64-bit floating-point numbers, which cannot
-/// represent that of a 64-bit integer.
+/// Returns the schema of a generation. It has no maximum: API servers keep bounds as 64-bit floating-point
+/// numbers, which cannot represent that of a 64-bit integer.
 fn generation() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0})
 }
@@ -111,8 +111,8 @@ fn definition(kind: &Kind) -> Value {
     })
 }
 
-/// The kinds of SMI and OSM that are read, for clusters that have none of theirs. They have no schema:
-/// the control plane says what it makes of them.
+/// Returns definitions of the supported kinds of SMI and OSM, for clusters without their own. They have no
+/// schema: the control plane reports errors.
 pub(super) fn of_smi() -> Vec<Value> {
     let of = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
         let version = |(index, name): (usize, &&str)| {
@@ -146,7 +146,7 @@ pub(super) fn of_smi() -> Vec<Value> {
     SMI.iter().map(of).collect()
 }
 
-/// Services of the policy's namespace, by name and perhaps port.
+/// Returns the schema of target references: services of the policy's namespace, by name and optional port.
 fn target_refs() -> Value {
     let target = object([
         ("group", word(&["", "core"])),
@@ -159,7 +159,7 @@ fn target_refs() -> Value {
     about(super::schema::some(target, 16), description)
 }
 
-/// Tests for values, by name: a text, or an operator with its operand.
+/// Returns the schema of value matches, by name: a text, or an operator with its operand.
 fn tests() -> Value {
     map(anything(), 256)
 }
@@ -281,11 +281,11 @@ const KINDS: &[Kind] = &[
     },
 ];
 
-/// The group of policies of OSM and osm-edge, and that of FSM.
+/// The policy groups of OSM (also of osm-edge) and FSM.
 pub(super) const OSM: &str = "policy.openservicemesh.io";
 pub(super) const FSM: &str = "policy.flomesh.io";
 
-/// Group, kind, plural, and versions, of which the first is stored.
+/// Group, kind, plural, and versions; the first version is stored.
 const SMI: &[(&str, &str, &str, &[&str])] = &[
     ("access.smi-spec.io", "TrafficTarget", "traffictargets", &["v1alpha3"]),
     ("specs.smi-spec.io", "HTTPRouteGroup", "httproutegroups", &["v1alpha4"]),

@@ -1,4 +1,4 @@
-//! NetworkPolicies: the clients that may connect to each port of the control plane.
+//! NetworkPolicy of the control plane: allowed clients of each port.
 
 use serde_json::{Value, json};
 
@@ -6,10 +6,11 @@ use super::{Options, metadata, selector};
 use crate::inject::AddressRange;
 use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 
-/// The policy of the control plane. The agents of nodes use the network of their node, which no policy selects.
+/// Returns the policy of the control plane. Node agents use the host network, which no policy selects.
 ///
-/// API servers are often no pods, and have addresses that only their operator knows: without ranges the webhook's
-/// port stays open to all. The kubelet's probes come from the node of the pod, which is always permitted.
+/// API servers often are not pods, and only the operator of the cluster knows their addresses: without ranges
+/// the webhook's port stays open to all clients. The kubelet's probes come from the node of the pod, which is
+/// always permitted.
 pub(super) fn object(options: &Options) -> Value {
     let mut webhook = json!({"ports": [port(WEBHOOK_PORT)]});
     if !options.api_server.is_empty() {

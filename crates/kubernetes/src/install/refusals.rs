@@ -1,10 +1,10 @@
-//! What the API server refuses by itself, or warns of, before anything of ours reads it: rules of SMI, OSM
-//! and FSM that can mean nothing.
+//! ValidatingAdmissionPolicies: meaningless rules of SMI, OSM and FSM that the API server itself rejects or
+//! warns about.
 //!
-//! That holds in namespaces of the mesh alone: of others it is none of ours.
+//! They apply only in namespaces of the mesh.
 //!
-//! Clusters before 1.30 have no such policies: there the status of the object says it, as everywhere.
-//! What another mesh in the cluster may mean something by is warned of and not refused.
+//! Clusters before 1.30 lack such policies; there, as everywhere, the status of the object reports the errors.
+//! Rules that may have a meaning for another mesh in the cluster cause a warning, not a rejection.
 
 use serde_json::{Value, json};
 
@@ -15,13 +15,13 @@ use crate::words::MEMBERSHIPS;
 /// A check of one kind of rule.
 struct Check {
     kind: &'static str,
-    /// In CEL: what holds for objects that are right.
+    /// A CEL expression that is true for valid objects.
     holds: &'static str,
-    /// The field, what is wrong with it, and what to do.
+    /// The field, the problem, and the solution.
     message: &'static str,
 }
 
-/// The policies, and where they hold.
+/// Returns the policies and their bindings.
 pub(super) fn objects() -> Vec<Value> {
     let of = |name: &str, action: &str, checks: &[Check]| {
         let mut all = vec![policy(name, checks)];
@@ -31,7 +31,7 @@ pub(super) fn objects() -> Vec<Value> {
     [of("leno-refuses", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
 }
 
-/// Whether an object is one that clusters before 1.30 do not have.
+/// Returns true for kinds that clusters before 1.30 lack.
 pub(super) fn is_kind(kind: &str) -> bool {
     kind == POLICY || kind == BINDING
 }
@@ -58,7 +58,7 @@ fn policy(name: &str, checks: &[Check]) -> Value {
         "kind": POLICY,
         "metadata": cluster_metadata(name),
         "spec": {
-            // What cannot be judged here the status of the object tells.
+            // Errors that cannot be evaluated here are reported in the status of the object.
             "failurePolicy": "Ignore",
             "matchConstraints": {"resourceRules": [
                 rule(&["access.smi-spec.io"], &["traffictargets"]),
@@ -69,8 +69,8 @@ fn policy(name: &str, checks: &[Check]) -> Value {
     })
 }
 
-/// One for each label by which a namespace is in the mesh: a selector has no word for one of several. A namespace
-/// that has two of them is matched once, so that nobody is warned twice.
+/// Returns a binding for each membership label of namespaces: a selector cannot express "any of several
+/// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
 fn bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
     ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
         let (before, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
@@ -89,7 +89,7 @@ fn bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
     })
 }
 
-/// What every mesh that reads these kinds refuses.
+/// Rules that every mesh with these kinds rejects.
 const REFUSED: &[Check] = &[
     Check {
         kind: "TrafficTarget",
@@ -111,7 +111,7 @@ const REFUSED: &[Check] = &[
     },
 ];
 
-/// What opens nothing here, or everything, although its author meant something.
+/// Rules that Leno ignores, although their author intended an effect.
 const WARNED: &[Check] = &[
     Check {
         kind: "IngressBackend",
@@ -140,7 +140,8 @@ const WARNED: &[Check] = &[
     },
 ];
 
-/// In CEL: what was wrong before this policy was there may be labelled, and lose its finalizers.
+/// A CEL expression: objects that were invalid before the policy existed can still be labeled and lose their
+/// finalizers.
 const UNCHANGED: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
                          object.spec == oldObject.spec)";
 const VERSION: &str = "admissionregistration.k8s.io/v1";

@@ -1,4 +1,4 @@
-//! What was installed out of a cluster again.
+//! Removal of an installation from a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,17 +19,17 @@ use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
 use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
-/// How much is removed.
+/// The extent of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// What runs. Rules that users wrote stay, with their kinds, and the authority: what is installed
-    /// again trusts the same sidecars.
+    /// Running components only. Users' objects and their kinds stay, as does the authority, so that a new
+    /// installation trusts the same sidecars.
     Running,
     /// Everything, with all objects of our kinds.
     Everything,
 }
 
-/// What is removed, in this order: the webhook first, so that pods can be created all the time.
+/// Returns the objects to remove, in this order: the webhook first, so that pods can be created at any time.
 #[must_use]
 pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     let beside = |kind: &str, name: &str| {
@@ -68,7 +68,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     by_rank.into_values().flatten().collect()
 }
 
-/// The Lease of the control planes.
+/// Returns the Lease of the control planes.
 #[must_use]
 pub fn lease(namespace: &str) -> Value {
     json!({
@@ -78,10 +78,10 @@ pub fn lease(namespace: &str) -> Value {
     })
 }
 
-/// Removes them; what is not there needs no removal.
+/// Removes the objects that exist.
 ///
 /// # Errors
-/// When the API server refuses; those before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn remove(
     client: &Client,
     removals: &[Value],
@@ -89,7 +89,7 @@ pub async fn remove(
 ) -> Result<(), InstallError> {
     for manifest in removals {
         let Addressed { object, name, api } = Addressed::of(client, manifest)?;
-        // A right ends now, and not when somebody has looked for what it owns.
+        // Revoke permissions immediately, without waiting for the garbage collection of dependents.
         let parameters = match manifest["kind"].as_str() {
             Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
                 DeleteParams::background()
@@ -110,11 +110,11 @@ pub async fn remove(
     Ok(())
 }
 
-/// Removes what was made for gateways, in every namespace: it would run on, and nobody would look after
-/// it. To be called when no control plane is there that makes it again.
+/// Removes the objects of gateways in every namespace, which would run on unmanaged. Call this when no control
+/// plane is left that would recreate them.
 ///
 /// # Errors
-/// When the API server refuses; those before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn remove_gateways(
     client: &Client,
     mut told: impl FnMut(Step),
@@ -142,16 +142,16 @@ pub async fn remove_gateways(
     Ok(())
 }
 
-/// Takes away the right to write Secrets in other namespaces than these.
+/// Removes the permissions to write Secrets in namespaces other than these.
 ///
 /// # Errors
-/// When the API server refuses; those before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw(
     client: &Client,
     but: &BTreeSet<Name>,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    // A binding without its role gives nothing, and a role without its binding neither.
+    // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
         let described = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
         let all = everywhere(client, &described)?;
@@ -172,10 +172,10 @@ pub async fn withdraw(
     Ok(())
 }
 
-/// Takes away what only gateways need.
+/// Removes the permissions for gateways.
 ///
 /// # Errors
-/// When the API server refuses; those before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_gateways(
     client: &Client,
     mut told: impl FnMut(Step),
@@ -191,17 +191,18 @@ pub async fn withdraw_gateways(
     Ok(())
 }
 
-/// Removes the agents of nodes, which take the plugin off their nodes as they end, and their rights. To be called when
-/// pods no longer rely on the plugin, which the control plane decides.
+/// Removes the node agents, which remove the plugin from their nodes on shutdown, and their permissions. Call
+/// this only when pods do not rely on the plugin any more, which the options of the control plane determine.
 ///
 /// # Errors
-/// When the API server rejects a call; objects before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_cni(
     client: &Client,
     options: &Options,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    // The DaemonSet is the last and goes first: its pods need the rights while they end. The namespace goes last.
+    // In reverse order: the DaemonSet first, because its pods need the permissions during shutdown, and the
+    // namespace last.
     for manifest in cni::objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_agents = manifest["kind"] == "DaemonSet";
         let mut last = None;
@@ -217,7 +218,7 @@ pub async fn withdraw_cni(
     Ok(())
 }
 
-/// The agents still need their rights: removal of the rest has to wait.
+/// Reports that node agents still run and need their permissions: the rest cannot be removed yet.
 fn agents_remain(step: &Step) -> InstallError {
     InstallError::Late {
         what: "the removal of the agents of nodes",
@@ -230,10 +231,10 @@ fn agents_remain(step: &Step) -> InstallError {
     }
 }
 
-/// Removes the NetworkPolicy and the authorities of clients of the webhook where these options do without.
+/// Removes the NetworkPolicy and the client CA certificates of the webhook if these options do not have them.
 ///
 /// # Errors
-/// When the API server refuses; those before are removed.
+/// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_protections(
     client: &Client,
     options: &Options,
@@ -256,7 +257,7 @@ pub async fn withdraw_protections(
     Ok(())
 }
 
-/// Removes an object if it is there and was installed by Leno.
+/// Removes an object if it exists and was installed by Leno.
 async fn remove_ours(
     client: &Client,
     manifest: Value,
@@ -273,16 +274,16 @@ async fn remove_ours(
     Ok(())
 }
 
-/// The objects of a kind in every namespace.
+/// Returns an API for the objects of a kind in every namespace.
 fn everywhere(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
     let resource = kind_of(kind);
     let api = ObjectApi::dynamic(client.clone(), None, &resource);
     api.map_err(|error| InstallError::of("list", &resource.kind, error))
 }
 
-/// Whether what is removed next, or is installed again, needs it gone: the pods of an agent put their
-/// nodes right with the rights that are removed next, a control plane makes again what was made for
-/// gateways, and into what goes nothing can be installed.
+/// Returns true if the object has to be gone before the next step. Node agents restore their nodes with the
+/// permissions that are removed next. A control plane would recreate the objects of gateways. A terminating
+/// namespace accepts no objects of a new installation.
 fn is_awaited(manifest: &Value) -> bool {
     match manifest["kind"].as_str() {
         Some("DaemonSet" | "Namespace") => true,
@@ -291,7 +292,7 @@ fn is_awaited(manifest: &Value) -> bool {
     }
 }
 
-/// Waits until an object is gone, with all that it made; not for ever.
+/// Waits until an object and its dependents are gone, up to a timeout.
 async fn until_gone(
     api: &ObjectApi<DynamicObject>,
     name: &ObjectName,
@@ -307,7 +308,7 @@ async fn until_gone(
 
 const BEING_REMOVED: &str = "is being removed";
 
-/// The kinds that earlier versions installed and this one does not.
+/// The kinds of earlier versions that this version does not have.
 const FORMER_PLURALS: &[&str] = &["workloads"];
 const NOT_FOUND: u16 = 404;
 const GONE_LOOK_EVERY: Duration = Duration::from_millis(500);

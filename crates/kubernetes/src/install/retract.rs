@@ -1,4 +1,4 @@
-//! Statuses after an uninstallation: none claims an effect.
+//! Retraction of statuses after an uninstallation, so that none claims an effect.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,20 +19,20 @@ use crate::source::{Found, find};
 use crate::status::{Form, is_ours};
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
-/// Takes back the claims in the statuses of all objects that the mesh read: that they are in force, and that gateways
-/// have addresses. To be called when no control plane is there that writes them again.
+/// Retracts the claims in the statuses of all objects that the mesh read: that they are in force, and that
+/// gateways have addresses. Call this when no control plane is left that would write them again.
 ///
 /// # Errors
-/// When the API server rejects calls; all other statuses are taken back.
+/// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_statuses(
     client: &Client,
     mut told: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-    // The class that is installed has been removed before.
+    // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
     let mut retraction = Retraction { client, now, classes, failures: Failures::default() };
-    // The classes of gateways come first: they say which gateways are ours.
+    // GatewayClasses come first: they identify our gateways.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
         if Form::of(kind) != Form::Nothing
             && let Err(error) = retraction.retract_kind(kind, &mut told).await
@@ -43,8 +43,8 @@ pub async fn retract_statuses(
     retraction.failures.result()
 }
 
-/// Waits until no pod of a control plane is left, at most a minute: a pod on a node that is cut off stays longer, and
-/// writes nothing, since its rights are deleted.
+/// Waits until no pod of a control plane is left, at most a minute. A pod on a disconnected node remains
+/// longer, but cannot write because its permissions are deleted.
 ///
 /// # Errors
 /// When the API server rejects the call.
@@ -74,7 +74,7 @@ pub async fn wait_for_control_planes(
 struct Retraction<'a> {
     client: &'a Client,
     now: Value,
-    /// The names of our classes of gateways.
+    /// The names of our GatewayClasses.
     classes: BTreeSet<String>,
     failures: Failures,
 }
@@ -115,8 +115,8 @@ impl Retraction<'_> {
         Ok(())
     }
 
-    /// Writes the status of an object; false if there is nothing to write. A conflict with another writer leads to one
-    /// more attempt, with the object as it is then.
+    /// Writes the status of an object; returns false if there is nothing to write. After a conflict with
+    /// another writer it retries once, with the current object.
     async fn retract(
         &self,
         form: Form,
@@ -183,7 +183,7 @@ impl Failures {
     }
 }
 
-/// The part of a status to write, if the one of this object claims an effect.
+/// Returns the part of the status to write, if the status of this object claims an effect.
 fn retracted(
     form: Form,
     object: &DynamicObject,
@@ -213,7 +213,7 @@ fn retracted(
             }
         }
         Form::Conditions => after["conditions"] = conditions(before),
-        // OSM, where it runs, says it in other words.
+        // A running OSM uses other reasons.
         Form::Current if text("/status/reason") == Some("in force") => {
             after = json!({"currentStatus": "pending", "reason": MESSAGE});
         }
@@ -222,7 +222,7 @@ fn retracted(
     (after != *before).then_some(after)
 }
 
-/// Our conditions, each of them unknown; conditions of others stay.
+/// Returns the conditions, with ours set to `Unknown` and those of other controllers unchanged.
 fn unknown(conditions: Option<&Value>, now: &Value) -> Value {
     let mut all = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
     for condition in &mut all {
@@ -246,7 +246,7 @@ const OURS: &[&str] = &["Accepted", "ResolvedRefs", "Programmed", "Enforced", "C
 const MESSAGE: &str = "no control plane of the mesh is installed";
 const END_LOOK_EVERY: Duration = Duration::from_millis(500);
 const END_LOOKS: u32 = 120;
-/// The most rejected calls that are reported in full.
+/// The maximum number of rejected calls that are reported in full.
 const FAILURES_SHOWN_MAX: usize = 10;
 
 #[cfg(test)]
@@ -350,7 +350,7 @@ mod tests {
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = object(json!({"spec": spec, "status": status}));
             assert_eq!(retracted(form, &object, &classes, &json!("now")), expected, "{form:?}");
-            // Nothing is left to take back.
+            // Nothing is left to retract.
             let Some(after) = expected else { return };
             let mut object = object;
             object.data["status"] = after;

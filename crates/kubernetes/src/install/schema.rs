@@ -1,33 +1,34 @@
-//! Parts of OpenAPI schemas. Everything has a bound: the API server reckons with it what a rule costs.
+//! Building blocks of OpenAPI schemas. Everything is bounded because the API server estimates the cost of CEL
+//! rules.
 
 use serde_json::{Map, Value, json};
 
-/// A text.
+/// Returns the schema of a text.
 pub(super) fn text(bytes_max: u32) -> Value {
     json!({"type": "string", "maxLength": bytes_max})
 }
 
-/// A DNS-1123 label: the name of a service, of a namespace, of a port.
+/// Returns the schema of a DNS-1123 label: the name of a service, a namespace or a port.
 pub(super) fn label() -> Value {
     json!({"type": "string", "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"})
 }
 
-/// A DNS-1123 subdomain: any other name.
+/// Returns the schema of a DNS-1123 subdomain: any other name.
 pub(super) fn name() -> Value {
     json!({"type": "string", "maxLength": 253, "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"})
 }
 
-/// A name with `*` for any characters.
+/// Returns the schema of a name in which `*` matches any characters.
 pub(super) fn name_pattern() -> Value {
     json!({"type": "string", "minLength": 1, "maxLength": 253, "pattern": "^[-a-z0-9.*]+$"})
 }
 
-/// A duration as the Gateway API writes it.
+/// Returns the schema of a duration in the form of the Gateway API.
 pub(super) fn duration() -> Value {
     json!({"type": "string", "maxLength": 32, "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"})
 }
 
-/// One of these words.
+/// Returns the schema of an enumeration.
 pub(super) fn word(words: &[&str]) -> Value {
     json!({"type": "string", "enum": words})
 }
@@ -44,38 +45,39 @@ pub(super) fn port() -> Value {
     integer(1, 65_535)
 }
 
-/// A percentage above 0, which may have decimals.
+/// Returns the schema of a percentage above 0, optionally with decimals.
 pub(super) fn percentage() -> Value {
     json!({"type": "number", "minimum": 0, "exclusiveMinimum": true, "maximum": 100})
 }
 
-/// Of several types, so that the control plane alone says what is wrong with it.
+/// Returns a schema for several types, so that only the control plane reports errors.
 pub(super) fn anything() -> Value {
     json!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// At most so many.
+/// Returns the schema of a list with at most `most` elements.
 pub(super) fn list(element: Value, most: u32) -> Value {
     json!({"type": "array", "items": element, "maxItems": most})
 }
 
-/// At least one, and at most so many.
+/// Returns the schema of a list with 1 to `most` elements.
 pub(super) fn some(element: Value, most: u32) -> Value {
     with(list(element, most), "minItems", json!(1))
 }
 
-/// A map from names to values.
+/// Returns the schema of a map from names to values.
 pub(super) fn map(value: Value, most: u32) -> Value {
     json!({"type": "object", "additionalProperties": value, "maxProperties": most})
 }
 
-/// An object with these fields; one that is required has `!` behind its name. The API server keeps other fields, so
-/// that the control plane rejects the object: dropped, a misspelled condition would leave a rule without it.
+/// Returns the schema of an object with these fields; `!` after a name marks a required field. The API server
+/// keeps unknown fields, so that the control plane rejects the object: if they were dropped, a misspelled
+/// condition would widen a rule.
 pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     with(pruned_object(fields), "x-kubernetes-preserve-unknown-fields", true.into())
 }
 
-/// The same for what the control plane writes: the API server drops other fields.
+/// Returns the schema of an object that the control plane writes: the API server drops unknown fields.
 pub(super) fn pruned_object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     let mut properties = Map::new();
     let mut required = Vec::new();
@@ -93,18 +95,18 @@ pub(super) fn pruned_object<const N: usize>(fields: [(&str, Value); N]) -> Value
     if required.is_empty() { object } else { with(object, "required", json!(required)) }
 }
 
-/// The same, with one thing more.
+/// Adds a keyword to a schema.
 pub(super) fn with(mut schema: Value, key: &str, value: Value) -> Value {
     schema[key] = value;
     schema
 }
 
-/// The same, explained to who asks `kubectl explain`.
+/// Adds a description to a schema, for `kubectl explain`.
 pub(super) fn about(schema: Value, description: &str) -> Value {
     with(schema, "description", description.into())
 }
 
-/// The same, refused unless each of these rules (CEL) holds; each has the words of its refusal.
+/// Adds validation rules (CEL) to a schema, each with the message of its rejection.
 pub(super) fn unless(schema: Value, rules: &[(&str, &str)]) -> Value {
     let rules: Vec<Value> =
         rules.iter().map(|(rule, message)| json!({"rule": rule, "message": message})).collect();

@@ -1,4 +1,4 @@
-//! What is installed, as a whole.
+//! Tests of the installation as a whole.
 
 use std::collections::BTreeSet;
 
@@ -91,8 +91,8 @@ fn the_schemas_of_kinds() {
     expect_test::expect_file!["golden/schemas.json"].assert_eq(&text);
 }
 
-/// An empty list of an AccessPolicy reads as nothing and as everything: the registry rejects it in a file, and the API
-/// server does so in a cluster.
+/// An empty list of an AccessPolicy is ambiguous between no match and any match: the registry rejects it in a
+/// file, and the API server does so in a cluster.
 #[test]
 fn the_schema_and_the_registry_reject_the_same_empty_lists() {
     let policy = |spec: &str| {
@@ -149,7 +149,7 @@ fn schemas_are_structural_and_bounded() {
             }
             _ => {}
         }
-        // What a rule names is typed: the API server refuses the kind otherwise.
+        // The fields that a rule uses must be typed: otherwise the API server rejects the kind.
         let known = schema["properties"].as_object().into_iter().flatten();
         let typed: BTreeSet<&str> = known
             .clone()
@@ -206,7 +206,7 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
             .iter()
             .filter(|rule| rule["resources"].as_array().unwrap().contains(&json!("secrets")))
             .collect();
-        // Those of gateways, which are told apart by their type when they are asked for.
+        // Those of gateways, which are selected by type in the request.
         let expected = role["metadata"]["name"] == "leno-gateways";
         assert_eq!(all.len(), usize::from(expected), "{role}");
         assert!(all.iter().all(|rule| rule["verbs"] == json!(["list", "watch"])), "{role}");
@@ -244,7 +244,7 @@ fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
     }
 }
 
-/// Whether labels satisfy a selector, as the API server reads it.
+/// Returns true if labels match a selector, as the API server evaluates it.
 fn fits(selector: &Value, labels: &[(&str, &str)]) -> bool {
     selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
         let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
@@ -313,7 +313,7 @@ fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
     assert_eq!(asked(&[osm, ("openservicemesh.io/ignore", "true")], &[]), none);
     assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "kube-system")], &[on]), none);
     assert_eq!(asked(&[on, ("kubernetes.io/metadata.name", "leno-system")], &[on]), none);
-    // A slip of the pen is asked about, and told.
+    // A typo reaches the webhook, which rejects it.
     assert!(!asked(&[("leno.dev/injection", "on")], &[]).is_empty());
 }
 
@@ -397,7 +397,7 @@ fn the_network_policy_names_who_may_connect() {
             json!({"app.kubernetes.io/name": "leno-control"})
         );
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
-        // It is there before the pods that it protects.
+        // It is created before the pods that it protects.
         let place = |kind: &str| all.iter().position(|it| it["kind"] == kind);
         assert!(place("NetworkPolicy") < place("Deployment"));
         Some(spec["ingress"].clone())
@@ -405,7 +405,7 @@ fn the_network_policy_names_who_may_connect() {
     let by_default = rules(&options()).unwrap();
     let ports: Vec<&Value> =
         by_default.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
-    // All ports of the Deployment, and no other.
+    // All ports of the Deployment, and no others.
     let container = named("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
     let mut served: Vec<&Value> =
         container["ports"].as_array().unwrap().iter().map(|port| &port["containerPort"]).collect();

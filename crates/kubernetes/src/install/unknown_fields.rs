@@ -1,18 +1,18 @@
-//! Unknown fields reach the control plane, whatever validation a client asks the API server for, and are rejected.
+//! Unknown fields reach the control plane regardless of the client's field validation, and are rejected.
 
 use leno_registry::{Rejected, UNKNOWN_FIELD, read_json};
 use serde_json::{Map, Value, json};
 
 use super::kinds;
 
-/// What the API server keeps of an object of a structural schema.
+/// Prunes an object as the API server does for a structural schema.
 fn prune(value: &mut Value, schema: &Value) {
     match value {
         Value::Object(fields) => {
             let keeps = schema[PRESERVE] == true;
             let (known, others) = (&schema["properties"], &schema["additionalProperties"]);
             fields.retain(|key, value| {
-                // The API server has a schema of its own for it.
+                // The API server has a separate schema for it.
                 if key == "metadata" {
                     return true;
                 }
@@ -28,10 +28,10 @@ fn prune(value: &mut Value, schema: &Value) {
     }
 }
 
-/// Where an object of a schema is: the fields that lead there, with an index for elements of lists.
+/// The path of an object in a schema: field names, and indices of list elements.
 type Steps = Vec<String>;
 
-/// All places of objects that have fields of their own.
+/// Collects the paths of all objects with fields of their own.
 fn objects(schema: &Value, at: &Steps, found: &mut Vec<Steps>) {
     if schema["properties"].is_object() {
         found.push(at.clone());
@@ -48,7 +48,8 @@ fn objects(schema: &Value, at: &Steps, found: &mut Vec<Steps>) {
     }
 }
 
-/// A value of a schema with what leads to a place, what is required beside that, and an unknown field there.
+/// Builds a value of a schema with the fields on a path, other required fields, and an unknown field at the end
+/// of the path.
 fn sample(name: &str, schema: &Value, steps: Option<&[String]>) -> Value {
     let next = steps.and_then(<[String]>::first);
     let rest =
@@ -86,7 +87,7 @@ fn sample(name: &str, schema: &Value, steps: Option<&[String]>) -> Value {
     }
 }
 
-/// The fields without which the reader of a kind does not look at others.
+/// Returns fields that the reader of a kind needs before it checks others.
 fn needed(kind: &str) -> Value {
     match kind {
         "CircuitBreaker" => json!({"trip": {"percent": 50}}),

@@ -1,4 +1,4 @@
-//! The addresses of the API server itself: those of its Service, and those of its endpoints.
+//! Addresses of the API server itself: its Service and its endpoints.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use leno_model::AddressClass;
 
 use super::is_tcp;
 
-/// The addresses of a Service of the API server, each with each of its ports.
+/// Returns the addresses of the API server's Service, each with each of its ports.
 pub(crate) fn service_addresses(service: &Service) -> BTreeSet<SocketAddr> {
     let Some(spec) = &service.spec else { return BTreeSet::new() };
     let addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
@@ -17,14 +17,15 @@ pub(crate) fn service_addresses(service: &Service) -> BTreeSet<SocketAddr> {
     products(addresses, ports.map(|port| port.port))
 }
 
-/// The addresses of its endpoints, ready or not: an API server that starts is no threat.
+/// Returns the addresses of its endpoints, ready or not: allowing an API server that is starting is harmless.
 pub(crate) fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<SocketAddr> {
     let addresses = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let ports = slice.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
     products(addresses, ports.filter_map(|port| port.port))
 }
 
-/// Loopback and special addresses, such as the one with the metadata of a cloud, are left out.
+/// Combines addresses and ports. Loopback and special addresses, such as a cloud's metadata server, are
+/// excluded.
 fn products<'a>(
     addresses: impl Iterator<Item = &'a String>,
     ports: impl Iterator<Item = i32>,
@@ -39,7 +40,7 @@ fn products<'a>(
     each.map(SocketAddr::from).collect()
 }
 
-/// Each sidecar has all of them; clusters have fewer than ten API servers.
+/// Every sidecar receives all of them; clusters have fewer than ten API servers.
 const ADDRESSES_MAX: usize = 32;
 /// The API server has one port.
 const PORTS_MAX: usize = 4;

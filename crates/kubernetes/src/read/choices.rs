@@ -1,4 +1,4 @@
-//! The choices that the authors of pods and namespaces make about sidecars, which the floor of a mesh may overrule.
+//! Sidecar settings of pods and namespaces that the floor of a mesh may override.
 
 use std::collections::BTreeSet;
 
@@ -10,25 +10,25 @@ use crate::words::{
     is_disabled, is_enabled, is_exclusion,
 };
 
-/// The choices of one pod or namespace.
+/// The settings of one pod or namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// The annotations that exclude something from interception.
+    /// The annotations that exclude traffic from redirection.
     pub(crate) exclusions: Vec<String>,
     /// The label or annotation by which a pod opts out of injection.
     pub(crate) opt_out: Option<String>,
-    /// The image that an annotation names.
+    /// The image from an annotation.
     pub(crate) wanted_image: Option<String>,
-    /// Whether a pod has a container for a sidecar.
+    /// True if a pod has a sidecar container.
     pub(crate) has_sidecar: bool,
-    /// The images that the containers of Leno run.
+    /// The images of Leno's containers.
     pub(crate) images: BTreeSet<String>,
-    /// Whether a namespace has injection.
+    /// True if a namespace has injection.
     pub(crate) has_injection: bool,
 }
 
 impl Choices {
-    /// Of a pod.
+    /// Reads the settings of a pod.
     pub(super) fn of_pod(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let containers = spec
@@ -46,7 +46,7 @@ impl Choices {
         }
     }
 
-    /// Of a namespace.
+    /// Reads the settings of a namespace.
     pub(super) fn of_namespace(meta: &ObjectMeta) -> Self {
         let (labels, annotations) = (meta.labels.as_ref(), meta.annotations.as_ref());
         let monitored = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
@@ -71,7 +71,7 @@ impl Choices {
         Self { exclusions: exclusions.collect(), wanted_image, ..Self::default() }
     }
 
-    /// Whether a floor may overrule something that an annotation or label says.
+    /// Returns true if a floor may override one of the settings.
     pub(crate) fn says_something(&self) -> bool {
         !self.exclusions.is_empty() || self.opt_out.is_some() || self.wanted_image.is_some()
     }

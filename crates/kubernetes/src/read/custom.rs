@@ -1,4 +1,4 @@
-//! Custom resources: read by the same readers as documents in files.
+//! Custom resources, read by the same readers as documents in files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,16 @@ use serde_json::{Map, Value, json};
 use super::created;
 use super::ours::keep_ours;
 
-/// What became of a custom resource.
+/// The result of reading a custom resource.
 pub(crate) struct Custom {
     pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<Rejected>>,
-    /// When it was made, in seconds.
+    /// The creation time, in Unix seconds.
     pub(crate) created: i64,
-    /// What the settings of the mesh mention; of other kinds nobody asks.
+    /// The fields that mesh settings specify; empty for other kinds.
     pub(crate) mentioned: BTreeSet<String>,
 }
 
-/// Reads a custom resource that is served as `api_version`; `None` when it is not for a mesh.
+/// Reads a custom resource that is served as `api_version`. Returns `None` if it does not concern the mesh.
 pub(crate) fn custom(
     kind: ServedKind,
     api_version: &str,
@@ -35,7 +35,7 @@ pub(crate) fn custom(
         _ => None,
     };
     let dropped = dropped_fields(kind, &object, whole.as_ref().unwrap_or(&spec));
-    // Only what readers look at: a cluster adds much, and what it adds is not the author's.
+    // Only the fields that readers check: a cluster adds many that are not the author's.
     let created = created(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
@@ -43,7 +43,7 @@ pub(crate) fn custom(
     }
     let mut document =
         json!({"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "spec": spec});
-    // Schemas of ours keep unknown fields, also outside `spec`; the reader rejects them.
+    // Our schemas keep unknown fields, also outside `spec`; the reader rejects them.
     let others = object.data.as_object_mut().map(std::mem::take).unwrap_or_default();
     for (key, value) in
         others.into_iter().filter(|(key, _)| !["spec", "status"].contains(&key.as_str()))
@@ -59,12 +59,13 @@ pub(crate) fn custom(
     Some(Custom { outcome, created, mentioned })
 }
 
-/// The fields that the author applied and that the API server dropped because the schema of the kind has none: a rule
-/// would be read without a condition that its author wrote. Only `kubectl apply` without `--server-side` leaves the
-/// manifest in an annotation of the object. Other clients correct an object without that annotation: a field counts
-/// while `live`, the spec without the parts that are not for a mesh, is still the one that was applied.
+/// Returns the fields that the author applied but the API server dropped because they are not in the schema: a
+/// rule would lack a condition that its author wrote. Only `kubectl apply` without `--server-side` keeps the
+/// manifest in an annotation of the object. Other clients correct an object without updating the annotation.
+/// Therefore a field counts only while `live`, the spec reduced to the parts for the mesh, still matches the
+/// applied one.
 fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec<Rejected> {
-    // Objects of ours keep their unknown fields: the reader sees them.
+    // Our own kinds keep unknown fields, which the reader checks.
     if kind.group == OUR_GROUP {
         return Vec::new();
     }
@@ -105,7 +106,7 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         .collect()
 }
 
-/// Reads a `ReferenceGrant` that lost fields, also one that is for gateways alone: it grants nothing.
+/// Reads a `ReferenceGrant` with dropped fields, including one for gateways only: it grants nothing.
 pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<Custom> {
     let dropped = match kind.kind {
         GRANT => dropped_fields(kind, object, &object.data["spec"]),
@@ -115,7 +116,7 @@ pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<C
     (!dropped.is_empty()).then_some(Custom { outcome: Err(dropped), created, mentioned })
 }
 
-/// The unknown fields of an applied spec that another client corrected later.
+/// Returns the unknown fields of an applied spec that another client has corrected since.
 fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTreeSet<String> {
     let field = |it: &Rejected| Some((it.at.field.clone()?, it.remedy.clone()));
     let unknown = unknown.iter().filter_map(field).collect();
@@ -124,9 +125,9 @@ fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTre
     comparison.corrected
 }
 
-/// A comparison of an applied spec with the live one, which has more fields: those that the API server sets by default.
+/// A comparison of an applied spec with the live one, which also contains defaults of the API server.
 struct Comparison {
-    /// The unknown fields of the applied one, each with its remedy.
+    /// The unknown fields of the applied spec, each with its hint.
     unknown: BTreeMap<String, String>,
     corrected: BTreeSet<String>,
 }
@@ -158,7 +159,8 @@ impl Comparison {
         }
     }
 
-    /// The map around an unknown field is another one now, or has the field under the name that was meant.
+    /// Returns true if the object around an unknown field has changed, or has the field under the suggested
+    /// name.
     fn is_corrected(
         &self,
         applied: &Map<String, Value>,
@@ -174,7 +176,7 @@ impl Comparison {
         live.contains_key(key) || !self.are_within(applied, live, path) || live.iter().any(is_meant)
     }
 
-    /// The known fields of an applied map are in the live one, with the same values.
+    /// Returns true if the live map contains the known fields of an applied map with the same values.
     fn are_within(
         &self,
         applied: &Map<String, Value>,
@@ -210,7 +212,7 @@ impl Comparison {
     }
 }
 
-/// The path of a field, as readers of objects write it.
+/// Appends a field to a path in the notation of the readers.
 fn below(path: &str, key: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if key.chars().all(is_plain) { format!("{path}.{key}") } else { format!("{path}[{key:?}]") }
@@ -218,7 +220,7 @@ fn below(path: &str, key: &str) -> String {
 
 const GRANT: &str = "ReferenceGrant";
 const OUR_GROUP: &str = "leno.dev";
-/// The annotation in which `kubectl apply` keeps a manifest.
+/// The annotation in which `kubectl apply` keeps the manifest.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 #[cfg(test)]
@@ -265,7 +267,7 @@ mod tests {
               apply the object again"
             ]
         );
-        // A field that an edit removed later is known.
+        // A field that a later edit removed is a known one.
         let edited = json!({"name": "all", "pathRegex": "/a", "methods": ["GET"]});
         assert!(read(&live, &edited).is_ok());
     }
@@ -280,7 +282,7 @@ mod tests {
         ] {
             assert!(read(&live, &applied).is_ok(), "{live}");
         }
-        // Other fields are defaults of the API server, or a correction of something else.
+        // Other fields are defaults of the API server, or corrections of other fields.
         for live in [
             json!({"name": "all", "pathRegex": "/a"}),
             json!({"name": "all", "pathRegex": "/a", "methods": ["*"]}),
@@ -310,7 +312,7 @@ mod tests {
             (json!({"weight": 2}), true),
             (json!({}), true),
         ] {
-            // An edit of another rule does not bring the field back.
+            // An edit of another rule does not restore the field.
             let live = json!({"rules": [{"matches": [found]}], "more": true});
             let corrected = corrected_fields(&applied, &live, &[unknown(field)]);
             assert_eq!(corrected.contains(field), is_corrected, "{live}");

@@ -1,4 +1,4 @@
-//! The settings of OSM, osm-edge and FSM: what of them says something here.
+//! Settings of OSM, osm-edge and FSM that apply to this mesh.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +30,8 @@ pub(crate) const FOREIGN_CONFIGS: [ServedKind; 2] = [
     },
 ];
 
-/// Fields of another mesh's settings that are not heeded where they ask for something, and what to do.
+/// Fields of other meshes' settings that are not supported, with a hint. They cause a warning if they enable
+/// something.
 pub const UNHEEDED: &[(&str, &str)] = &[
     (
         "spec.traffic.inboundExternalAuthorization.enable",
@@ -53,7 +54,7 @@ pub const UNHEEDED: &[(&str, &str)] = &[
 ];
 const PROBED: &str = "write `healthCheck` into an OutlierRemoval for the services that need it";
 
-/// Fields that are on unless somebody switches them off, which is not heeded, and what to do.
+/// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
 pub const ALWAYS_ON: &[(&str, &str)] = &[
     ("spec.featureFlags.enableEgressPolicy", "remove the Egress objects: what they say holds here"),
     (
@@ -62,8 +63,8 @@ pub const ALWAYS_ON: &[(&str, &str)] = &[
     ),
 ];
 
-/// Lists of what goes around every sidecar, and the annotation that says the same: they are followed in a
-/// cluster, and a `MeshConfig` of ours has no words for them.
+/// Exclusion lists for all sidecars, and the equivalent annotations. They apply in a cluster, but our
+/// `MeshConfig` has no fields for them.
 pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.outboundPortExclusionList", "leno.dev/outbound-port-exclusion-list"),
     ("spec.traffic.inboundPortExclusionList", "leno.dev/inbound-port-exclusion-list"),
@@ -72,39 +73,39 @@ pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
 ];
 
-/// The certificate of an ingress controller, and what says the same: it is followed in a cluster, as the lists
-/// are.
+/// The certificate of an ingress controller, and the equivalent. It applies in a cluster, as do the exclusion
+/// lists.
 pub const INGRESS_GATEWAY: (&str, &str) = (
     "spec.certificate.ingressGateway",
     "write an AccessCert in the namespace of its Secret, and install with `--access-certs` of that namespace",
 );
 
-/// What the settings of another mesh say that holds here too.
+/// The settings of another mesh that apply here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Foreign {
-    /// Whether policies decide who may call whom.
+    /// The traffic mode: strict if policies control access.
     pub(crate) mode: TrafficMode,
-    /// What becomes of connections to what is not of the mesh.
+    /// The egress mode for destinations outside the mesh.
     pub(crate) egress: Egress,
-    /// What no pod sends through its sidecar.
+    /// The traffic of all pods that bypasses the sidecar.
     pub(crate) exclusions: Exclusions,
-    /// The certificate that an ingress controller is to have, if one.
+    /// The requested certificate of an ingress controller, if any.
     pub(crate) ingress_gateway: Option<Result<IngressGateway, Unread>>,
-    /// When it was made, in seconds.
+    /// The creation time, in Unix seconds.
     pub(crate) created: i64,
-    /// What it says and nobody heeds.
+    /// Warnings about unsupported settings.
     pub(crate) warnings: Vec<Warning>,
 }
 
 impl Foreign {
-    /// Reads the settings of another mesh; those of a name that no such mesh reads are nothing.
+    /// Reads the settings of another mesh. Returns `None` for objects with a name that no such mesh uses.
     pub(crate) fn read(object: &DynamicObject) -> Option<Self> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         if !NAMES.contains(&name) {
             return None;
         }
         let mut reading = Reading { object, warnings: Vec::new() };
-        // The schema's default is false, for both.
+        // The schema's default is false for both.
         let permissive = reading.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
         let egress = reading.is_on("/spec/traffic/enableEgress");
         let exclusions = Exclusions {
@@ -138,22 +139,22 @@ impl Foreign {
     }
 }
 
-/// What is written cannot be meant: a warning says of which part.
+/// The request is invalid: a warning names the field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unread;
 
-/// The certificate that another mesh's settings want for an ingress controller.
+/// A certificate for an ingress controller, as requested by another mesh's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IngressGateway {
-    /// What it is called.
+    /// Its subject names.
     pub(crate) names: Vec<Name>,
-    /// How long certificates live.
+    /// Its lifetime.
     pub(crate) lifetime: Duration,
-    /// Where they are kept.
+    /// The Secret that holds it.
     pub(crate) secret: SecretName,
 }
 
-/// An object that is being read.
+/// An object during reading.
 struct Reading<'a> {
     object: &'a DynamicObject,
     warnings: Vec<Warning>,
@@ -172,7 +173,7 @@ impl Reading<'_> {
         });
     }
 
-    /// The elements of a list under `spec.traffic` that can be read; the others are told.
+    /// Returns the valid elements of a list under `spec.traffic`, and warns about the others.
     fn list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
         let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
         let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -186,7 +187,7 @@ impl Reading<'_> {
         found
     }
 
-    /// All of it or nothing: what is wrong with it is told.
+    /// Reads the certificate request. If a field is invalid, rejects it as a whole with a warning.
     fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, Unread>> {
         let wanted = self.object.data.pointer("/spec/certificate/ingressGateway");
         let wanted = wanted.filter(|wanted| asks_for_something(wanted))?;
@@ -234,7 +235,7 @@ impl Reading<'_> {
     }
 }
 
-/// A time as Go writes it, such as `1h30m`, within what a certificate may live.
+/// Parses a duration in Go syntax, such as `1h30m`, within the allowed lifetimes of certificates.
 fn lifetime(text: &str) -> Option<Duration> {
     let (mut rest, mut all) = (text, Duration::ZERO);
     while !rest.is_empty() {
@@ -255,7 +256,7 @@ fn lifetime(text: &str) -> Option<Duration> {
     (INGRESS_LIFETIME_MIN..=LEAF_LIFETIME_MAX).contains(&all).then_some(all)
 }
 
-/// Whether a field of another mesh's settings says more than that something is off.
+/// Returns true if a field of another mesh's settings enables something.
 #[must_use]
 pub fn asks_for_something(value: &Value) -> bool {
     match value {
@@ -268,11 +269,11 @@ pub fn asks_for_something(value: &Value) -> bool {
     }
 }
 
-/// Kubelets show a new Secret to pods after a minute or two, and a third of its life has to be left then.
+/// Kubelets update a Secret in pods after a minute or two, when a third of its lifetime has to remain.
 const INGRESS_LIFETIME_MIN: Duration = Duration::from_secs(600);
-/// The most names of one certificate.
+/// The maximum number of names in one certificate.
 const INGRESS_NAMES_MAX: usize = 16;
-/// The names by which those meshes know their settings.
+/// The names of those meshes' settings.
 const NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
 
 #[cfg(test)]

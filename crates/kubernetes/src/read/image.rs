@@ -1,4 +1,4 @@
-//! Images that annotations of other meshes name: nobody heeds them here, and their author hears of it.
+//! Warnings about sidecar images in annotations of other meshes, which are ignored.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
@@ -6,7 +6,7 @@ use leno_registry::Warning;
 use super::place;
 use crate::words::{PREFIXES, SIDECAR_IMAGE};
 
-/// What is said of a pod's or namespace's annotations `sidecar-image` of other meshes.
+/// Returns warnings about the `sidecar-image` annotations of other meshes on a pod or namespace.
 pub(super) fn images_of_others(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let keys = PREFIXES.map(|prefix| format!("{prefix}/sidecar-image")).into_iter();
     let others = keys.filter(|key| key != SIDECAR_IMAGE);

@@ -1,4 +1,4 @@
-//! Labels and annotations under `leno.dev/` that have no meaning: a slip in a key would go unnoticed.
+//! Warnings about unknown labels and annotations under `leno.dev/`, which may be typos.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
@@ -6,7 +6,7 @@ use leno_registry::Warning;
 use super::place;
 use crate::words;
 
-/// The warnings for unknown labels and annotations of a pod or namespace.
+/// Returns the warnings for unknown labels and annotations of a pod or namespace.
 pub(super) fn unknown_marks(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let of = |list: &str, keys: Vec<&String>| -> Vec<Warning> {
         let warnings = words::unknown_marks(keys.into_iter()).map(|(key, hint)| Warning {

@@ -1,4 +1,4 @@
-//! What a namespace says about who is let in.
+//! Namespace annotations that control admission of clients.
 
 use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
@@ -8,14 +8,14 @@ use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
 
-/// What a namespace says.
+/// The settings of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceReading {
-    /// Who is let in.
+    /// Its admission of clients.
     pub admission: AdmissionReading,
-    /// What its annotations say and nobody heeds.
+    /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The choices of its author that a floor may overrule.
+    /// The settings that a floor may override.
     pub choices: Choices,
 }
 

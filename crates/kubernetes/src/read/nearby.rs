@@ -1,4 +1,4 @@
-//! Services whose requests are to stay in the zone of their client.
+//! Zone preference of services (topology-aware routing).
 
 use k8s_openapi::api::core::v1::Service as Served;
 use leno_model::{
@@ -9,16 +9,16 @@ use leno_registry::Warning;
 
 use super::place;
 
-/// How near a service's endpoints are to be.
+/// The zone preference of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nearness {
-    /// In the zone of the client while any is there.
+    /// Same zone as the client, as long as it has any endpoint.
     Zone,
-    /// In the zone of the client while it has its share of them.
+    /// Same zone as the client, as long as the zone has its share of the endpoints.
     Balanced,
 }
 
-/// How near a service wants its endpoints, and what of that is not heeded.
+/// Returns the zone preference of a service, and a warning about an unsupported one.
 pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) {
     let spec = service.spec.as_ref();
     let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
@@ -52,7 +52,7 @@ pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) 
     }
 }
 
-/// A preference for the own zone, as if somebody had written it.
+/// Returns a rule that prefers the client's own zone, equivalent to a user's rule.
 pub(crate) fn preference(service: &ServiceName, nearness: Nearness) -> Option<TagRoute> {
     let name = preference_name(service)?;
     let origin = RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index: 0 };
@@ -70,31 +70,31 @@ pub(crate) fn preference(service: &ServiceName, nearness: Nearness) -> Option<Ta
         goes_on: true,
     };
     let rules = TagRules { by_caller: vec![rule], ..TagRules::default() };
-    // Every rule that a user wrote goes before it.
+    // Rules of users take precedence.
     let created = i64::MAX;
     Some(TagRoute { name, scope: TagScope::Service(service.clone(), None), rules, created })
 }
 
-/// The name of the preference of a service.
+/// Returns the name of the zone rule of a service.
 pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
     let name = Name::new(&format!("{}{SUFFIX}", service.name)).ok()?;
     Some(TagRouteName { namespace: service.namespace.clone(), name })
 }
 
-/// The service whose preference has this name, if it is the name of one.
+/// Returns the service of a zone rule by the rule's name, or `None` for other names.
 pub(crate) fn preferring(name: &TagRouteName) -> Option<ServiceName> {
     let service = name.name.as_str().strip_suffix(SUFFIX)?;
     ServiceName::new(name.namespace.as_str(), service).ok()
 }
 
-/// The label of nodes that says in which zone they are; workloads get it of their node.
+/// The zone label of nodes; workloads inherit it from their node.
 pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
 const SUFFIX: &str = ".traffic-distribution";
 const DISTRIBUTION: &str = "spec.trafficDistribution";
-/// The annotation, and what it was called before.
+/// The annotation, and its former name.
 const MODES: [&str; 2] =
     ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
-/// A zone with less than this of the endpoints would have to carry more than it can.
+/// A zone with a smaller share of the endpoints would be overloaded.
 const SHARE_MIN_PERCENT: u32 = 20;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What of an object is for a mesh: others read the same kinds, for gateways above all.
+//! Parts of shared kinds that concern the mesh. Other parts concern other readers, such as gateways.
 
 use serde_json::Value;
 
-/// Leaves of an object what is for a mesh; false when nothing is.
+/// Reduces an object to the parts for the mesh; returns false if none is left.
 pub(super) fn keep_ours(group: &str, kind: &str, spec: &mut Value) -> bool {
     match (group, kind) {
         (GATEWAY, "ReferenceGrant") => keep_grants(spec),
@@ -13,7 +13,7 @@ pub(super) fn keep_ours(group: &str, kind: &str, spec: &mut Value) -> bool {
     }
 }
 
-/// Whether a `parentRef` is a service: without a word it is a gateway.
+/// Returns true if a `parentRef` is a Service; the default is a Gateway.
 pub(crate) fn is_service_parent(parent: &Value) -> bool {
     let group = parent.get("group").and_then(Value::as_str).unwrap_or(GATEWAY);
     let kind = parent.get("kind").and_then(Value::as_str).unwrap_or("Gateway");
@@ -24,7 +24,7 @@ fn keep_service_parents(spec: &mut Value) -> bool {
     keep(spec, "parentRefs", is_service_parent)
 }
 
-/// Grants are given to gateways for secrets too, and to routes that are not read.
+/// Reduces a ReferenceGrant: grants also exist for Secrets of gateways, and for routes that are not supported.
 fn keep_grants(spec: &mut Value) -> bool {
     let text = |it: &Value, key: &str| it.get(key).and_then(Value::as_str).map(str::to_owned);
     let from = keep(spec, "from", |it| {
@@ -45,7 +45,7 @@ fn keep_grants(spec: &mut Value) -> bool {
     from && to
 }
 
-/// Keeps the elements of a list that are wanted; whether there are any.
+/// Retains the matching elements of a list; returns true if any is left.
 fn keep(spec: &mut Value, key: &str, wanted: impl Fn(&Value) -> bool) -> bool {
     let Some(list) = spec.get_mut(key).and_then(Value::as_array_mut) else { return false };
     list.retain(wanted);

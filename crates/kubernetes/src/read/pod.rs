@@ -1,4 +1,5 @@
-//! A pod becomes a workload: a member of the mesh with a sidecar, and without one what gateways reach.
+//! Conversion of a pod into a workload: a mesh member with a sidecar, or an unmeshed endpoint that gateways may
+//! route to.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,36 +21,36 @@ use crate::words::{
     WEIGHT,
 };
 
-/// A pod that is a member of the mesh, or that gateways may reach in clear text.
+/// A pod that is a member of the mesh, or that gateways may reach in plaintext.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The workload, with the ports that its containers declare.
     pub workload: Workload,
-    /// What its annotations say about who is let in, which is not in the workload yet.
+    /// The admission annotations, which are not in the workload yet.
     pub admission: AdmissionReading,
-    /// The node that it runs on.
+    /// The name of its node.
     pub node: Option<String>,
-    /// What its annotations say and nobody heeds.
+    /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The choices of its author that a floor may overrule.
+    /// The settings that a floor may override.
     pub choices: Choices,
 }
 
-/// The workload that a pod is: `None` when it has no address yet or has ended.
+/// Converts a pod. Returns `None` if it has no address yet or has terminated.
 ///
 /// # Errors
-/// Why it cannot be a workload although it has a sidecar.
+/// The reason that it cannot be a workload although it has a sidecar.
 pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     if is_meshed(pod, spec) {
         return read(pod, spec);
     }
-    // A pod in the network of its node cannot have a sidecar: a floor that requires one is not about it.
+    // A pod in the host network cannot have a sidecar, so a floor that requires one does not apply.
     let choices = |choices: Choices| match spec.host_network {
         Some(true) => Choices::default(),
         Some(false) | None => Choices { images: BTreeSet::new(), ..choices },
     };
-    // Who never asked for the mesh is told nothing of it.
+    // Unmeshed pods cause no warnings.
     let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
         workload: Workload { sidecar: false, ..member.workload },
         admission: AdmissionReading::NONE,
@@ -60,7 +61,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     Ok(plain)
 }
 
-/// Where a pod is that has addresses of its own.
+/// Returns the addresses of a pod that has its own network.
 #[must_use]
 pub fn addresses(pod: &Pod) -> BTreeSet<IpAddr> {
     let is_of_node = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
@@ -68,19 +69,19 @@ pub fn addresses(pod: &Pod) -> BTreeSet<IpAddr> {
     status.map(addresses_in).unwrap_or_default()
 }
 
-/// All of a pod's addresses: of both versions of IP, where the cluster has both.
+/// Returns all addresses of a pod: both IP families in a dual-stack cluster.
 fn addresses_in(status: &PodStatus) -> BTreeSet<IpAddr> {
     let others = status.pod_ips.iter().flatten().map(|it| it.ip.as_str());
     let all = status.pod_ip.as_deref().into_iter().chain(others);
     all.filter_map(address_in).collect()
 }
 
-/// An address in the one form in which addresses are compared.
+/// Parses an address into the canonical form that is used for comparison.
 fn address_in(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
 }
 
-/// The workload, as if it had a sidecar.
+/// Converts a pod as if it had a sidecar.
 fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let meta = &pod.metadata;
     let Some(status) = &pod.status else { return Ok(None) };
@@ -102,7 +103,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
     let account = name(Some(account.unwrap_or(ACCOUNT_DEFAULT)), "spec.serviceAccountName")?;
     if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
-        // Whoever has it is taken for the control plane by every sidecar.
+        // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
         let remedy = "use another account, or no sidecar";
         return Err(refused("spec.serviceAccountName", problem, remedy));
@@ -139,7 +140,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     Ok(Some(Member { workload, admission, node, warnings, choices }))
 }
 
-/// By its annotation; one that says nothing sensible is none, and is told.
+/// Returns the weight from the annotation. An invalid value is ignored, with a warning.
 fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let said = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
     let Some(said) = said else { return (Weight::default(), None) };
@@ -156,15 +157,15 @@ fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     (usual, Some(warning))
 }
 
-/// The workload with the target ports, given as numbers, of the services that select it: a port
-/// need not be declared by a container.
+/// Adds the numeric target ports of the services that select a workload: containers need not declare their
+/// ports.
 #[must_use]
 pub fn with_target_ports<'a>(
     workload: &Workload,
     services: impl Iterator<Item = &'a Service>,
 ) -> Workload {
     let mut workload = workload.clone();
-    // A gateway's proxy has no application: what it serves is for its gateway to say.
+    // The proxy of a gateway has no application; its gateway determines its ports.
     if workload.sidecar && workload.labels.contains_key(GATEWAY_LABEL) {
         return workload;
     }
@@ -183,13 +184,13 @@ pub fn with_target_ports<'a>(
             }
         }
     }
-    // In an order that does not hang on that of the services.
+    // Sort, to be independent of the order of services.
     workload.ports.sort_by_key(|port| port.port);
     workload
 }
 
-/// By its label, or because it has a sidecar's container. In the network namespace of a machine
-/// there is no redirection, so that only who says so is a member.
+/// Returns true if the pod has the sidecar label or a sidecar container. In the host network only the label
+/// counts, because there is no redirection.
 fn is_meshed(pod: &Pod, spec: &PodSpec) -> bool {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
     if label.is_some_and(|value| value == MESHED_BY_SIDECAR) {
@@ -199,7 +200,8 @@ fn is_meshed(pod: &Pod, spec: &PodSpec) -> bool {
     spec.host_network != Some(true) && containers.any(|it| it.name == PROXY_CONTAINER)
 }
 
-/// The TCP ports of all containers that run as long as the application does.
+/// Returns the TCP ports of all containers that run as long as the application: regular containers and native
+/// sidecars.
 fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
     let stays = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let containers =
@@ -217,7 +219,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
         }
         let written = port.name.as_deref();
         let name = written.and_then(|text| Name::new(text).ok());
-        // The first container that has it gives a name its meaning.
+        // The first container with a port name defines it.
         let name = name.filter(|name| !ports.iter().any(|known| known.name.as_ref() == Some(name)));
         let protocol = written.and_then(spoken).unwrap_or_default();
         ports.push(WorkloadPort { name, port: number, protocol });
@@ -226,7 +228,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
     ports
 }
 
-/// The account of a pod that names none.
+/// The default service account of pods.
 const ACCOUNT_DEFAULT: &str = "default";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A service of the cluster becomes one of the mesh.
+//! Conversion of a Service into a service of the mesh.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,22 +13,22 @@ use super::slice::{listed_port, listed_selector};
 use super::{is_tcp, place, spoken};
 use crate::words::GATEWAY_PART;
 
-/// What a service of the cluster is for the mesh.
+/// The result of reading a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceReading {
-    /// One that clients in the mesh may call.
+    /// A service that clients in the mesh may call.
     Ours(Service, Vec<Warning>),
-    /// One without a selector, of which EndpointSlices list the endpoints: gateways lead there, and sidecars while one of
-    /// the addresses is that of a pod with a sidecar. Its selector and its targets are those that
-    /// [`endpoints`](super::endpoints) have.
+    /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it, and sidecars do
+    /// so while one of the addresses belongs to a pod with a sidecar. Its selector and its targets match the
+    /// workloads of [`endpoints`](super::endpoints).
     Listed(Service, Vec<Warning>),
-    /// None, and why.
+    /// Not a service of the mesh, with the reason.
     Foreign(&'static str),
-    /// It cannot be one.
+    /// An invalid service.
     Refused(Rejected),
 }
 
-/// What a service of the cluster is for the mesh.
+/// Converts a Service.
 #[must_use]
 pub fn service(service: &Served) -> ServiceReading {
     let meta = &service.metadata;
@@ -111,13 +111,13 @@ fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
     })
 }
 
-/// The addresses of the service itself; a headless one has "None".
+/// Returns the cluster IPs; a headless Service has "None".
 fn addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
     let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     all.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// The versions of IP that it has; a cluster that does not say has one.
+/// Returns the IP families of a Service; `Both` if it does not specify any.
 fn families(spec: &ServiceSpec) -> Families {
     let has = |family: &str| spec.ip_families.iter().flatten().any(|it| it == family);
     match (has("IPv4"), has("IPv6")) {
@@ -127,7 +127,7 @@ fn families(spec: &ServiceSpec) -> Families {
     }
 }
 
-/// The port, and whether its `appProtocol` is known.
+/// Reads a port; the flag is true if its `appProtocol` is known.
 fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
     let number = u16::try_from(port.port).ok().filter(|number| *number > 0)?;
     let written = port.name.as_deref().filter(|text| !text.is_empty());
@@ -144,7 +144,7 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
         },
     };
     let (protocol, known) = match port.app_protocol.as_deref() {
-        // Others may have words of their own; plain bytes carry every protocol.
+        // Other values may belong to other controllers; opaque TCP carries every protocol.
         Some(word) => match app_protocol(word) {
             Some(protocol) => (Some(protocol), true),
             None => (Some(Protocol::Tcp), false),
@@ -154,7 +154,7 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
     Some((ServicePort { name, port: number, target, protocol }, known))
 }
 
-/// What a service asks for that the mesh does not do.
+/// Returns warnings about features of a Service that the mesh does not support.
 fn unheeded(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
     let warn = |field: &str, problem: &str, remedy: &str| Warning {
         at: place(meta, "Service", field),

@@ -1,4 +1,4 @@
-//! Addresses that an EndpointSlice lists become workloads without a sidecar.
+//! Conversion of EndpointSlice addresses into unmeshed workloads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use leno_model::{
 
 use super::is_tcp;
 
-/// The addresses of a slice, as workloads without sidecars; none when it is of no service.
+/// Converts the addresses of a slice into unmeshed workloads. Returns none if the slice has no service.
 #[must_use]
 pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
@@ -25,13 +25,13 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let mut found = Vec::new();
     for endpoint in &slice.endpoints {
         let conditions = endpoint.conditions.as_ref();
-        // By the API an absent `ready` means true, an absent `serving` the same as `ready`.
+        // By the API, an absent `ready` means true, and an absent `serving` equals `ready`.
         let ready = conditions.and_then(|it| it.ready).unwrap_or(true);
         let serving = conditions.and_then(|it| it.serving).unwrap_or(ready);
         let ends = conditions.and_then(|it| it.terminating).unwrap_or(false);
-        // The first is the one to use, by the API.
+        // By the API, consumers use the first address.
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
-        // However it is written: what is somebody else's is found by comparing.
+        // Canonical form, because conflicts with addresses of pods are found by comparison.
         let Some(address) = address.map(|it| it.to_canonical()) else { continue };
         if AddressClass::is_own_or_special(address) {
             tracing::warn!(slice = own, namespace, %address, "an endpoint that is none of anybody's");
@@ -74,27 +74,29 @@ fn port(port: &EndpointPort) -> Option<WorkloadPort> {
     Some(WorkloadPort { name, port: number, protocol: Protocol::Detect })
 }
 
-/// The selector of the endpoints that are listed for a service: no object of the cluster can have such a label.
+/// Returns the selector of the endpoints that are listed for a service. No object of the cluster can have such
+/// a label.
 pub(super) fn listed_selector(service: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(format!("{LISTED_FOR}{service}"), String::new())])
 }
 
-/// The name of the service in a key of [`listed_selector`]; `None` for every other key.
+/// Extracts the service name from a key of [`listed_selector`]; returns `None` for other keys.
 pub(crate) fn listed_for(key: &str) -> Option<&str> {
     key.strip_prefix(LISTED_FOR)
 }
 
-/// The name of a port in slices, for services and endpoints alike. A port without a name is the only
-/// one of its service.
+/// Returns the name of a port in slices, both for services and endpoints. An unnamed port is the only one of
+/// its service.
 pub(super) fn listed_port(name: Option<&Name>) -> Name {
     name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
 }
 
-/// By which slices say of which service they are.
+/// The label of a slice with the name of its service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Keys of labels in a cluster have no spaces. The name of the service follows: a workload may be listed for several.
+/// The prefix of label keys, followed by the service name because a workload may be listed for several. Label
+/// keys in a cluster cannot contain spaces.
 const LISTED_FOR: &str = "listed for ";
-/// Nobody proves to be it: a workload without a sidecar has no identity.
+/// A placeholder: an unmeshed workload has no identity.
 const ACCOUNT: &str = "default";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Kinds come and go with their definitions.
+//! Detection of added and removed CustomResourceDefinitions.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use crate::api::ObjectApi;
 use crate::read::FOREIGN_CONFIGS;
 
-/// Counts the changes of definitions whose groups are read. Where these cannot be watched, kinds
-/// are still looked for at intervals.
+/// Counts changes of definitions in the supported groups. Without permission to watch them, kinds are still
+/// looked up periodically.
 pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
@@ -25,7 +25,7 @@ pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => {
-                // A definition is named `plural.group`.
+                // The name of a definition is `plural.group`.
                 let name = object.name_any();
                 if name.split_once('.').is_some_and(|(_, group)| groups.contains(&group)) {
                     arrivals.send_modify(|count| *count += 1);
@@ -37,5 +37,5 @@ pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u
     }
 }
 
-/// Objects of one page of a list.
+/// The page size of lists.
 pub(crate) const PAGE_SIZE: u32 = 500;

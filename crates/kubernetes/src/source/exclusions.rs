@@ -1,4 +1,4 @@
-//! The settings that every new sidecar has, for a tool that reads them once and does not follow the cluster.
+//! Settings of new sidecars, for a command that reads them once and does not watch the cluster.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::api::ApiError;
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
 
-/// The settings that a control plane applies to every new sidecar: the exclusions of other meshes in these
-/// namespaces, and the floor of the `MeshConfig`.
+/// Returns the settings that a control plane applies to every new sidecar: the exclusions of other meshes in
+/// these namespaces, and the floor of the `MeshConfig`.
 ///
 /// # Errors
-/// When the API server does not answer, or forbids to list them where it has their kind.
+/// When the API server does not respond, or forbids listing a kind that it has.
 pub async fn sidecar_settings(
     client: &Client,
     namespaces: BTreeSet<Name>,
@@ -82,7 +82,7 @@ mod tests {
         put("/apis/config.flomesh.io/v1alpha3", resources);
         let all = json!([config("a", "2023", 25), config("fsm-system", "2024", 26)]);
         put("/apis/config.flomesh.io/v1alpha3/meshconfigs", list(all));
-        // Another namespace has no say, however old its object is.
+        // Another namespace has no effect, even if its object is older.
         let (found, _) = sidecar_settings(&server.client, named()).await.unwrap();
         assert_eq!(found.outbound_ports, [26].into());
         assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), none);

@@ -1,4 +1,4 @@
-//! One kind is found, listed and watched; what it tells is read at once, so that little is kept.
+//! Watch of one kind: discovery, list and watch. Objects are converted immediately to save memory.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -23,31 +23,31 @@ use super::news::{Id, News, Seen};
 use crate::api::{ApiError, ObjectApi, resources_of};
 use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
-/// What is watched.
+/// A watched kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watched {
     Pods,
     Services,
     Namespaces,
-    /// In which zone they are.
+    /// Nodes, for their zones.
     Nodes,
-    /// The Service of the API server,
+    /// The Service of the API server.
     ApiServerService,
-    /// and its endpoints.
+    /// The endpoints of the API server.
     ApiServerEndpoints,
     /// Endpoints of Services without a selector.
     Slices,
     /// Certificates that gateways refer to.
     Secrets,
-    /// The Deployments of gateways,
+    /// The Deployments of gateways.
     Deployments,
-    /// and their Services.
+    /// The Services of gateways.
     Entrances,
     Custom(ServedKind),
 }
 
 impl Watched {
-    /// The kind.
+    /// Returns the name of the kind.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Pods => "Pod",
@@ -64,7 +64,8 @@ impl Watched {
         }
     }
 
-    /// Whether it says who is in the mesh and who may call whom: without it nothing is decided.
+    /// Returns true if the kind determines mesh membership or authorization. No update is sent before it is
+    /// known.
     pub(crate) fn decides_access(self) -> bool {
         match self {
             Self::Pods | Self::Services | Self::Namespaces => true,
@@ -82,52 +83,52 @@ impl Watched {
     }
 }
 
-/// One kind under watch.
+/// The watch of one kind.
 pub(crate) struct Following {
     pub(crate) client: Client,
     pub(crate) watched: Watched,
-    /// The kind's name in the news.
+    /// The index of the kind in events.
     pub(crate) index: usize,
-    /// How often a definition has changed.
+    /// The number of changes of definitions.
     pub(crate) arrivals: watch::Receiver<u64>,
-    /// The secrets that gateways refer to.
+    /// The Secrets that gateways refer to.
     pub(crate) secrets: watch::Receiver<Arc<BTreeSet<Id>>>,
-    /// What the stream is about, when that is not all.
+    /// The Secrets that the watch covers; `None` for watches of all objects.
     pub(crate) covering: Option<Covering>,
     pub(crate) news: mpsc::Sender<(usize, News)>,
     pub(crate) look_again: Duration,
 }
 
-/// What a stream of secrets is about.
+/// The Secrets that a watch covers.
 pub(crate) struct Covering {
     secrets: Arc<BTreeSet<Id>>,
-    /// Whether all of them have been listed.
+    /// True when all of them have been listed.
     listed: watch::Sender<bool>,
 }
 
-/// Nobody listens any more.
+/// The receiver is dropped.
 struct Over;
 
-/// Why a stream ended.
+/// The reason that a watch ended.
 enum End {
-    /// The server does not have the kind, or not in this version.
+    /// The server lacks the kind, or this version of it.
     Absent,
     Over,
 }
 
-/// What the server has of a kind.
+/// The result of discovery for a kind.
 pub(crate) enum Found {
     Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
     Absent,
 }
 
 impl Following {
-    /// Until nobody listens any more.
+    /// Runs until the receiver is dropped.
     pub(crate) async fn run(mut self) {
         let client = self.client.clone();
         match self.watched {
             Watched::Pods => {
-                // Those that have ended count as gone.
+                // Terminated pods count as deleted.
                 let config = Config::default()
                     .fields("status.phase!=Succeeded,status.phase!=Failed")
                     .page_size(PAGE_SIZE);
@@ -155,7 +156,7 @@ impl Following {
                 self.stream(api, api_server(), Seen::api_server_endpoints).await;
             }
             Watched::Slices => {
-                // The cluster's own are made of pods, which are known.
+                // Slices of the built-in controller list pods that are watched anyway.
                 let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
                 self.stream(ObjectApi::<EndpointSlice>::all(client), config, Seen::slice).await;
             }
@@ -171,13 +172,13 @@ impl Following {
                 self.stream(ObjectApi::<Service>::all(client), config, Seen::entrance).await;
             }
             Watched::Custom(kind) => {
-                // Who listens no more ends the task.
+                // A dropped receiver ends the task.
                 self.custom(kind).await.ok();
             }
         }
     }
 
-    /// Nothing is asked for while no gateway refers to any, and none but those are kept.
+    /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
     async fn secrets(&mut self) -> Result<(), Over> {
         loop {
             let mut told = self.secrets.clone();
@@ -197,7 +198,7 @@ impl Following {
                     End::Over => return Err(Over),
                     End::Absent => sleep(PAUSE_MIN).await,
                 },
-                // What is new was not kept, and what is wanted no more is not to be.
+                // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
                 changed = until_others(&mut told, &wanted, is_listed) => changed?,
             }
         }
@@ -236,8 +237,8 @@ impl Following {
         }
     }
 
-    /// Until the kind may be there: at the latest after a while, and at once, repeatedly, when a
-    /// definition of its group has changed, because it is served a moment later.
+    /// Waits until the kind may exist: after an interval at the latest, or when a definition of its group
+    /// changes. In that case it checks repeatedly, because the kind is served with a delay.
     async fn wait_for_arrival(&mut self, kind: ServedKind) {
         let latest = Instant::now() + self.look_again;
         tokio::select! {
@@ -256,7 +257,7 @@ impl Following {
         self.news.send((self.index, news)).await.map_err(|_| Over)
     }
 
-    /// A kind that every server has.
+    /// Watches a kind that every server has.
     async fn stream<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -294,7 +295,7 @@ impl Following {
                 Ok(Event::Delete(object)) => News::Gone(Id::of(&object)),
                 Err(error) => match error.code() {
                     Some(404) => return End::Absent,
-                    // Asked to list again: that is no trouble.
+                    // The resource version has expired: the client lists again.
                     Some(410) => continue,
                     Some(403) => News::Forbidden(error.to_string()),
                     _ => News::Failing(error.to_string()),
@@ -308,8 +309,8 @@ impl Following {
     }
 }
 
-/// Until others are wanted than these, but not before these have been listed: who changes them again
-/// and again keeps nobody from seeing any.
+/// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
+/// frequent changes would prevent any list from completing.
 async fn until_others(
     told: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
     covered: &Arc<BTreeSet<Id>>,
@@ -318,11 +319,11 @@ async fn until_others(
     if is_listed.wait_for(|listed| *listed).await.is_err() {
         return std::future::pending().await;
     }
-    // Also those that came back in between were not kept in between.
+    // Compares by pointer: Secrets that were dropped and added again in between were not kept.
     told.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| Over)
 }
 
-/// The best version of a kind that the server has.
+/// Finds the preferred version of a kind on the server.
 pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
     for api_version in kind.api_versions {
         let list = match resources_of(client, api_version).await {
@@ -348,16 +349,16 @@ pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Api
     Ok(Found::Absent)
 }
 
-/// The object of the API server itself: its Service and its slice have the same name.
+/// Selects the object of the API server: its Service and its slice have the same name.
 fn api_server() -> Config {
     Config::default().fields(&format!("metadata.name={API_SERVER}")).page_size(PAGE_SIZE)
 }
 
-/// Slices of endpoints that are not made of the pods that a service selects.
+/// Selects slices that the built-in controller does not manage.
 const NOT_OF_PODS: &str = "endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io";
-/// How long to wait at least before asking again.
+/// The minimum delay before a retry.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// And at most.
+/// The maximum delay before a retry.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How often to look, after its definition has changed, for a kind.
+/// The number of checks for a kind after its definition has changed.
 const LOOKS_AFTER_ARRIVAL: usize = 5;

@@ -1,4 +1,4 @@
-//! What is known of every object, and what of it has not been told yet. Pure: no server, no clock.
+//! Store of all objects, with the changes that have not been published yet. Pure: no server, no clock.
 
 mod border;
 mod dangling;
@@ -38,57 +38,57 @@ use super::progress::Progress;
 use super::record::Record;
 use crate::read::{Custom, Member, NamespaceReading, selects, with_target_ports};
 
-/// What is known of every object, and what of it has not been told yet.
+/// The store of all objects, with the changes that have not been published yet.
 pub(crate) struct Ledger {
     kinds: Vec<Standing>,
-    /// In which listing of its kind each object was seen last.
+    /// The list of its kind in which each object was last seen.
     seen: BTreeMap<Origin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: Services,
     listed: Listed,
-    /// Gateways, where the kinds that they need are watched.
+    /// Gateways, if the kinds that they need are watched.
     edge: Option<Edge>,
     namespaces: BTreeMap<Name, Admission>,
-    /// The namespaces that were read at least once: one without annotations is not in `namespaces`.
+    /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
     read_namespaces: BTreeSet<Name>,
     settings: Settings,
     floors: Floors,
     guests: Guests,
     places: Places,
     customs: Elected,
-    /// The services whose pods come in from outside the mesh somewhere.
+    /// The services with pods that are sources of an ingress policy.
     let_in: BTreeSet<ServiceName>,
     /// The services that have had pods with a sidecar.
     joined: BTreeSet<ServiceName>,
     remarks: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
-    /// Statuses that the API server does not take.
+    /// Statuses that the API server rejects.
     unwritten: Arc<Vec<Warning>>,
-    /// What is kept of custom resources for their status.
+    /// The data of custom resources for their statuses.
     records: BTreeMap<Origin, Record>,
-    /// Whether what is to be said of them may be different.
+    /// True if statuses may have changed.
     unjudged: bool,
-    /// What may be different from what was told.
+    /// The objects that may differ from the published ones.
     dirty: BTreeSet<ObjectKey>,
     told: BTreeMap<ObjectKey, Object>,
-    /// What was told of refusals and warnings; `None` before the first update.
+    /// The published rejections and warnings; `None` before the first update.
     last: Option<(Vec<Rejected>, Vec<Warning>)>,
 }
 
-/// An object by the index of its kind.
+/// An object, with the index of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Origin {
     pub(crate) kind: usize,
     pub(crate) id: Id,
 }
 
-/// How it stands with a kind.
+/// The state of a kind.
 struct Standing {
     watched: Watched,
-    /// Whether it has been listed once, or cannot be.
+    /// True if it has been listed once, or cannot be.
     settled: bool,
-    /// Which listing this is.
+    /// The number of the current list.
     listing: u64,
-    /// What the server says when it forbids to read it.
+    /// The error of the server if it forbids reading the kind.
     forbidden: Option<String>,
 }
 
@@ -122,17 +122,17 @@ impl Ledger {
         }
     }
 
-    /// The kind of this index.
+    /// Returns the name of the kind with this index.
     pub(crate) fn word(&self, kind: usize) -> &'static str {
         self.kinds.get(kind).map_or("", |standing| standing.watched.word())
     }
 
-    /// Which kinds have still to be listed.
+    /// Returns the kinds that have not been listed yet.
     pub(crate) fn progress(&self) -> Progress {
         let waiting = self.kinds.iter().filter(|standing| !standing.settled);
         let (forbidden, waiting): (Vec<_>, Vec<_>) =
             waiting.partition(|standing| standing.forbidden.is_some());
-        // Nobody is told at first that gateways have no certificates.
+        // The first update waits for Secrets, so that it does not publish gateways without certificates.
         let first = self.last.is_none() && self.waits_for_secrets();
         Progress {
             waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
@@ -140,12 +140,12 @@ impl Ledger {
         }
     }
 
-    /// Takes in the statuses that cannot be written.
+    /// Updates the statuses that cannot be written.
     pub(crate) fn take_unwritten(&mut self, unwritten: Arc<Vec<Warning>>) {
         self.unwritten = unwritten;
     }
 
-    /// Takes in what the stream of a kind tells.
+    /// Applies a watch event of a kind.
     pub(crate) fn take(&mut self, kind: usize, news: News) {
         let Some(standing) = self.kinds.get_mut(kind) else { return };
         match news {
@@ -176,7 +176,7 @@ impl Ledger {
                 self.sweep(kind, |_| true);
             }
             News::Forbidden(why) => {
-                // That nothing of it is known does not mean that nothing of it is there.
+                // Unknown objects are not the same as no objects.
                 standing.settled |= !standing.watched.decides_access();
                 standing.forbidden = Some(why);
                 if standing.watched == Watched::Secrets {
@@ -191,7 +191,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be told now; nothing before every kind has been listed.
+    /// Returns the changes to publish; `None` before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<Update> {
         if !self.is_settled() || (self.last.is_none() && self.waits_for_secrets()) {
             return None;
@@ -225,17 +225,17 @@ impl Ledger {
         })
     }
 
-    /// Whether there was a first update.
+    /// Returns true if the first update was published.
     fn has_told(&self) -> bool {
         self.last.is_some()
     }
 
-    /// Whether every kind has been listed.
+    /// Returns true if every kind has been listed.
     fn is_settled(&self) -> bool {
         self.kinds.iter().all(|standing| standing.settled)
     }
 
-    /// True while gateways refer to secrets that have not been listed.
+    /// Returns true while gateways refer to Secrets that have not been listed.
     fn waits_for_secrets(&self) -> bool {
         self.edge.as_ref().is_some_and(Edge::holds_back)
     }
@@ -254,7 +254,7 @@ impl Ledger {
                 self.records.insert(origin.clone(), record);
                 self.seen.insert(origin.clone(), listing);
             }
-            // There is nothing to say of it any more.
+            // The object has no status any more.
             None => self.unjudged |= self.records.remove(&origin).is_some(),
         }
         let Some(item) = item else { return };
@@ -280,7 +280,7 @@ impl Ledger {
         };
         self.remark(origin, Vec::new(), warnings);
         let known = self.workloads.get(&workload.name);
-        // A pod that replaces one of the same name has no state before.
+        // A pod that replaces one of the same name has no previous state.
         let is_same = |known: &&Workload| known.sidecar && known.uid == workload.uid;
         let before = known.filter(is_same).map(|known| known.admission);
         let (admission, rejected) = admission.or(before);
@@ -313,7 +313,8 @@ impl Ledger {
         }
     }
 
-    /// A namespace without annotations of ours was read as well: a wrong one that comes later changes nothing.
+    /// Notes that a namespace without our annotations was read: an invalid annotation that is added later is
+    /// ignored.
     fn see_silent_namespace(&mut self, origin: &Origin, listing: u64) {
         let kind = self.kinds.get(origin.kind).map(|standing| standing.watched);
         if kind == Some(Watched::Namespaces)
@@ -354,7 +355,7 @@ impl Ledger {
                 self.mention(origin, custom.mentioned);
                 self.touch_customs(touched);
             }
-            // The last good version stays.
+            // The last valid version stays in use.
             Err(refused) => self.remark(origin, refused, Vec::new()),
         }
     }
@@ -367,7 +368,7 @@ impl Ledger {
         }
     }
 
-    /// A listing is complete: what it had not is gone.
+    /// Removes objects that are not in a complete list.
     fn sweep(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
         let first = Origin { kind, id: Id { namespace: String::new(), name: String::new() } };
         let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
@@ -382,7 +383,7 @@ impl Ledger {
         self.forget_item(origin);
     }
 
-    /// All but what it is to gateways.
+    /// Removes an object, except its facts for gateways.
     fn forget_item(&mut self, origin: &Origin) {
         if self.seen.remove(origin).is_none() {
             return;
@@ -435,7 +436,7 @@ impl Ledger {
         }
     }
 
-    /// A service has changed, and with it perhaps the ports of workloads in its namespace.
+    /// Marks a changed service, and the workloads in its namespace because their ports may have changed.
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
@@ -453,7 +454,7 @@ impl Ledger {
         }
     }
 
-    /// The workloads that any of these versions of a service selects may be different.
+    /// Marks the workloads that any of these versions of a service selects.
     fn touch_selected(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
         let selected = |workload: &Workload| {
             versions.iter().flatten().any(|it| selects(&it.selector, &workload.labels))
@@ -461,7 +462,7 @@ impl Ledger {
         let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
         let is_near =
             |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
-        // Each ends where its namespace does.
+        // The range of a namespace ends at the next one.
         let own = self.workloads.range(first.clone()..).take_while(is_near);
         let listed = self.listed.workloads_from(first).take_while(is_near);
         let touched = own
@@ -471,7 +472,7 @@ impl Ledger {
         self.dirty.extend(touched);
     }
 
-    /// The object as it stands.
+    /// Returns the current version of an object.
     fn current(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
@@ -481,8 +482,8 @@ impl Ledger {
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
                 }
-                // Without a sidecar it is known where gateways lead to it, behind services without an address of their own,
-                // behind services that have had pods with a sidecar, and where a port is open to it.
+                // An unmeshed workload is included if gateways route to it, if it is behind a headless service
+                // or a service that has had pods with a sidecar, or if it is the source of an ingress policy.
                 if !workload.sidecar
                     && !self.is_led_to(workload)
                     && !self.has_joined(workload)
@@ -532,7 +533,7 @@ impl Ledger {
             let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
             let problem = format!("the API server forbids to read it ({why})");
             let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
-            // Without knowing it, nobody knows what the mesh enforces.
+            // Without the MeshConfig the policies in force are unknown.
             match kind {
                 "MeshConfig" => rejected.push(Rejected { at, problem, remedy }),
                 _ => warnings.push(Warning { at, problem, remedy }),
@@ -548,7 +549,7 @@ fn words(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
     kinds.iter().map(|standing| standing.watched.word())
 }
 
-/// The first of all names in their order.
+/// Returns the first name in sort order.
 fn smallest() -> Name {
     Name::new("0").expect("a digit is a name")
 }

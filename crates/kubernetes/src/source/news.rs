@@ -1,4 +1,4 @@
-//! What the stream of one kind tells.
+//! Watch events of one kind.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,52 +20,52 @@ use crate::read::{
     nearness, service, service_addresses, spoilt_grant,
 };
 
-/// What the stream of one kind tells.
+/// A watch event of one kind.
 pub(crate) enum News {
-    /// All objects follow, then [`News::Complete`].
+    /// A list begins: all objects follow, then [`News::Complete`].
     Begin,
-    /// An object is there, so.
+    /// An object was added or changed.
     Seen(Box<Seen>),
-    /// An object is gone.
+    /// An object was deleted.
     Gone(Id),
-    /// Objects that were not seen since [`News::Begin`] are gone.
+    /// The list is complete: objects not seen since [`News::Begin`] are deleted.
     Complete,
-    /// Of these, all that are there have been seen.
+    /// All existing Secrets of this set have been seen.
     Covered(Arc<BTreeSet<Id>>),
-    /// The server does not have the kind.
+    /// The server lacks the kind.
     Absent,
-    /// The server forbids to read it, in these words.
+    /// The server forbids reading it, with this message.
     Forbidden(String),
-    /// The server cannot be asked at the moment.
+    /// The server is currently unavailable.
     Failing(String),
 }
 
-/// Which object of a kind.
+/// The identity of an object within its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
-    /// Empty for kinds without.
+    /// Empty for cluster-scoped kinds.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
 
-/// One object, read.
+/// A converted object.
 pub(crate) struct Seen {
     pub(crate) id: Id,
-    /// `None` when it is nothing to the mesh.
+    /// The object for the mesh; `None` if it does not concern the mesh.
     pub(crate) item: Option<Item>,
-    /// What it is to gateways, if anything.
+    /// The object for gateways, if it concerns them.
     pub(crate) fact: Option<Fact>,
-    /// What its status needs, if it has one that is written.
+    /// The data for its status, if the kind has one that is written.
     pub(crate) record: Option<Record>,
 }
 
-/// What an object is to the mesh.
+/// An object for the mesh.
 pub(crate) enum Item {
     Pod(Result<Member, Box<Rejected>>),
     Service(Result<Offered, Rejected>),
-    /// A service without a selector,
+    /// A service without a selector.
     Listed(Service),
-    /// and endpoints that a slice lists.
+    /// The endpoints of an EndpointSlice.
     Endpoints(Vec<Workload>),
     Namespace(NamespaceReading),
     Custom(Custom),
@@ -73,7 +73,7 @@ pub(crate) enum Item {
     Foreign(Foreign),
     /// Addresses of the API server.
     ApiServer(BTreeSet<SocketAddr>),
-    /// A node, and in which zone it is.
+    /// A node with its zone.
     Node(Option<String>),
 }
 
@@ -81,7 +81,7 @@ pub(crate) enum Item {
 pub(crate) struct Offered {
     pub(crate) service: Service,
     pub(crate) warnings: Vec<Warning>,
-    /// How near its endpoints are to be, if it says so.
+    /// Its zone preference, if any.
     pub(crate) nearness: Option<Nearness>,
 }
 
@@ -132,20 +132,20 @@ impl Seen {
         Self { id: Id::of(&served), item, fact: None, record }
     }
 
-    /// In which zone a node is; the rest of it is nobody's here.
+    /// Converts a node; only its zone is kept.
     pub(crate) fn node(node: PartialObjectMeta<Node>) -> Self {
         let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
         let item = Some(Item::Node(zone));
         Self { id: Id::of(&node), item, fact: None, record: None }
     }
 
-    /// The Service of the API server.
+    /// Converts the Service of the API server.
     pub(crate) fn api_server_service(service: ServedService) -> Self {
         let item = Some(Item::ApiServer(service_addresses(&service)));
         Self { id: Id::of(&service), item, fact: None, record: None }
     }
 
-    /// The endpoints of the API server.
+    /// Converts the endpoints of the API server.
     pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
         let item = Some(Item::ApiServer(endpoint_addresses(&slice)));
         Self { id: Id::of(&slice), item, fact: None, record: None }
@@ -156,7 +156,7 @@ impl Seen {
         Self { id: Id::of(&slice), item, fact: None, record: None }
     }
 
-    /// A secret that a gateway refers to; others are none of ours.
+    /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
     pub(crate) fn secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
         let id = Id::of(&secret);
         let fact = wanted.contains(&id).then(|| gateway::certificate(&secret));
@@ -168,7 +168,7 @@ impl Seen {
         Self { id: Id::of(&deployment), item: None, fact, record: None }
     }
 
-    /// The Service of a gateway.
+    /// Converts the Service of a gateway.
     pub(crate) fn entrance(service: ServedService) -> Self {
         let fact = Some(gateway::served(&service));
         Self { id: Id::of(&service), item: None, fact, record: None }
@@ -204,7 +204,7 @@ impl Seen {
         } else {
             custom(kind, &resource.api_version, object).map(Item::Custom)
         };
-        // Nothing to the mesh, and nothing of ours stands there.
+        // No record for objects that do not concern the mesh and have no status of ours.
         let matters = item.is_some() || fact.is_some();
         let record = record.filter(|record| matters || record.is_ours());
         Self { id, item, fact, record }

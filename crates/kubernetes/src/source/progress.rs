@@ -1,18 +1,18 @@
-//! Which kinds have still to be listed.
+//! Kinds that have not been listed yet.
 
 use std::fmt;
 
-/// Which kinds have still to be listed once before anything is told.
+/// The kinds that have to be listed before the first update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Not listed yet.
+    /// Kinds that are not listed yet.
     pub(crate) waiting: Vec<&'static str>,
-    /// The same, because the server forbids it.
+    /// Kinds that are not listed because the server forbids it.
     pub(crate) forbidden: Vec<&'static str>,
 }
 
 impl Progress {
-    /// Whether every kind has been listed, or is known not to be there.
+    /// Returns true if every kind has been listed, or is known to be absent.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.waiting.is_empty() && self.forbidden.is_empty()

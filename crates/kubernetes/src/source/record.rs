@@ -1,4 +1,4 @@
-//! What is kept of a custom resource for its status.
+//! Data of a custom resource for its status.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use serde_json::Value;
 use crate::read::is_service_parent;
 use crate::status::{Form, Target, is_ours};
 
-/// What is kept of a custom resource for its status.
+/// Data of a custom resource for its status.
 pub(crate) struct Record {
     pub(crate) form: Form,
     pub(crate) resource: Arc<ApiResource>,
     pub(crate) target: Target,
     pub(crate) generation: i64,
     pub(crate) resource_version: String,
-    /// The services that a route names as its parents, as they are written.
+    /// The Service parents of a route, as written.
     pub(crate) parents: Vec<Value>,
-    /// The part of the status that is written.
+    /// The current status, reduced to the part that is written.
     pub(crate) standing: Value,
 }
 
 impl Record {
-    /// Keeps what the reader of the object does not need.
+    /// Extracts the data that the reader of the object does not need.
     pub(crate) fn of(
         kind: ServedKind,
         resource: &Arc<ApiResource>,
@@ -54,7 +54,7 @@ impl Record {
         })
     }
 
-    /// Of an object of the cluster's own of which there is something to say.
+    /// Extracts the data of a built-in object that needs an event.
     pub(crate) fn remarked<K>(object: &K) -> Self
     where
         K: Resource<DynamicType = ()> + k8s_openapi::Resource,
@@ -76,7 +76,7 @@ impl Record {
         }
     }
 
-    /// Whether the status says something in our name.
+    /// Returns true if the status has an entry of our controllers.
     pub(crate) fn is_ours(&self) -> bool {
         let entries = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
         self.form == Form::Parents && entries.iter().any(is_ours)

@@ -1,4 +1,4 @@
-//! What leaves when.
+//! Order of updates and statuses.
 
 use kube::core::ApiResource;
 use serde_json::json;
@@ -49,7 +49,7 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
     let full = updates.clone().reserve_owned().await.unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(joined.run(updates));
-    // All is listed, and the queue of the control plane is full.
+    // All kinds are listed, and the queue of the control plane is full.
     progress.wait_for(Progress::is_synced).await.unwrap();
     assert!(!statements.has_changed().unwrap(), "said before it is on its way");
     drop(full);

@@ -1,4 +1,4 @@
-//! Events: warnings beside an object, for who looks at it.
+//! Warning events of objects.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
-/// A warning beside an object that stands there as long as what it tells: the server forgets an event after
-/// an hour, and this one is counted up before.
+/// A warning event that exists as long as its cause: the API server deletes an event after an hour unless its
+/// count is increased.
 pub(crate) struct Told {
     note: String,
     event: Written,
@@ -24,7 +24,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Writes a warning beside an object in the name of `instance`; `reason` is a word for what happened.
+    /// Writes a warning event about an object, reported by `instance`, with the given reason.
     pub(crate) async fn write(
         client: &Client,
         (instance, object): (&str, &ObjectReference),
@@ -42,12 +42,12 @@ impl Told {
         }
     }
 
-    /// Whether it tells this.
+    /// Returns true if the event has this note.
     pub(crate) fn tells(&self, note: &str) -> bool {
         self.note == note
     }
 
-    /// Counts it up if it is time to. Whether it still stands there.
+    /// Increases the count if it is due. Returns false if the event does not exist any more.
     pub(crate) async fn renew(&mut self, client: &Client, now: Instant) -> bool {
         if now.duration_since(self.at) < RENEW_EVERY {
             return true;
@@ -56,7 +56,7 @@ impl Told {
         match count_up(client, &self.event, count).await {
             Ok(()) => (self.at, self.count) = (now, count),
             Err(error) if error.code() == Some(404) => return false,
-            // Tried again in the next round.
+            // Retried in the next round.
             Err(error) => {
                 let name = self.event.metadata.name.as_deref();
                 tracing::debug!(name, %error, "an event cannot be renewed");
@@ -66,20 +66,20 @@ impl Told {
     }
 }
 
-/// The name of an event: the same for the same note about the same object, so that the next holder of the Lease counts
-/// up the event of the one before.
+/// Returns the name of an event. It depends on object, reason and note only, so that the next leader increases
+/// the count of the previous leader's event.
 fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
     let name = object.name.as_deref().unwrap_or(CONTROL);
     let (uid, kind) = (object.uid.as_deref(), object.kind.as_deref());
     let parts = [uid.unwrap_or_default(), kind.unwrap_or_default(), name, reason, note];
-    // FNV-1a, with a byte between the parts that none of them has.
+    // FNV-1a, with a separator byte that no part contains.
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
     let hash =
         bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
     format!("{}.{hash:016x}", cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']))
 }
 
-/// A warning about `object` in the name of `instance`; `reason` and `action` are words of the API.
+/// Creates a warning event about `object`, reported by `instance`.
 fn warning(
     instance: &str,
     object: &ObjectReference,
@@ -106,7 +106,7 @@ fn warning(
     }
 }
 
-/// Creates an event, or counts up the one that stands there. The count that it has then.
+/// Creates an event, or increases the count of an existing one. Returns the new count.
 async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiError> {
     let api = api(client, event)?;
     match api.create(&PostParams::default(), event).await {
@@ -114,7 +114,7 @@ async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiErr
         Err(error) if error.code() == Some(CONFLICT) => {}
         Err(error) => return Err(error),
     }
-    // A patch that changes nothing answers with the event: control planes have no right to read events.
+    // The response to an empty patch contains the event: control planes lack permission to read events.
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     let unchanged = Patch::Merge(json!({}));
     let standing = api.patch(&name, &PatchParams::default(), &unchanged).await?;
@@ -135,8 +135,8 @@ fn api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError>
     Ok(ObjectApi::namespaced(client.clone(), &NamespaceName::new(namespace)?))
 }
 
-/// A text with `…` in place of its middle if it has more bytes than this: object and field are at its beginning, and the
-/// hint is at its end.
+/// Shortens a text to this many bytes by replacing its middle with `…`: the object and field are at its start,
+/// and the hint is at its end.
 pub(crate) fn shortened(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
@@ -151,8 +151,8 @@ fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }
 
-/// Writes a warning: `reason` is a word for what happened, `action` for what was tried. One that cannot
-/// be written is lost: statuses and logs say it too.
+/// Writes a warning event with this reason and action. A failed write is ignored: statuses and logs report the
+/// problem too.
 pub(crate) async fn warn(
     client: &Client,
     object: &ObjectReference,
@@ -165,16 +165,16 @@ pub(crate) async fn warn(
     }
 }
 
-/// The API server takes no longer note.
+/// The maximum length of a note in the API.
 const NOTE_BYTES_MAX: usize = 1024;
 const ELLIPSIS: &str = "…";
-/// A name has at most 253 characters; those that are left are for the hash.
+/// Names have at most 253 characters; the rest is for the hash.
 const NAME_CHARACTERS_MAX: usize = 220;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 const CONFLICT: u16 = 409;
 const INSTANCE_CHARACTERS_MAX: usize = 128;
-/// Often enough that one that fails once, or comes late, is still in time.
+/// Often enough that a failed or late renewal is still in time.
 const RENEW_EVERY: Duration = Duration::from_secs(20 * 60);
 
 #[cfg(test)]
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(write("two", "u1", "no").await, 2);
         assert_eq!(write("one", "u1", "no").await, 3);
         assert_eq!(counts(), [Some(3)]);
-        // Another text, and another object of the same name, have events of their own.
+        // Another note, and another object of the same name, have events of their own.
         assert_eq!(write("one", "u1", "yes").await, 1);
         assert_eq!(write("one", "u2", "no").await, 1);
         assert_eq!(counts().len(), 3);
@@ -244,7 +244,7 @@ mod tests {
         assert!(standing.tells("no") && !standing.tells("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };
-        // Well before the server forgets it, in an hour; not all the time.
+        // Well before the server deletes it after an hour, but not constantly.
         for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
         {
             let now = start + Duration::from_secs(minutes * 60);

@@ -1,4 +1,4 @@
-//! One of all control planes writes: the one that holds the lease.
+//! Leader election: the control plane that holds the Lease writes statuses.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,8 +21,9 @@ use super::Writer;
 use crate::api::{ApiError, ObjectApi};
 use crate::words::{CONTROL, CONTROL_NAME};
 
-/// Takes the lease when it can and keeps it, and reports in `leading` whether it has it. Ends when `stop` becomes true:
-/// then it gives the lease back. The other control planes watch it, so one of them takes it at once.
+/// Acquires and renews the Lease, and reports in `leading` whether this control plane holds it. When `stop`
+/// becomes true, releases the Lease and returns. The other control planes watch the Lease, so one of them
+/// acquires it immediately.
 pub async fn hold(
     client: Client,
     writer: Writer,
@@ -43,7 +44,7 @@ async fn hold_looking(
     let mut candidate =
         Candidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
     let mut pause = Duration::ZERO;
-    // Open while another control plane holds the lease.
+    // Open while another control plane holds the Lease.
     let mut events: Option<LeaseEvents> = None;
     loop {
         tokio::select! {
@@ -51,7 +52,7 @@ async fn hold_looking(
             () = until_free(&mut events) => {}
             Ok(_) = stop.wait_for(|stop| *stop) => break,
         }
-        // Who cannot renew in time must have stopped to write before others may begin.
+        // A leader that cannot renew in time must have stopped writing before another one may start.
         let tried = timeout(RENEW_EVERY, candidate.tried(&api)).await;
         let now = Instant::now();
         if let Ok(Err(error)) = &tried {
@@ -77,7 +78,7 @@ async fn hold_looking(
             }
         }
     }
-    // No status is written any more when another one begins to.
+    // Stop writing statuses before another leader starts.
     leading.send_replace(false);
     match timeout(RELEASED_AT_LATEST, candidate.release(&api)).await {
         Ok(Ok(true)) => tracing::info!(name = candidate.name, "the lease is given back"),
@@ -89,8 +90,8 @@ async fn hold_looking(
 
 type LeaseEvents = Pin<Box<dyn Stream<Item = Result<Event<Lease>, ApiError>> + Send>>;
 
-/// Waits until the lease has no holder; for ever without a watch. A watch that fails is opened again with growing pauses,
-/// and the looks at intervals go on.
+/// Waits until the Lease has no holder; forever if there is no watch. A failed watch is reopened with
+/// exponential backoff, while polling continues.
 async fn until_free(events: &mut Option<LeaseEvents>) {
     let Some(stream) = events else { return std::future::pending().await };
     while let Some(event) = stream.next().await {
@@ -115,19 +116,19 @@ fn holder(lease: &Lease) -> &str {
     spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
 }
 
-/// One control plane that would write.
+/// A control plane that competes for the Lease.
 struct Candidate {
     name: String,
-    /// The version of the lease that was seen, and since when it has been the same.
+    /// The last observed version of the Lease, and the time since it has been unchanged.
     observed: Option<(String, Instant)>,
-    /// When the lease was last renewed.
+    /// The time of the last renewal.
     renewed: Option<Instant>,
-    /// The lease has an annotation with the connections among them.
+    /// The source of the annotation with the connections.
     facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 impl Candidate {
-    /// Whether it holds the lease now.
+    /// Tries to acquire or renew the Lease; returns true if this control plane holds it.
     async fn tried(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
         let began = Instant::now();
         let Some(lease) = api.get_opt(&CONTROL_NAME).await? else {
@@ -146,7 +147,7 @@ impl Candidate {
         )
     }
 
-    /// Gives the lease back if it is its own; false if it is not.
+    /// Releases the Lease if this control plane holds it; otherwise returns false.
     async fn release(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
         if self.renewed.is_none() {
             return Ok(false);
@@ -162,8 +163,8 @@ impl Candidate {
         api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(|_| true)
     }
 
-    /// Whether the lease is its own, nobody's, or has not been renewed for as long as it is for, by
-    /// a clock of its own: those of others may be wrong.
+    /// Returns true if the Lease has no other holder or has expired. Expiry is measured with the local clock
+    /// because other clocks may be wrong.
     fn may_take(&mut self, lease: &Lease, now: Instant) -> bool {
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         let since = match &self.observed {
@@ -179,7 +180,7 @@ impl Candidate {
         holder.is_empty() || holder == self.name || now - since >= lasts
     }
 
-    /// The lease as this one's.
+    /// Returns the Lease with this control plane as its holder.
     fn taken(&self, mut lease: Lease, now: Timestamp) -> Lease {
         note_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
         let before = lease.spec.take().unwrap_or_default();
@@ -204,7 +205,7 @@ impl Candidate {
                 self.renewed = Some(began);
                 Ok(true)
             }
-            // Another one was faster.
+            // Another control plane was faster.
             Err(error) if error.code() == Some(409) => {
                 self.renewed = None;
                 Ok(false)
@@ -226,7 +227,7 @@ fn note_connections(metadata: &mut ObjectMeta, connections: Option<&SidecarConne
     annotations.insert(CONNECTIONS.to_owned(), noted.to_string());
 }
 
-/// The connections of sidecars that the holder of the lease noted in its annotation.
+/// Returns the connections of sidecars from the annotation of the Lease.
 pub(crate) fn noted_connections(metadata: &ObjectMeta) -> Option<SidecarConnections> {
     let text = metadata.annotations.as_ref()?.get(CONNECTIONS)?;
     let noted: Value = serde_json::from_str(text).ok()?;
@@ -243,17 +244,18 @@ pub(crate) fn noted_connections(metadata: &ObjectMeta) -> Option<SidecarConnecti
     })
 }
 
-/// Annotation of the lease: the connections of sidecars, as its holder knows them.
+/// An annotation of the Lease: the connections of sidecars, as reported by its holder.
 const CONNECTIONS: &str = "leno.dev/sidecar-connections";
-/// How long a lease is for.
+/// The duration of the Lease.
 const LASTS: Duration = Duration::from_secs(15);
-/// How often it is renewed.
+/// The interval between renewals.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// The interval at which the others read it, in addition to their watch: a lease that runs out causes no event.
+/// The polling interval of the other control planes, in addition to their watch: expiry of the Lease causes no
+/// event.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A control plane that ends does not wait longer for the API server.
+/// The maximum delay of shutdown by the release of the Lease.
 const RELEASED_AT_LATEST: Duration = Duration::from_secs(2);
-/// Who has not renewed it for this long writes no more; less than it is for.
+/// The time after the last renewal at which the holder stops writing; less than the duration of the Lease.
 const RENEWED_AT_LATEST: Duration = Duration::from_secs(9);
 
 #[cfg(test)]
@@ -278,7 +280,7 @@ mod tests {
             SidecarFacts { connections: Some(connections.clone()), ..SidecarFacts::default() };
         let taken = candidate("b", facts).taken(lease("a", "1"), Timestamp::UNIX_EPOCH);
         assert_eq!(noted_connections(&taken.metadata), Some(connections));
-        // The next holder does not know yet.
+        // The next holder has no data yet.
         let taken = candidate("c", SidecarFacts::default()).taken(taken, Timestamp::UNIX_EPOCH);
         assert_eq!(noted_connections(&taken.metadata), None);
         for odd in
@@ -342,7 +344,7 @@ mod tests {
                     writer,
                     leads,
                     stopped,
-                    // Longer than any test runs: the watch alone can report it.
+                    // Longer than the test: only the watch can report the change.
                     Duration::from_secs(3600),
                 )),
                 leading,

@@ -1,4 +1,4 @@
-//! What is said of one object, and the status that says it. Pure.
+//! Desired status of one object, and the patch that applies it. Pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,47 +10,47 @@ use serde_json::{Map, Value, json};
 use crate::gateway::{Address, GatewaySaid, ParentSaid, features};
 use crate::words::GATEWAY_CONTROLLER;
 
-/// What is to be said of one object.
+/// The desired status and events of one object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statement {
     pub(crate) target: Target,
     pub(crate) resource: Arc<ApiResource>,
     pub(crate) resource_version: String,
-    /// The newest, of which gateways, their classes and routes may not know yet.
+    /// The latest generation. The statuses of gateways, classes and routes may still be about an earlier one.
     pub(crate) generation: i64,
-    /// What stands in the status now, of the part that is written.
+    /// The current status, reduced to the part that is written.
     pub(crate) standing: Value,
     pub(crate) said: Said,
-    /// Why the object is refused, if it is.
+    /// The reason for rejection, if the object is rejected.
     pub(crate) refusal: Option<String>,
-    /// What of it is not heeded, if anything.
+    /// A warning about unsupported fields, if any.
     pub(crate) remark: Option<String>,
-    /// What decides instead of it, where no status has room for that.
+    /// The object that takes precedence, for kinds with no place for it in the status.
     pub(crate) conflict: Option<String>,
     /// A missing object that it refers to, for kinds without a status.
     pub(crate) dangling: Option<String>,
 }
 
-/// Which object is meant.
+/// The identity of the object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
     pub(crate) kind: &'static str,
-    /// Empty for kinds without.
+    /// Empty for cluster-scoped kinds.
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// What is said.
+/// The content of the status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Said {
-    /// For each parent of a route, and in whose name.
+    /// The statuses of a route, for each parent, with the controller's name.
     Parents(Vec<ParentSaid>),
     Conditions(Vec<Condition>),
     Gateway(GatewaySaid),
-    /// Of a version of a class of gateways.
+    /// The conditions of a GatewayClass, with its generation.
     Class(i64, Vec<Condition>),
-    /// As OSM says it: in force, or an error and why.
+    /// The status in OSM's form: in force, or an error.
     Current(Result<(), String>),
     /// The kind has no status.
     Nothing,
@@ -67,7 +67,7 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Whether an object has come to where it decides, in the words of `told`; only one that is accepted has.
+    /// Creates the `Programmed` condition from `Accepted`. `told` is the message for an accepted object.
     pub(crate) fn programmed(accepted: &Self, told: &str) -> Self {
         let (status, reason, message) = match accepted.status {
             "True" => ("True", "Programmed", told),
@@ -77,7 +77,7 @@ impl Condition {
     }
 }
 
-/// Which form of status a kind has.
+/// The form of a kind's status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Parents,
@@ -100,7 +100,7 @@ impl Form {
         }
     }
 
-    /// The part of a status that is read and written.
+    /// Extracts the part of a status that is read and written.
     pub(crate) fn standing(self, status: Option<&Value>) -> Value {
         let part = |key: &str| status.and_then(|status| status.get(key)).cloned();
         match self {
@@ -122,8 +122,8 @@ impl Form {
 }
 
 impl Statement {
-    /// The status to write, if it differs from the one that stands there. A condition that has
-    /// not changed keeps its time.
+    /// Returns the status to write, if it differs from the current one. An unchanged condition keeps its
+    /// transition time.
     pub(crate) fn status(&self, now: &Value) -> Option<Value> {
         match &self.said {
             Said::Nothing => None,
@@ -149,7 +149,7 @@ impl Statement {
                     Ok(()) => ("committed", "in force"),
                     Err(why) => ("error", why.as_str()),
                 };
-                // What is in force may be said in other words: OSM, where it still runs, has its own.
+                // A running OSM may use another reason for an object in force.
                 let stands = match outcome {
                     Ok(()) => self.standing.get(0).is_some_and(|word| word == current),
                     Err(_) => self.standing == json!([current, reason]),
@@ -187,7 +187,7 @@ impl Statement {
         })
     }
 
-    /// Those of others as they are, and then ours.
+    /// Returns the entries of other controllers unchanged, followed by ours.
     fn parents(&self, ours: &[ParentSaid], now: &Value) -> Vec<Value> {
         let standing = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ours = |entry: &&Value| is_ours(entry);
@@ -206,21 +206,21 @@ impl Statement {
                 "conditions": written(conditions, *generation, before, now),
             }));
         }
-        // In the order of those that stand there, so that order alone is no difference.
+        // Keep the current order, so that order alone causes no write.
         let place = |entry: &Value| standing.iter().position(|it| is_same_parent(it, entry));
         all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
         all.truncate(PARENTS_MAX);
         all
     }
 
-    /// Whether another one says the same of the same version, in a form that has room for one writer:
-    /// where two do not agree, they would write for ever.
+    /// Returns true if another statement repeats this one for the same generation, for a form that allows one
+    /// writer only: two writers that disagree would overwrite each other forever.
     pub(crate) fn repeats(&self, other: &Self) -> bool {
         matches!(self.said, Said::Current(_))
             && (&self.said, self.generation) == (&other.said, other.generation)
     }
 
-    /// What events tell of it, each with its reason.
+    /// Returns the notes of events, each with its reason.
     pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
             ("Refused", self.refusal.as_deref()),
@@ -230,7 +230,7 @@ impl Statement {
         ]
     }
 
-    /// Whether there is anything to write or to tell.
+    /// Returns true if a status or event has to be written.
     pub(crate) fn is_due(&self) -> bool {
         self.notes().iter().any(|(_, note)| note.is_some()) || self.status(&Value::Null).is_some()
     }
@@ -245,8 +245,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Our conditions in their places among those that stand there. Those of others, which are of types that
-/// are none of ours, stay as they are.
+/// Merges our conditions into the current ones. Conditions of other types stay unchanged.
 fn written(ours: &[Condition], generation: i64, before: &Value, now: &Value) -> Value {
     let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
     let is_of = |entry: &Value, condition: &Condition| {
@@ -271,13 +270,13 @@ fn written(ours: &[Condition], generation: i64, before: &Value, now: &Value) -> 
         entry.insert("lastTransitionTime".to_owned(), since.clone());
         all.push(Value::Object(entry));
     }
-    // In the order of those that stand there, so that order alone is no difference.
+    // Keep the current order, so that order alone causes no write.
     let place = |entry: &Value| before.iter().position(|it| it.get("type") == entry.get("type"));
     all.sort_by_key(|entry| place(entry).unwrap_or(usize::MAX));
     Value::Array(all)
 }
 
-/// Whether an entry of `status.parents` was written by a control plane of ours.
+/// Returns true if one of our controllers wrote an entry of `status.parents`.
 pub(crate) fn is_ours(entry: &Value) -> bool {
     let name = entry.get("controllerName");
     name.is_some_and(|name| name == CONTROLLER || name == GATEWAY_CONTROLLER)
@@ -287,11 +286,11 @@ fn is_same_parent(one: &Value, other: &Value) -> bool {
     ["controllerName", "parentRef"].iter().all(|key| one.get(key) == other.get(key))
 }
 
-/// By which routes know who speaks of them.
+/// The controller name in the statuses of routes.
 pub(crate) const CONTROLLER: &str = "leno.dev/mesh-controller";
-/// The most conditions that every schema takes.
+/// The maximum number of conditions that every schema allows.
 const CONDITIONS_MAX: usize = 8;
-/// The most entries that the schema of routes takes.
+/// The maximum number of entries that the schema of routes allows.
 const PARENTS_MAX: usize = 32;
 
 #[cfg(test)]
@@ -357,7 +356,7 @@ mod tests {
         let refused = statement(osm, Said::Current(Err("no such service".to_owned())));
         let expected = json!({"currentStatus": "error", "reason": "no such service"});
         assert_eq!(refused.status(&Value::Null), Some(expected));
-        // The same again, whatever stands there meanwhile; of another version it is news.
+        // The same status is not written again, even if the current one differs; for another generation it is.
         let again = statement(json!(["pending", null]), refused.said.clone());
         assert!(refused.repeats(&again));
         let newer = Statement { generation: again.generation + 1, ..again };

@@ -1,4 +1,4 @@
-//! A status that cannot be written is retried with pauses, and reported once.
+//! Retries and the single report of a status that cannot be written.
 
 use super::*;
 use crate::testing::Server;
@@ -58,7 +58,7 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     let warnings: Vec<String> = reported.borrow().iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("JwtValidation shop/api: status: the API server"));
-    // Each pause is twice as long as the one before, up to a limit.
+    // Each delay is twice as long as the one before, up to a limit.
     let mut pauses = Vec::new();
     for _ in 0..9 {
         let written = scribe.written.get_mut(&statement.target).unwrap();
@@ -74,7 +74,7 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     assert_eq!(patches(&server), 10);
     let [event] = &events(&server)[..] else { panic!("one event stands beside the object") };
     assert_eq!(event["reason"], "StatusNotWritten");
-    // Another control plane reports it while that one leads.
+    // Another control plane reports it while that one is the leader.
     scribe.report(false);
     assert!(reported.borrow().is_empty());
     server.store.lock().unwrap().forbidden = None;

@@ -1,4 +1,4 @@
-//! The authority that signs the webhook's certificates, and nothing else; pure.
+//! Certificate authority of the webhook, dedicated to its certificates; pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{ServerConfig, version};
 use time::OffsetDateTime;
 
-/// An authority as the Secret keeps it: its key, its certificate, and the one before that.
+/// The authority as stored in the Secret: its key, its certificate, and the certificate of the previous
+/// authority.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Authority {
     pub(super) key: String,
-    /// Its own certificate first; certificates of the one that it replaced may still be in use.
+    /// Its own certificate first; certificates of the replaced authority may still be in use.
     pub(super) certificates: String,
 }
 
@@ -30,24 +31,24 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// Why there is no certificate.
+/// The reason that there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// The Secret holds something else.
+    /// The Secret has other content.
     #[error(
         "the Secret leno-webhook does not hold an authority: {0}; delete it, and it is made anew"
     )]
     Unreadable(&'static str),
-    /// A certificate cannot be made.
+    /// A certificate cannot be created.
     #[error("a certificate for the webhook cannot be made")]
     Encoding(#[from] rcgen::Error),
-    /// TLS does not take it.
+    /// TLS rejects it.
     #[error("a certificate for the webhook cannot be used")]
     Tls(#[from] rustls::Error),
 }
 
 impl Authority {
-    /// A new one; the certificate of `before` stays with it.
+    /// Generates a new authority, which keeps the certificate of `before`.
     pub(super) fn generate(before: Option<&Self>, now: SystemTime) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut parameters = parameters("leno webhook authority", now, AUTHORITY_LIFETIME)?;
@@ -60,7 +61,7 @@ impl Authority {
         Ok(Self { key: key.serialize_pem(), certificates })
     }
 
-    /// Whether it signs long enough that nobody has to hurry when it is replaced.
+    /// Returns true if the authority is valid long enough not to be replaced yet.
     pub(super) fn is_fresh(&self, now: SystemTime) -> bool {
         self.not_after().is_ok_and(|end| end > now + AUTHORITY_LEFT_MIN)
     }
@@ -75,7 +76,8 @@ impl Authority {
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }
 
-    /// TLS with a new certificate for these names. With `clients`, others are not served.
+    /// Creates a TLS configuration with a new certificate for these names. With `clients`, other clients are
+    /// rejected.
     pub(super) fn serve(
         &self,
         names: Vec<String>,
@@ -117,20 +119,21 @@ fn parameters(
     Ok(parameters)
 }
 
-/// The first certificate of several.
+/// Returns the first certificate of several.
 fn first_block(pem: &str) -> Option<&str> {
     let end = pem.find(END)? + END.len();
     Some(pem.get(..end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))
 }
 
 const END: &str = "-----END CERTIFICATE-----";
-/// As long as a cluster may live without anybody thinking of it.
+/// As long as a cluster may run unattended.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
-/// It is replaced when less is left, so that nothing that it signed is in use at its end.
+/// The remaining lifetime below which the authority is replaced, so that none of its certificates is in use
+/// when it expires.
 const AUTHORITY_LEFT_MIN: Duration = Duration::from_secs(365 * 86_400);
-/// How long a certificate of a listener is valid.
+/// The lifetime of a listener's certificate.
 pub(super) const SERVING_LIFETIME: Duration = Duration::from_secs(90 * 86_400);
-/// How far the clock of the API server may be behind ours.
+/// The tolerated delay of the API server's clock.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
@@ -142,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether somebody who trusts `bundle` accepts a certificate of `authority` for `name`.
+    /// Returns true if a client that trusts `bundle` accepts a certificate of `authority` for `name`.
     fn is_trusted(bundle: &str, authority: &Authority, name: &str, now: SystemTime) -> bool {
         let mut roots = RootCertStore::empty();
         for der in CertificateDer::pem_slice_iter(bundle.as_bytes()) {

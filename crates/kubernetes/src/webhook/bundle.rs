@@ -1,4 +1,4 @@
-//! What the API server verifies the webhook by: it stands in the webhook's configuration.
+//! CA bundle of the webhook configuration, by which the API server verifies the webhook.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 
 use crate::api::{ApiError, ObjectApi, ObjectName};
 
-/// The configuration of the injector. Configurations are asked in the order of their names: what OSM
-/// (`osm-…`) and FSM (`fsm-…`) put into a pod is there when ours comes, and left alone.
+/// The webhook configuration of the injector. The API server calls configurations in order of their names:
+/// changes by OSM (`osm-…`) and FSM (`fsm-…`) precede ours, and are kept.
 pub const INJECTOR: &str = "sidecar-injector.leno.dev";
-/// The same as the name of an object.
+/// `INJECTOR` as an object name.
 pub(crate) const INJECTOR_NAME: ObjectName = ObjectName::literal(INJECTOR);
 
-/// Whether the API server can ask.
+/// The state of the CA bundles of a webhook configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrustState {
-    /// It knows whom to trust.
+    /// All webhooks have a CA bundle.
     Trusted,
-    /// Some webhook of the configuration trusts somebody else, or nobody.
+    /// A webhook of the configuration has no CA bundle.
     Untrusted,
     /// There is no configuration.
     Absent,
 }
 
-/// Sees to it that the configuration trusts `certificates`.
+/// Writes `certificates` as the CA bundle of the configuration.
 pub(super) async fn publish(client: &Client, certificates: &str) -> Result<TrustState, ApiError> {
     let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
     let Some(found) = configurations.get_opt(&INJECTOR_NAME).await? else {
@@ -40,7 +40,7 @@ pub(super) async fn publish(client: &Client, certificates: &str) -> Result<Trust
     Ok(TrustState::Trusted)
 }
 
-/// Whether a configuration trusts somebody.
+/// Returns the state of a configuration.
 #[must_use]
 pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> TrustState {
     let Some(webhooks) = configuration.and_then(|it| it.webhooks.as_ref()) else {
@@ -53,7 +53,7 @@ pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> Trus
     }
 }
 
-/// The webhooks that trust somebody else.
+/// Returns the webhooks with another CA bundle or none.
 fn stale(configuration: &MutatingWebhookConfiguration, certificates: &str) -> Vec<String> {
     let webhooks = configuration.webhooks.iter().flatten();
     webhooks

@@ -1,4 +1,4 @@
-//! Clients of the webhook: verified by the authorities in a file, which is read again when it changes.
+//! Client verification of the webhook, with CA certificates from a file that is reloaded when it changes.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -13,27 +13,27 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
-/// The authorities that sign the certificates of API servers.
+/// The CA certificates for the client certificates of API servers.
 pub(super) struct ClientAuthorities {
     path: PathBuf,
-    /// The text of the file at the last look, good or not.
+    /// The last seen content of the file, valid or not.
     seen: String,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-/// Why the file cannot be used.
+/// The reason that the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientAuthoritiesError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// The reason of the system.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It holds no certificates that can be used.
+    /// The file has no valid certificates.
     #[error("{path}: {problem}; write certificates of authorities in PEM, without keys")]
     Invalid {
         /// The file.
@@ -56,7 +56,7 @@ impl ClientAuthorities {
         Arc::clone(&self.verifier)
     }
 
-    /// Reads the file again. Whether others are to be trusted now: one that cannot be used changes nothing.
+    /// Reloads the file. Returns true if the certificates have changed; an invalid file changes nothing.
     pub(super) fn reload(&mut self) -> bool {
         let text = match read(&self.path) {
             Ok(text) if text == self.seen => return false,
@@ -82,10 +82,10 @@ impl ClientAuthorities {
     }
 }
 
-/// The text of a file with authorities of clients, if it can be used.
+/// Returns the content of a file with client CA certificates, if it is valid.
 ///
 /// # Errors
-/// When it cannot be read, or has no certificates.
+/// When the file cannot be read, or has no certificates.
 pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
     let text = read(path)?;
     verifier(path, &text)?;
@@ -119,7 +119,7 @@ fn verifier(
     built.map_err(|_| invalid("it has no certificate".to_owned()))
 }
 
-/// Room for hundreds of certificates.
+/// Enough for hundreds of certificates.
 const BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Keeps the webhook's certificates: ours, those of the authority, and what the API server trusts.
+//! Maintenance of the webhook's certificates: those of the listener and of the authority, and the CA bundle of
+//! the API server.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,7 +22,7 @@ use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::words::CONTROL;
 
-/// Looks now and again, for ever. What cannot be had is asked for again soon.
+/// Checks the certificates periodically, and retries after errors. Never returns.
 pub(super) async fn keep(
     client: Client,
     namespace: NamespaceName,
@@ -39,7 +40,8 @@ pub(super) async fn keep(
         let now = SystemTime::now();
         let round = async {
             let authority = authority(&secrets, now).await?;
-            // Before anybody is served with it, so that a certificate is never shown too early.
+            // Publish the CA bundle first, so that the listener does not present a certificate that the API
+            // server does not trust yet.
             let trust = bundle::publish(&client, &authority.certificates).await;
             let stays = held.as_ref().is_some_and(|(known, since)| {
                 let age = now.duration_since(*since).unwrap_or_default();
@@ -56,7 +58,7 @@ pub(super) async fn keep(
         };
         match round.await {
             Ok(bundle::TrustState::Trusted) => pause = PAUSE_MAX,
-            // It is being installed.
+            // The installation is in progress.
             Ok(bundle::TrustState::Absent | bundle::TrustState::Untrusted) => pause = PAUSE_ABSENT,
             Err(error) => {
                 let error = with_causes(&error);
@@ -68,7 +70,7 @@ pub(super) async fn keep(
             }
         }
         if wait(pause, clients.as_mut()).await == Next::Clients {
-            // At once, also while the API server does not answer.
+            // Immediately, even if the API server does not respond.
             let verifier = clients.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
             let made = held.as_ref().map(|(it, _)| it.serve(names.clone(), verifier, now));
@@ -80,12 +82,12 @@ pub(super) async fn keep(
     }
 }
 
-/// Why a pause is over.
+/// The reason that a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// It was long enough.
+    /// The time is up.
     Look,
-    /// Other clients are to be trusted now.
+    /// The client CA certificates have changed.
     Clients,
 }
 
@@ -107,7 +109,7 @@ async fn wait(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next 
     }
 }
 
-/// The authority that the Secret holds, made by whoever comes first.
+/// Returns the authority in the Secret. The first control plane creates it.
 async fn authority(secrets: &ObjectApi<Secret>, now: SystemTime) -> Result<Authority, KeysError> {
     for _ in 0..ATTEMPTS {
         let found = secrets.get_opt(&WEBHOOK_NAME).await?;
@@ -127,12 +129,12 @@ async fn authority(secrets: &ObjectApi<Secret>, now: SystemTime) -> Result<Autho
         let parameters = PostParams::default();
         let written = match known {
             None => secrets.create(&parameters, &secret).await,
-            // With the version that was read: of two that replace it one fails.
+            // The request names the version that was read: of two concurrent replacements one fails.
             Some(_) => secrets.replace(&WEBHOOK_NAME, &parameters, &secret).await,
         };
         match written {
             Ok(_) => return Ok(new),
-            // Somebody else was first: theirs it is.
+            // Another control plane was faster: use its authority.
             Err(error) if error.code() == Some(CONFLICT) => {}
             Err(error) => return Err(error.into()),
         }
@@ -151,7 +153,7 @@ fn read(secret: &Secret) -> Result<Authority, AuthorityError> {
     Ok(Authority { key, certificates })
 }
 
-/// Why there are no keys for now.
+/// The reason that there are currently no keys.
 #[derive(Debug, thiserror::Error)]
 enum KeysError {
     #[error(transparent)]
@@ -164,11 +166,11 @@ enum KeysError {
 
 const KEY: &str = "ca.key";
 const CERTIFICATES: &str = "ca.crt";
-/// The code of the API server for what somebody else was quicker at.
+/// The status code for a conflict with another client.
 const CONFLICT: u16 = 409;
-/// How often the Secret is read again because another one was first.
+/// The maximum number of attempts after conflicts.
 const ATTEMPTS: usize = 8;
-/// The pause between two looks at the file of the authorities of clients, which is small.
+/// The interval between checks of the small file with client CA certificates.
 const CLIENTS_LOOK_EVERY: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_ABSENT: Duration = Duration::from_secs(2);

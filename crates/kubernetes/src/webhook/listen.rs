@@ -1,4 +1,4 @@
-//! HTTPS for the API server: connections within bounds, one question after another on each.
+//! HTTPS listener for the API server: bounded connections, with one request at a time on each.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,16 +29,16 @@ use super::review::Review;
 use crate::api::{ObjectApi, ObjectName};
 use crate::inject::{NamespaceFacts, Settings};
 
-/// What every connection needs.
+/// The state shared by all connections.
 pub(super) struct Answering {
     pub(super) client: Client,
     pub(super) settings: watch::Receiver<Settings>,
-    /// Reviews in progress: their connections do not make room for others.
+    /// Reviews in progress: their connections are not closed in favor of others.
     pub(super) reviews: ConcurrencyLimit,
 }
 
-/// Answers until `end`; then it completes the reviews in progress, and those that come within the time for a last request.
-/// From `leaving` on, responses have `Connection: close`.
+/// Serves connections until `end`. Then it completes the reviews in progress, and those that arrive within the
+/// time for a last request. From `leaving` on, responses have `Connection: close`.
 pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
@@ -68,8 +68,8 @@ pub(super) async fn serve_all(
     while connections.join_next().await.is_some() {}
 }
 
-/// Serves one connection, which is half-open whenever no request is being answered on it: the one that has
-/// waited longest makes room.
+/// Serves one connection. It counts as half-open while no request is in progress; the longest waiting one is
+/// closed in favor of others.
 async fn serve_one(
     stream: TcpStream,
     (half_open, source): (HalfOpen, Source),
@@ -98,7 +98,7 @@ async fn serve_one(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        // A client that ends its own direction after its request awaits the response (RFC 9112 §9.6).
+        // A client that closes its sending direction after its request awaits the response (RFC 9112 §9.6).
         .half_close(true)
         .header_read_timeout(IDLE_MAX)
         .serve_connection(TokioIo::new(stream), service);
@@ -136,12 +136,12 @@ impl Answering {
             Ok(Err(_)) => return text(StatusCode::PAYLOAD_TOO_LARGE, "too much, or broken off"),
             Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "the body did not come"),
         };
-        // Until here the peer was awaited.
+        // Until here the connection waits for the peer.
         let _answering = half_open.answering();
         self.review(&body, source).await
     }
 
-    /// The answer to an `AdmissionReview`; 503 while too many are in progress.
+    /// Returns the response to an `AdmissionReview`; 503 while too many are in progress.
     pub(super) async fn review(&self, body: &[u8], source: Source) -> Response<Full<Bytes>> {
         let Some(_permit) = self.reviews.acquire(source) else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many reviews are in progress");
@@ -158,7 +158,7 @@ impl Answering {
         let name = ObjectName::from(namespace);
         let namespace = match timeout(NAMESPACE_MAX, namespaces.get(&name)).await {
             Ok(Ok(namespace)) => namespace,
-            // The client may not be the API server: the reason is for the log.
+            // The client may not be the API server: the reason goes to the log only.
             Ok(Err(error)) => {
                 return review.refuse_for(UNAVAILABLE, UNREADABLE, &error.to_string());
             }
@@ -185,23 +185,23 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
     response
 }
 
-/// Where pods are asked about.
+/// The path for reviews of pods.
 pub const MUTATE_PATH: &str = "/mutate";
-/// The API server takes objects of 3 MiB at most, and asks with old and new.
+/// The API server accepts objects of at most 3 MiB, and sends old and new versions.
 const BODY_MAX: usize = 8 << 20;
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections without a request, half of them of one source: an API server that creates many pods at once
+/// Connections without a request, half of them from one source: an API server that creates many pods at once
 /// opens a connection for each.
 pub(super) const WAITING_MAX: usize = 256;
-/// Reviews in progress at once; more are rejected. Connections that wait for a request make room for others,
-/// but these do not, so they hold no more than half of all.
+/// Maximum number of reviews in progress; further ones are rejected. Their connections are not closed in favor
+/// of others, unlike waiting ones, so they are limited to half of all.
 const REVIEWS_MAX: usize = CONNECTIONS_MAX / 2;
-/// The same of one source: an API server that creates many pods at once has one for each, for milliseconds.
+/// The same for one source: an API server that creates many pods at once has one for each, for milliseconds.
 const REVIEWS_OF_SOURCE_MAX: usize = CONNECTIONS_MAX / 4;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// Longer than the 90 s after which the API server itself lets go: a connection that both may close
-/// at once loses questions.
+/// Longer than the 90 s after which the API server closes idle connections: if both sides may close at the same
+/// time, requests are lost.
 const IDLE_MAX: Duration = Duration::from_secs(120);
 const NAMESPACE_MAX: Duration = Duration::from_secs(4);
 const UNAVAILABLE: u16 = 503;

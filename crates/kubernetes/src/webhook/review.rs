@@ -1,4 +1,4 @@
-//! An `AdmissionReview` and its answer; pure.
+//! `AdmissionReview` and its response; pure.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use crate::api::NamespaceName;
 use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
 
-/// What the API server asks.
+/// An admission request.
 #[derive(Debug)]
 pub(super) struct Review {
     uid: String,
     /// The client that sent it.
     source: Source,
-    /// The namespace that the object is created in; nothing for objects without.
+    /// The namespace of the object; `None` for cluster-scoped objects.
     namespace: Option<NamespaceName>,
     object: Value,
 }
 
-/// Why a question cannot be answered at all.
+/// The reason that a request has no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum InvalidReview {
     #[error("this is no AdmissionReview of admission.k8s.io/v1")]
@@ -55,17 +55,17 @@ impl Review {
         Ok(Self { uid, source, namespace, object })
     }
 
-    /// Whether there is a pod to look at.
+    /// Returns true if the request creates a pod.
     pub(super) fn is_about_pod(&self) -> bool {
         self.object.is_object()
     }
 
-    /// The namespace of the pod, if there is a pod to look at.
+    /// Returns the namespace of the pod, if the request creates one.
     pub(super) fn namespace_of_pod(&self) -> Option<&NamespaceName> {
         self.namespace.as_ref().filter(|_| self.is_about_pod())
     }
 
-    /// Lets the pod in, with a sidecar if it is to have one.
+    /// Allows the pod, with a sidecar if it should have one.
     pub(super) fn mutate(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
         match inject(&self.object, Demand::Namespace(namespace), settings) {
             Ok(Outcome::Injected { pod, warnings }) => {
@@ -104,17 +104,17 @@ impl Review {
         }
     }
 
-    /// Lets it in as it is.
+    /// Allows the object unchanged.
     pub(super) fn allow(&self) -> Value {
         enveloped(json!({"uid": self.uid, "allowed": true}))
     }
 
-    /// Does not let it in.
+    /// Rejects the object.
     pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
         self.refuse_for(code, why, why)
     }
 
-    /// The same, for a reason that is not for the client: `why` goes to the log, and `message` to the client.
+    /// Rejects the object for a confidential reason: `why` goes to the log, and `message` to the client.
     pub(super) fn refuse_for(&self, code: u16, message: &str, why: &str) -> Value {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
@@ -132,17 +132,17 @@ impl Review {
         LINES.permit(self.source, Instant::now())
     }
 
-    /// As far as it has one yet.
+    /// Returns the name or `generateName` of the pod.
     fn name(&self) -> &str {
         let metadata = &self.object["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
         let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();
-        // The API server has not looked at it yet.
+        // The API server has not validated it yet.
         cut(name, NAME_BYTES_MAX)
     }
 }
 
-/// The beginning of a text, up to a number of bytes.
+/// Returns the beginning of a text, up to a number of bytes.
 fn cut(text: &str, bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes)).unwrap_or_default()
 }
@@ -151,16 +151,16 @@ fn enveloped(response: Value) -> Value {
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
 }
 
-/// The log lines that the reviews of each source cause.
+/// The log rate limit of reviews, per source.
 static LINES: LazyLock<LogLimits<Source>> = LazyLock::new(LogLimits::default);
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
-/// What the API server passes on is short.
+/// The API server limits the total size of warnings.
 const WARNINGS_MAX: usize = 10;
-/// As long as names may be.
+/// The maximum length of names.
 const NAME_BYTES_MAX: usize = 253;
-/// So much of a reason goes to the log: it quotes the pod.
+/// The maximum length of a logged reason, which quotes the pod.
 const WHY_BYTES_MAX: usize = 1000;
 
 #[cfg(test)]
@@ -288,7 +288,7 @@ mod tests {
                 assert_eq!(answer.unwrap_err(), InvalidReview::Namespace, "{bad}");
             }
         }
-        // A pod has a namespace; what else there may be need not have one.
+        // A pod has a namespace; other objects need not have one.
         let mut asked = review("CREATE", &json!({}));
         asked["request"]["namespace"] = Value::Null;
         let answer = parsed(&asked.to_string());

@@ -1,4 +1,4 @@
-//! The whole webhook, with an API server that knows just what it asks for.
+//! Tests of the whole webhook, with an API server that supports only the requests of the webhook.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -32,15 +32,15 @@ use crowd::{Sent, expect_served};
 #[path = "../../../listen/src/tests/crowd.rs"]
 mod crowd;
 
-/// What the API server keeps.
+/// The state of the API server.
 struct Kept {
     secret: Mutex<Option<Value>>,
     bundle: watch::Sender<String>,
-    /// The requests about namespaces, with whatever is behind their path.
+    /// The requests about namespaces, with the rest of their path.
     namespaces: Mutex<Vec<String>>,
     /// A request about the namespace `slow` has arrived.
     arrived: Notify,
-    /// Requests about it that may be answered.
+    /// Permits for responses to it.
     released: Semaphore,
 }
 
@@ -50,10 +50,10 @@ impl Kept {
     }
 }
 
-/// A part of answers of the API server, which is not for clients of the webhook.
+/// A part of the API server's responses that clients of the webhook must not see.
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
-/// An API server, and where it is.
+/// Starts an API server; returns its state and a client.
 async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
     let kept = Arc::new(Kept {
         secret: Mutex::new(None),
@@ -164,13 +164,13 @@ impl Kept {
     }
 }
 
-/// Asks as an API server does that trusts `bundle`.
+/// Sends a request like an API server that trusts `bundle`.
 async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &Value) -> (StatusCode, Value) {
     let (status, answer) = request(address, bundle, None, (path, body)).await.unwrap();
     (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
 }
 
-/// The same, with a client certificate if there is one.
+/// The same, with an optional client certificate.
 async fn request(
     address: SocketAddr,
     bundle: &str,
@@ -182,7 +182,7 @@ async fn request(
     Ok((head.status, body))
 }
 
-/// A connection as an API server opens it that trusts `bundle`.
+/// Opens a connection like an API server that trusts `bundle`.
 async fn connect(
     address: SocketAddr,
     bundle: &str,
@@ -208,7 +208,7 @@ async fn connect(
     Ok(hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?)
 }
 
-/// The response to one request on this connection.
+/// Returns the response to one request on this connection.
 async fn exchange(
     mut sender: SendRequest<Full<Bytes>>,
     connection: Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>,
@@ -225,14 +225,14 @@ async fn exchange(
         answer = exchange.as_mut() => return answer,
         ended = connection => ended,
     };
-    // The connection may end with the response.
+    // The connection may close with the response.
     match ended {
         Ok(()) => exchange.await,
         Err(error) => Err(error.into()),
     }
 }
 
-/// The reason why there is no response.
+/// The reason that there is no response.
 type Failure = Box<dyn std::error::Error>;
 
 /// A connection to the webhook.
@@ -241,7 +241,7 @@ type Connected = (SendRequest<Full<Bytes>>, Connection<TokioIo<TlsStream<TcpStre
 /// A certificate and its key.
 type Client509 = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
-/// An authority for clients, and one client of it.
+/// Creates a client CA and one client certificate.
 fn client_authority() -> (String, Client509) {
     let key = KeyPair::generate().unwrap();
     let mut parameters = CertificateParams::default();
@@ -256,7 +256,7 @@ fn client_authority() -> (String, Client509) {
     (authority.pem(), (certificate.der().clone(), own))
 }
 
-/// A webhook, and the API server behind it.
+/// A webhook with its API server.
 struct Served {
     kept: Arc<Kept>,
     address: SocketAddr,
@@ -280,7 +280,7 @@ impl Served {
         });
         let mut bundles = kept.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
-        // The webhook has its keys by now.
+        // The webhook has its certificate by now.
         kept.take_namespaces();
         Self { kept, address, bundle, stop, webhook, _tasks: tasks }
     }
@@ -299,7 +299,7 @@ fn review(namespace: &Value, object: &Value) -> Value {
     }})
 }
 
-/// Serves every client.
+/// Serves all clients.
 async fn serve_on(
     client: Client,
     listener: TcpListener,
@@ -370,7 +370,7 @@ async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
     assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
 }
 
-/// Returns when nothing listens there.
+/// Returns when the address does not accept connections.
 async fn closed(address: SocketAddr) {
     while TcpStream::connect(address).await.is_ok() {}
 }
@@ -521,7 +521,7 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     assert!(is_served(Some(&own)).await);
     assert!(!is_served(None).await && !is_served(Some(&other)).await);
     served.kept.take_namespaces();
-    // The file is read again: one that cannot be used changes nothing, another authority does.
+    // The file is reloaded: an invalid file changes nothing, another CA does.
     std::fs::write(&path, "broken").unwrap();
     assert!(is_served(Some(&own)).await);
     std::fs::write(&path, &theirs).unwrap();
@@ -569,7 +569,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
         "namespace": "shop", "object": {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}},
     }});
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
-        // Those of one source that there is room for.
+        // The limit of one source.
         let number = 10 * listen::WAITING_MAX / 2;
         expect_served((address, number), (sent, b"h2"), async || {
             let (status, _) = ask(address, &bundle, MUTATE_PATH, &review).await;

@@ -1,4 +1,4 @@
-//! Properties of the webhook's responses, for any body that any client may post.
+//! Properties of the webhook's responses to arbitrary bodies.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use leno_kubernetes::webhook::admission_response;
 use leno_model::TrustDomain;
 use serde_json::Value;
 
-/// A body is no review, or has a response with its uid. A patch applies to the pod, keeps every
-/// container of it, and leaves a pod that needs no second patch.
+/// Checks that a body is not a review, or has a response with its uid. A patch applies to the pod, keeps all of
+/// its containers, and produces a pod that needs no second patch.
 pub(crate) fn check(bytes: &[u8]) {
     let (namespace, settings) = (namespace(), settings());
     let Some(review) = admission_response(bytes, &namespace, &settings) else { return };
@@ -38,13 +38,13 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(second["response"]["patch"].is_null(), "{second}");
 }
 
-/// True if the pod of a review gets a sidecar.
+/// Returns true if the pod of a review gets a sidecar.
 pub(crate) fn is_patched(bytes: &[u8]) -> bool {
     let response = admission_response(bytes, &namespace(), &settings());
     response.is_some_and(|review| review["response"]["patch"].is_string())
 }
 
-/// The names of all containers.
+/// Returns the names of all containers.
 fn containers(pod: &Value) -> Vec<Value> {
     let list = |key: &str| pod["spec"][key].as_array().cloned().unwrap_or_default();
     let all = list("containers").into_iter().chain(list("initContainers"));

@@ -1,4 +1,5 @@
-//! Metrics in OTLP 1: `opentelemetry/proto/collector/metrics/v1/metrics_service.proto` and what it needs.
+//! Metrics in OTLP 1: messages of `opentelemetry/proto/collector/metrics/v1/metrics_service.proto` and its
+//! imports.
 
 use std::time::SystemTime;
 
@@ -9,24 +10,24 @@ use prost::Message;
 use super::{ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, nanoseconds};
 use crate::source::{Source, Value};
 
-/// From when to when everything was counted.
+/// The time range of cumulative values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// When counting began.
+    /// The start of the range.
     pub started: SystemTime,
-    /// When it was read.
+    /// The time of the reading.
     pub now: SystemTime,
 }
 
 impl Times {
-    /// Until now. A clock that was set back since does not let counts begin after they end.
+    /// Creates a range that ends now. It never starts after its end, even if the clock was set back.
     #[must_use]
     pub fn since(started: SystemTime) -> Self {
         Self { started, now: SystemTime::now().max(started) }
     }
 }
 
-/// The requests of a collector's `Export` that tell all metrics, filled one after the other.
+/// Export requests with all metrics, filled one after the other.
 #[derive(Debug)]
 pub struct Pages {
     resource: Resource,
@@ -34,18 +35,18 @@ pub struct Pages {
     now: u64,
     bytes_max: usize,
     full: Vec<(Vec<u8>, u64)>,
-    /// Of the request that is filled now.
+    /// The metrics of the current request.
     metrics: Vec<Metric>,
     points: u64,
     bytes: usize,
-    /// The metric whose points come now.
+    /// The current metric.
     named: Option<&'static Named>,
     numbers: Vec<NumberPoint>,
     histograms: Vec<HistogramPoint>,
 }
 
 impl Pages {
-    /// To be filled with the numbers of somebody, counted between these times.
+    /// Creates empty requests for a telemetry source and a time range.
     #[must_use]
     pub fn new(source: &Source, times: Times) -> Self {
         Self::of_bytes(source, times, REQUEST_BYTES_MAX)
@@ -67,7 +68,7 @@ impl Pages {
         }
     }
 
-    /// The requests, each with the number of its points.
+    /// Returns the requests, each with the number of its points.
     #[must_use]
     pub fn finish(mut self) -> Vec<(Vec<u8>, u64)> {
         self.close_metric();
@@ -75,7 +76,7 @@ impl Pages {
         self.full
     }
 
-    /// A point was added; when that fills the request, the rest of the metric goes into the next one.
+    /// Accounts for an added point. If the request is full, the rest of the metric goes into the next one.
     fn added(&mut self, bytes: usize) {
         self.points += 1;
         self.bytes += bytes + ELEMENT_BYTES;
@@ -96,7 +97,7 @@ impl Pages {
             Kind::Counter => {
                 Told::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
             }
-            // There are no summaries among what is counted here.
+            // Our metrics have no summaries.
             Kind::Gauge | Kind::Summary => Told::Gauge(Gauge { points: numbers }),
             Kind::Histogram => {
                 Told::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
@@ -173,14 +174,14 @@ impl Reader for Pages {
     }
 }
 
-/// Labels that are not empty: what is absent in Prometheus is absent there.
+/// Returns labels that are not empty: Prometheus treats an empty label as absent.
 fn attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
     let told = labels.iter().filter(|(_, value)| !value.is_empty());
     told.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
 }
 
-/// The unit in UCUM, which names of ours end with. Counts of things have none: bridges to Prometheus
-/// would append it to the name.
+/// Returns the UCUM unit from the suffix of a metric name. Counts have no unit: Prometheus bridges would append
+/// it to the name.
 fn unit(name: &str) -> &'static str {
     let name = name.strip_suffix("_total").unwrap_or(name);
     match name {

@@ -1,4 +1,4 @@
-//! Calls of gRPC to collectors: a response that arrives with the end of its connection counts.
+//! gRPC calls to collectors: a response that arrives with the end of its connection counts.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::pushed::{Became, Plain};
 use super::run;
 use crate::{Fate, Parcel, Post, message};
 
-/// A frame of HTTP/2 (RFC 9113 §4.1).
+/// Returns an HTTP/2 frame (RFC 9113 §4.1).
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();
     [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], payload].concat()
@@ -32,7 +32,7 @@ async fn read_request(tcp: &mut TcpStream) {
     }
 }
 
-/// A collector that sends so many bytes of its response in one piece and ends the connection after them.
+/// Starts a collector that sends `response` in one write and then closes the connection.
 async fn collector(response: Vec<u8>) -> (SocketAddr, Rc<Cell<u32>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What is pushed is what the page of metrics says, in parts that a collector takes.
+//! Exported metrics match the Prometheus page, in requests of limited size.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ fn source() -> Source {
     }
 }
 
-/// A process that has counted something of every kind.
+/// Returns telemetry with metrics of every kind.
 fn busy(series: u16) -> Arc<Telemetry> {
     let telemetry = Telemetry::new();
     let shard = telemetry.shard();
@@ -63,7 +63,7 @@ fn busy(series: u16) -> Arc<Telemetry> {
     telemetry
 }
 
-/// What tells all of it.
+/// Encodes all metrics.
 fn encode(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
     encode_in(telemetry, Pages::new(&source(), times()))
 }
@@ -90,7 +90,7 @@ fn metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
     all
 }
 
-/// Labels as the page has them, without those that are empty.
+/// Formats labels as on the page, without empty ones.
 fn labels(attributes: &[KeyValue], limit: Option<String>) -> String {
     let of = |it: &KeyValue| match it.value.as_ref().and_then(|it| it.value.as_ref()) {
         Some(any_value::Value::Text(text)) => {
@@ -103,7 +103,7 @@ fn labels(attributes: &[KeyValue], limit: Option<String>) -> String {
     if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(",")) }
 }
 
-/// What is pushed, in the lines of the page.
+/// Formats exported metrics as lines of the page.
 fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for Metric { name, told, .. } in metrics {
@@ -139,7 +139,7 @@ fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
     lines
 }
 
-/// The page without what is empty, and without what changes while one looks.
+/// Returns the page without empty series and those that change during the test.
 fn page(telemetry: &Telemetry) -> BTreeSet<String> {
     let mut page = String::new();
     telemetry.expose(Form::Prometheus, &mut page);
@@ -205,7 +205,7 @@ fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
     let parts = encode_in(&telemetry, Pages::of_bytes(&source(), times(), 20_000));
     assert!(parts.len() > 20, "{}", parts.len());
     for (bytes, _) in &parts {
-        // The last point, the resource, and names of metrics come on top.
+        // The last point, the resource, and the names of metrics are in addition to the limit.
         assert!(bytes.len() < 25_000, "{}", bytes.len());
     }
     let points = |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
@@ -215,7 +215,7 @@ fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
     assert_eq!(lines(&parts), lines(&whole));
 }
 
-/// All that was counted.
+/// A source of metrics.
 struct Numbers(Arc<Telemetry>);
 
 impl Teller for Numbers {
@@ -233,7 +233,7 @@ impl Teller for Numbers {
     }
 }
 
-/// What became of points: taken, and not.
+/// The numbers of accepted and rejected points.
 #[derive(Default)]
 pub(super) struct Became {
     pub(super) exported: Cell<u64>,
@@ -264,8 +264,8 @@ fn to(receiver: &Receiver) -> Option<Box<MetricsPush>> {
     Some(Box::new(MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX }))
 }
 
-/// What one push comes to at a collector that answers so: points that it took, points that it did
-/// not, and what arrived.
+/// Exports once to a collector with these responses. Returns the numbers of accepted and rejected points, and
+/// the received requests.
 async fn pushed(answers: Vec<hyper::Response<Full<Bytes>>>) -> (u64, u64, Vec<receiver::Arrived>) {
     let receiver = Receiver::start(answers).await;
     let (_says, wanted) = watch::channel(to(&receiver));
@@ -273,7 +273,7 @@ async fn pushed(answers: Vec<hyper::Response<Full<Bytes>>>) -> (u64, u64, Vec<re
     let mut fate = Fate::new("metrics", &became);
     let post = Post::new(Plain, None);
     let since = (UNIX_EPOCH, u64::MAX);
-    // The first is due within an hour; the last one is sent now.
+    // The first export is due within an hour; the last one is sent now.
     let over = std::future::ready(());
     push_metrics((&post, &mut fate), Numbers(busy(1)), wanted, since, over).await;
     (became.exported.get(), became.refused.get(), receiver.arrived())
@@ -317,13 +317,13 @@ fn what_a_collector_refuses_of_a_push_is_counted() {
 #[test]
 fn a_collector_that_wants_to_be_left_alone_is() {
     run(async {
-        // Longer than anything waits: it is not asked again.
+        // Longer than the maximum retry delay: no retry.
         let (taken, refused, arrived) = pushed(vec![answer(503, Some("3600"), Vec::new())]).await;
         assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
-        // A moment: it is.
+        // A short delay: retried.
         let (taken, refused, arrived) = pushed(vec![answer(429, Some("0"), Vec::new())]).await;
         assert!(taken > 50 && refused == 0 && arrived.len() == 2, "{}", arrived.len());
-        // Not for what would be the same the next time.
+        // No retry for permanent errors.
         let (taken, refused, arrived) = pushed(vec![answer(400, None, b"no".to_vec())]).await;
         assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
     });

@@ -1,4 +1,4 @@
-//! Somebody who takes what is sent by OTLP in HTTP, and answers as a test says.
+//! OTLP/HTTP collector with configurable responses.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-/// What arrived: the path, the kind of the body, and the body.
+/// A received request: the path, the content type, and the body.
 pub(super) type Arrived = (String, String, Bytes);
 
 pub(super) struct Receiver {
@@ -21,7 +21,7 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    /// Answers with these, then with 200 and nothing.
+    /// Starts a collector with these responses, followed by empty ones with status 200.
     pub(super) async fn start(answers: Vec<Response<Full<Bytes>>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -59,7 +59,7 @@ async fn take(
     Ok(answers.borrow_mut().pop_front().unwrap_or_default())
 }
 
-/// An answer of this status, with a header if one is given, and this body.
+/// Creates a response with this status, an optional `Retry-After` header, and this body.
 pub(super) fn answer(status: u16, after: Option<&str>, body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status.try_into().unwrap();

@@ -1,4 +1,4 @@
-//! Listeners on their own and beside others.
+//! Validation of listeners, alone and in combination.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn listener(name: &str, port: u16, protocol: &str, more: Value) -> Value {
     listener
 }
 
-/// For each listener: Accepted, Conflicted, ResolvedRefs, and the kinds that it takes.
+/// Returns for each listener: Accepted, Conflicted, ResolvedRefs, and its supported kinds.
 fn judged(world: &World) -> Vec<([&'static str; 3], Vec<&'static str>)> {
     let resolved = world.resolve();
     let said = &resolved.said[&id("infra", "edge")];
@@ -176,10 +176,10 @@ fn certificates_are_there_and_may_be_used() {
         }
         let found = judged(&world)[0].0;
         assert_eq!(found, ["Accepted", "NoConflicts", expected], "{certificate} {grant:?}");
-        // Without a key nothing is served.
+        // Without a key the listener is not served.
         let ports = world.resolve().gateways.values().next().unwrap().ports.len();
         assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
-        // Only what may be used is asked for.
+        // Only permitted Secrets are requested.
         let asked = !secrets_of(&world.facts).is_empty();
         let named = certificate["kind"] != "Other" && certificate["group"] != "x.y";
         assert_eq!(asked, named && expected != "RefNotPermitted", "{certificate} {grant:?}");

@@ -230,7 +230,7 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
     let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let shown: Vec<String> =
         rules.iter().map(|it| format!("{:?} {}", it.hostnames, it.backends.len())).collect();
-    // What no rule of `narrow` is about leads nowhere.
+    // Sessions of `narrow` that match no rule have no backend.
     let nowhere = "[Below(b), Below(x.b), Exact(a.b)] 0";
     assert_eq!(shown, ["[Exact(c.b)] 1", "[Below(b)] 1", "[Exact(a.b)] 1", nowhere]);
 }

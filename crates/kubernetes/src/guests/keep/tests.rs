@@ -1,4 +1,4 @@
-//! Secrets of guests, with an API server that is a few lines.
+//! Reconciliation of Secrets of external principals, with a minimal API server.
 
 use k8s_openapi::api::core::v1::Secret;
 use leno_identity::AuthoritySource;
@@ -39,7 +39,7 @@ fn wish(secret: &str) -> GuestWish {
     }
 }
 
-/// One that leads, and what it tells.
+/// A leading control plane and its published outcomes.
 struct Led {
     keeper: Keeper,
     told: watch::Receiver<Arc<Outcomes>>,
@@ -53,12 +53,12 @@ impl Led {
         Self { keeper, told }
     }
 
-    /// One round of a leader, after any pause.
+    /// Runs one round of a leader, after any delay.
     async fn round(&mut self, wishes: &[GuestWish], authority: &Authority) {
         self.round_leaving(wishes, &[], authority).await;
     }
 
-    /// The same where these objects want what cannot be.
+    /// Runs one round in which the objects `left` have invalid requests.
     async fn round_leaving(&mut self, wishes: &[GuestWish], left: &[&str], authority: &Authority) {
         let left = left.iter().map(|uid| (*uid).to_owned()).collect();
         self.keeper.want(&GuestWishes { wanted: wishes.to_vec(), left });
@@ -76,7 +76,7 @@ impl Led {
     }
 }
 
-/// What was asked since the last time.
+/// Returns the requests since the last call.
 fn asked(server: &Server) -> Vec<String> {
     let asked = std::mem::take(&mut server.store.lock().unwrap().asked);
     asked.into_iter().map(|it| it.replace("/api/v1/namespaces/shop/secrets/", "")).collect()
@@ -94,10 +94,10 @@ async fn a_secret_is_made_looked_at_and_taken_away() {
     led.round(&[wish("batch-tls")], &authority).await;
     assert_eq!(led.outcome(), Some(Ok(())));
     assert_eq!(asked(&server), ["GET batch-tls", "POST batch-tls"]);
-    // Nobody has changed it: its metadata is all that is asked for.
+    // It is unchanged: only its metadata is requested.
     led.round(&[wish("batch-tls")], &authority).await;
     assert_eq!(asked(&server), ["GET batch-tls"]);
-    // Renamed: the one before goes.
+    // Renamed: the previous one is deleted.
     led.round(&[wish("other-tls")], &authority).await;
     assert!(held(&server).is_none());
     assert_eq!(led.outcome(), Some(Ok(())));
@@ -151,13 +151,13 @@ async fn what_passes_is_told_when_it_has_not_passed() {
         led.keeper.tell();
         assert_eq!(led.outcome(), told);
     }
-    // What another authority cannot make is not tried at every look.
+    // A certificate that another authority cannot issue is not retried at every check.
     led.round(&[wish("batch-tls")], &first).await;
     let (second, _other) = authority();
     assert_eq!(led.keeper.due(&second).len(), 1);
     led.keeper.put_off(&name, Trouble::Told("no".to_owned()));
     assert_eq!(led.keeper.due(&second).len(), 0);
-    // A certificate that is due is good no longer.
+    // A certificate that is due for renewal is no longer valid.
     led.round(&[wish("batch-tls")], &first).await;
     led.keeper.kept.get_mut(&name).unwrap().due = Some(SystemTime::now());
     for _ in 0..3 {
@@ -182,13 +182,13 @@ async fn what_is_damaged_or_of_another_signer_is_made_anew() {
     led.round(&[wish("batch-tls")], &first).await;
     let mended = held(&server).unwrap().data;
     assert!(mended != before && led.outcome() == Some(Ok(())));
-    // At once, and not when its time has come.
+    // Immediately, and not only at its renewal time.
     let (second, _other) = authority();
     assert_eq!(led.keeper.due(&first).len(), 0);
     assert_eq!(led.keeper.due(&second).len(), 1);
     led.round(&[wish("batch-tls")], &second).await;
     assert!(held(&server).unwrap().data != mended);
-    // One that is gone is made again.
+    // A deleted Secret is recreated.
     server.store.lock().unwrap().objects.clear();
     led.round(&[wish("batch-tls")], &second).await;
     assert!(held(&server).is_some());
@@ -205,7 +205,7 @@ async fn what_the_api_server_forbids_is_told_and_tried_again_later() {
     server.store.lock().unwrap().forbidden = None;
     led.round(&[wish("batch-tls")], &authority).await;
     assert_eq!(led.outcome(), Some(Ok(())));
-    // What passes does not make a good certificate a bad one.
+    // A transient error does not invalidate a valid certificate.
     let name = SecretName::new("shop", "batch-tls").unwrap();
     led.keeper.put_off(&name, Trouble::Passing("late".to_owned()));
     led.keeper.tell();
@@ -221,7 +221,7 @@ async fn whoever_does_not_lead_asks_nothing_and_tells_nothing() {
     led.keeper.forget();
     led.keeper.tell();
     assert_eq!(led.outcome(), None);
-    // Taking over, it finds the Secret good.
+    // The new leader finds the Secret valid.
     asked(&server);
     led.round(&[wish("batch-tls")], &authority).await;
     assert_eq!((asked(&server), led.outcome()), (vec!["GET batch-tls".to_owned()], Some(Ok(()))));

@@ -1,4 +1,4 @@
-//! How long what the mesh is built on stays valid.
+//! Expiry of the certificates of the mesh.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use super::{Finding, unreadable};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
-/// The certificate that signs those of workloads.
+/// Checks the certificate that signs workload certificates.
 pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
     let secrets: ObjectApi<Secret> = ObjectApi::namespaced(client.clone(), namespace);
     let found = match secrets.get_opt(&AUTHORITY_NAME).await {
@@ -31,7 +31,7 @@ pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: Syst
         INTERMEDIATE => "let whoever made it renew it, as cert-manager does",
         _ => "replace the root: see `leno root --help`",
     };
-    // The first is the one that signs.
+    // The first certificate is the signing one.
     match ends(&certificates.0, now).first() {
         Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
             Finding::odd(format!("the intermediate authority ends in {days} days"), remedy)
@@ -46,7 +46,7 @@ pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: Syst
     }
 }
 
-/// What members of the mesh trust.
+/// Checks the trust roots of mesh members.
 pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
     let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
     let text = match maps.get_opt(&ROOTS_NAME).await {
@@ -70,14 +70,14 @@ pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: Syste
     }
 }
 
-/// What the API server verifies the webhook by, which answers it.
+/// Checks the CA bundle by which the API server verifies the webhook.
 pub(super) fn bundle(
     configuration: Option<&MutatingWebhookConfiguration>,
     now: SystemTime,
 ) -> Finding {
     let webhooks = configuration.and_then(|it| it.webhooks.as_ref()).into_iter().flatten();
     let bundles = webhooks.filter_map(|webhook| webhook.client_config.ca_bundle.as_ref());
-    // Each lasts as long as the last of its certificates.
+    // A bundle is valid as long as any of its certificates.
     let ends = bundles.map(|bundle| ends(&bundle.0, now).into_iter().flatten().max());
     match ends.min() {
         Some(Some(days)) if days < DAYS_MIN => Finding::odd(
@@ -94,7 +94,7 @@ pub(super) fn bundle(
     }
 }
 
-/// For how many days each of some certificates is still valid, if it is.
+/// Returns the remaining days of each certificate, or `None` for an expired one.
 fn ends(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
     let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
     certificates.map(|der| days(&der, now)).collect()
@@ -107,9 +107,9 @@ fn days(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
     Some(left.as_secs() / 86_400)
 }
 
-/// The key of a certificate that somebody else made, before those of ours.
+/// The keys of the signing certificate: an externally issued one takes precedence over ours.
 const SIGNERS: [&str; 2] = [INTERMEDIATE, "ca.pem"];
 const INTERMEDIATE: &str = "tls.crt";
 const DAYS_MIN: u64 = 60;
-/// An intermediate authority that is renewed by a machine lives a short time.
+/// An automatically renewed intermediate has a short lifetime.
 const DAYS_MIN_SIGNER: u64 = 2;

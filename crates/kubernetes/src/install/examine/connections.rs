@@ -1,4 +1,4 @@
-//! The connections of sidecars to control planes, as the holder of the Lease knows them of all control planes.
+//! Connections of sidecars to control planes, as the leader publishes them in the Lease.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,10 +14,10 @@ use crate::api::{NamespaceName, ObjectApi};
 use crate::status::noted_connections;
 use crate::words::CONTROL_NAME;
 
-/// Compares the sidecars that are connected with those that run: `pods`, and further ones if `are_more`.
+/// Compares connected sidecars with running ones: `pods`, and further ones if `are_more`.
 ///
-/// Control planes that have just started follow each other within a second, and the holder writes it to the Lease at the next
-/// renewal. The check waits for that.
+/// New control planes discover each other within a second. The leader updates the Lease at the next renewal,
+/// for which the check waits.
 pub(super) async fn connections(
     client: &Client,
     namespace: &NamespaceName,
@@ -58,7 +58,7 @@ fn knows_all(known: &SidecarConnections, replicas: usize) -> bool {
     known.peers + 1 >= replicas
 }
 
-/// Generous, for clocks that differ: the holder renews it every few seconds.
+/// Generous because clocks differ: the leader renews it every few seconds.
 fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     let Some(spec) = &lease.spec else { return false };
     let has_holder = spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty());
@@ -93,7 +93,7 @@ fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more:
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
-    // Those without a name here are as many as the control plane counts beyond its list.
+    // The pods that the control plane counts beyond its list are unnamed.
     let count = names.len() + known.count.saturating_sub(known.disconnected.len());
     let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
     Finding::wrong(
@@ -107,10 +107,10 @@ fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more:
     )
 }
 
-/// The holder renews the Lease every five seconds.
+/// The leader renews the Lease every five seconds.
 const RENEWED_WITHIN: Duration = Duration::from_secs(8);
 
-/// A Lease that was renewed before this time has no holder any more.
+/// A Lease older than this has no leader any more.
 const STALE: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -148,11 +148,11 @@ mod tests {
             "the sidecars of shop/web-1 are connected to no control plane",
         );
         check(&known(1, &["web-1"], 1), 2, false, true, "kubectl -n shop logs web-1 -c leno-proxy");
-        // A pod that is not ready, or has gone in between, has its own finding or none.
+        // A pod that is not ready or has terminated in between has its own finding or none.
         check(&known(1, &["web-2", "web-9"], 2), 2, false, false, "each ready pod's");
         check(&known(1, &["web-9"], 1), 2, true, true, "shop/web-9");
         check(&known(1, &["web-1", "web-3"], 40), 2, false, true, "(40 in ready pods)");
-        // One control plane that does not know the sidecars of another one does not know which are connected.
+        // A control plane that is unaware of another one's sidecars does not know all connected ones.
         check(
             &known(0, &["web-1"], 1),
             2,

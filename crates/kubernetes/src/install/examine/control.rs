@@ -1,4 +1,4 @@
-//! The control plane of a cluster: its namespace, its pods and their nodes.
+//! Control plane of a cluster: its namespace, its pods and their nodes.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::install::apply::lacking;
 use crate::install::{PART_OF, PART_OF_LABEL};
 use crate::words::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 
-/// The control plane of a namespace, or the one that the cluster has.
+/// Finds the control plane of a namespace, or the one in the cluster.
 pub(super) async fn find(
     client: &Client,
     namespace: Option<&NamespaceName>,
@@ -35,7 +35,7 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
     let ours = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
     let listed = match all.list(&ListParams::default().labels(&ours)).await {
         Ok(listed) => listed.items,
-        // Who may not look everywhere may look where it usually is.
+        // Without permission to list all namespaces, check the default one.
         Err(error) if error.code() == Some(FORBIDDEN) => {
             return Box::pin(find(client, Some(&USUAL_NAMESPACE))).await;
         }
@@ -65,7 +65,7 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
     }
 }
 
-/// Whether all its pods are there.
+/// Checks that all its pods are available.
 pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
     match lacking(deployment) {
         None => Finding::Well(format!("all pods are there, in {namespace}")),
@@ -76,7 +76,7 @@ pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
     }
 }
 
-/// The nodes of the control planes: each has one of its own while enough nodes take them.
+/// Checks the nodes of the control planes: each has its own if enough nodes are schedulable.
 pub(super) async fn spread(client: &Client, namespace: &NamespaceName) -> Finding {
     let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
     let ours = ListParams::default()

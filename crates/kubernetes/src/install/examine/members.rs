@@ -1,4 +1,4 @@
-//! The pods of the mesh, compared with the ones that the control plane would make now.
+//! Pods of the mesh, compared with those that the control plane would create now.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ use crate::words::{
     ROOTS_VARIABLE,
 };
 
-/// Compares the running sidecars with the ones that the control plane would make now.
+/// Compares the running sidecars with those that the control plane would inject now.
 pub(super) async fn sidecars(
     client: &Client,
     namespace: &NamespaceName,
@@ -57,7 +57,7 @@ pub(super) async fn sidecars(
 /// Pods with a sidecar.
 struct Members<'a> {
     pods: &'a [Pod],
-    /// True if there are further ones.
+    /// True if the list is truncated.
     more: bool,
 }
 
@@ -91,7 +91,8 @@ impl Members<'_> {
         }
     }
 
-    /// A sidecar that has not started has no certificate: it does not reach the control plane.
+    /// Checks for sidecars that have not started: they have no certificate because they cannot reach the
+    /// control plane.
     fn serving(&self, name_servers: &[String]) -> Vec<Finding> {
         let without_names = self.those(|pod| !serves(pod) && !resolves(pod, name_servers));
         let silent = self.those(|pod| !serves(pod) && resolves(pod, name_servers));
@@ -135,7 +136,8 @@ impl Members<'_> {
         }
     }
 
-    /// A root that is replaced step by step reaches running sidecars; the root of another installation does not.
+    /// Checks the trust roots. A root rotation reaches running sidecars; the root of another installation does
+    /// not.
     fn roots(&self, roots: &str) -> Finding {
         let ours = certificates(roots);
         let others = self.those(|pod| {
@@ -157,7 +159,7 @@ impl Members<'_> {
     }
 }
 
-/// Pods that cannot be created because the webhook rejects them, or does not answer.
+/// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn held_back(client: &Client) -> Finding {
     match held_sets(client).await {
         Ok((sets, lacking, events)) => held(&sets, &lacking, &events),
@@ -165,8 +167,8 @@ pub(super) async fn held_back(client: &Client) -> Finding {
     }
 }
 
-/// A ReplicaSet has a condition about pods that cannot be created. Other objects have events alone, and count while they
-/// lack pods.
+/// Finds controllers that cannot create pods. A ReplicaSet reports it as a condition. Others report it only as
+/// events, which count while they lack pods.
 async fn held_sets(
     client: &Client,
 ) -> Result<(Vec<ReplicaSet>, Vec<Lacking>, Vec<Event>), ApiError> {
@@ -201,7 +203,7 @@ async fn held_sets(
     Ok((sets.list(&all).await?.items, lacking, events))
 }
 
-/// An object with fewer pods than it should have.
+/// An object with fewer pods than desired.
 struct Lacking {
     /// Kind, namespace and name.
     object: String,
@@ -214,7 +216,7 @@ impl Lacking {
         Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
     }
 
-    /// The reason of the newest event, if the webhook gave it.
+    /// Returns the reason of the newest event, if the webhook caused it.
     fn failure(&self, events: &[Event]) -> Option<(String, String)> {
         let about = |it: &&Event| self.uid.is_some() && it.involved_object.uid == self.uid;
         let newest = events.iter().filter(about).max_by_key(|it| at(it))?;
@@ -223,7 +225,7 @@ impl Lacking {
     }
 }
 
-/// The time of an event's last occurrence.
+/// Returns the time of the last occurrence of an event.
 fn at(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|it| it.last_observed_time.as_ref());
     let last = event.last_timestamp.as_ref().map(|time| time.0);
@@ -261,8 +263,8 @@ fn serves(pod: &Pod) -> bool {
     sidecars.any(|it| it.started == Some(true))
 }
 
-/// False for a pod that does not use the cluster's name servers. If their addresses are unknown, those that a pod names
-/// count as the right ones.
+/// Returns false for a pod that does not use the cluster's DNS server. If the address of that is unknown, any
+/// name server of a pod is accepted.
 fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let config = spec.and_then(|spec| spec.dns_config.as_ref());
@@ -273,7 +275,7 @@ fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
     }
 }
 
-/// The addresses of the cluster's DNS Service; none if it is not found.
+/// Returns the addresses of the cluster's DNS Service; empty if it is not found.
 async fn name_servers(client: &Client) -> Vec<String> {
     let Ok(namespace) = NamespaceName::new("kube-system") else { return Vec::new() };
     let services: ObjectApi<Service> = ObjectApi::namespaced(client.clone(), &namespace);
@@ -293,14 +295,14 @@ fn environment<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     variables.find(|it| it.name == name)?.value.as_deref()
 }
 
-/// The certificates of a PEM text, each without white space.
+/// Splits a PEM text into certificates, without white space.
 fn certificates(pem: &str) -> BTreeSet<String> {
     let blocks = pem.split("-----BEGIN CERTIFICATE-----").skip(1);
     let bodies = blocks.filter_map(|block| block.split("-----END").next());
     bodies.map(|body| body.split_whitespace().collect()).collect()
 }
 
-/// Whether namespaces of the mesh let pods in that lead their own connections to the sidecar.
+/// Checks that namespaces of the mesh admit pods with a redirection init container.
 pub(super) async fn namespaces(client: &Client, system: &str, control: &Deployment) -> Finding {
     let namespaces: ObjectApi<Namespace> = ObjectApi::all(client.clone());
     let listed = match namespaces.list(&ListParams::default()).await {
@@ -319,7 +321,7 @@ pub(super) async fn namespaces(client: &Client, system: &str, control: &Deployme
     }
 }
 
-/// Whether a pod that says nothing itself gets a sidecar there.
+/// Returns true if a pod without own settings gets a sidecar in the namespace.
 fn is_injected(namespace: &Namespace, system: &str) -> bool {
     let facts = NamespaceFacts {
         name: namespace.name_any(),
@@ -329,7 +331,7 @@ fn is_injected(namespace: &Namespace, system: &str) -> bool {
     matches!(decide(&Value::Null, Demand::Namespace(&facts), system), Ok(None))
 }
 
-/// The namespace and its pod security standard, if that refuses the capability.
+/// Returns the namespace and its Pod Security Standard if that forbids the capability.
 fn enforced(namespace: &Namespace) -> Option<String> {
     let standard = namespace.labels().get("pod-security.kubernetes.io/enforce")?;
     let refuses = ["baseline", "restricted"].contains(&standard.as_str());
@@ -340,7 +342,7 @@ fn sidecar(pod: &Pod) -> Option<&str> {
     image(pod.spec.as_ref()?, PROXY_CONTAINER)
 }
 
-/// The image of a container.
+/// Returns the image of a container.
 fn image<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a str> {
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
     all.find(|container| container.name == name)?.image.as_deref()
@@ -350,14 +352,14 @@ fn shown(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
-/// Those that are over stay as they are.
+/// Completed pods are not examined.
 const RUNNING: &str = "status.phase!=Succeeded,status.phase!=Failed";
-/// Of how many pods the image is looked at.
+/// The maximum number of examined pods.
 const PODS_MAX: u32 = 5000;
 const EVENTS_MAX: u32 = 2000;
 /// The key of the roots in their ConfigMap.
 const ROOTS_KEY: &str = "roots.pem";
-/// As much of the message of the API server as a line has room for.
+/// The maximum length of a quoted message of the API server.
 const MESSAGE_BYTES_MAX: usize = 400;
 
 #[cfg(test)]
@@ -471,7 +473,7 @@ mod tests {
             check(&held(&[], &lacking(), &[event("u", first, denied)]), false, &words);
             check(&held(&[], &lacking(), &[event("v", first, denied)]), true, "none");
             check(&held(&[], &[], &[event("u", first, denied)]), true, "none");
-            // The newest event has the present reason.
+            // The newest event has the current reason.
             let events = [event("u", first, denied), event("u", later, "exceeded quota")];
             check(&held(&[], &lacking(), &events), true, "none");
         }

@@ -1,4 +1,4 @@
-//! Whether connections of pods are led to sidecars as the control plane was told.
+//! Redirection by the CNI plugin, compared with the options of the control plane.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::Installed;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
 
-/// The agents of nodes, against what the control plane relies on.
+/// Checks the node agents, if the control plane relies on them.
 pub(super) async fn agents(
     client: &Client,
     namespace: &NamespaceName,
@@ -67,7 +67,7 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
     )
 }
 
-/// The nodes that have no agent that is ready.
+/// Returns the nodes without a ready agent.
 async fn without_agent(client: &Client) -> Result<Vec<String>, ApiError> {
     let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;

@@ -1,5 +1,5 @@
-//! The objects of an installation, compared with the ones that `leno install` makes. Fields that no manifest has are
-//! defaults of the API server, or written by others, and are not compared.
+//! Objects of an installation, compared with those of `leno install`. Fields that no manifest sets are defaults
+//! of the API server or set by other clients, and are not compared.
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -12,7 +12,7 @@ use crate::install::apply::Addressed;
 use crate::install::{InstallError, Installed, left_out, manifests};
 use crate::status::event::shortened;
 
-/// The manifests of the installation that a control plane belongs to.
+/// Returns the manifests for the installation of a control plane.
 ///
 /// # Errors
 /// When its options cannot be read.
@@ -26,7 +26,7 @@ pub(super) async fn desired(
     Ok(manifests(&installed.into_options(namespace)))
 }
 
-/// Compares each object of the kinds that [`COMPARED`] lists.
+/// Compares all objects of the kinds in [`COMPARED`].
 pub(super) async fn compared(client: &Client, desired: &[Value]) -> Finding {
     let is_compared = |it: &&Value| COMPARED.iter().any(|kind| it["kind"] == *kind);
     let looks = desired.iter().filter(is_compared).map(|manifest| look(client, manifest));
@@ -35,13 +35,13 @@ pub(super) async fn compared(client: &Client, desired: &[Value]) -> Finding {
     judged(looks)
 }
 
-/// An object after a look at it.
+/// The result for one object.
 struct Look {
     /// Kind and name.
     object: String,
-    /// True for a kind of `leno.dev`.
+    /// True for a CustomResourceDefinition of `leno.dev`.
     is_definition: bool,
-    /// `None` for an object that is absent.
+    /// `None` for an object that does not exist.
     differences: Option<Differences>,
 }
 
@@ -57,7 +57,7 @@ async fn look(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
             let found = serde_json::to_value(found).unwrap_or_default();
             Some(Differences::between(manifest, &found))
         }
-        // The cluster need not have its kind or its namespace, and `kinds` reports definitions.
+        // The cluster may lack its kind or its namespace, and `kinds` reports missing definitions.
         None if is_definition || left_out(manifest).is_some() => Some(Differences::default()),
         None => None,
     };
@@ -98,14 +98,14 @@ fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
 /// The fields in which an object differs from its manifest.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Fields that are absent, or have another value.
+    /// Fields that are absent or have another value.
     pub(super) lacks: Vec<String>,
-    /// Lists with further entries.
+    /// Lists with additional entries.
     pub(super) more: Vec<String>,
 }
 
 impl Differences {
-    /// Everything but `metadata`, which others write into as well.
+    /// Compares all fields except `metadata`, which has other writers as well.
     pub(super) fn between(manifest: &Value, found: &Value) -> Self {
         let mut all = Self::default();
         for (key, desired) in manifest.as_object().into_iter().flatten() {
@@ -118,7 +118,7 @@ impl Differences {
 
     fn compare(&mut self, path: &str, desired: &Value, found: &Value) {
         match desired {
-            // The API server leaves them out.
+            // The API server omits empty values.
             _ if is_empty(desired) => {}
             Value::Object(fields) => {
                 for (key, desired) in fields {
@@ -136,7 +136,7 @@ impl Differences {
         }
     }
 
-    /// Entries with names are found by these, and others by their content.
+    /// Matches entries by name, or by content if they have no name.
     fn compare_lists(&mut self, path: &str, desired: &[Value], found: &Value) {
         let found = found.as_array().map(Vec::as_slice).unwrap_or_default();
         for (index, entry) in desired.iter().enumerate() {
@@ -171,7 +171,7 @@ fn covers(desired: &Value, found: &Value) -> bool {
     all == Differences::default()
 }
 
-/// The API server may write a number in another form.
+/// Compares two values. The API server may write a number in another form.
 fn is_same(desired: &Value, found: &Value) -> bool {
     desired == found || desired.is_number() && desired.as_f64() == found.as_f64()
 }
@@ -190,7 +190,8 @@ fn shown(value: &Value) -> String {
     shortened(&value.to_string(), VALUE_BYTES_MAX)
 }
 
-/// The control plane, its pods and the settings that users change have findings of their own.
+/// The compared kinds. The control plane, its pods and the settings that users change have findings of their
+/// own.
 const COMPARED: [&str; 12] = [
     "ClusterRole",
     "ClusterRoleBinding",
@@ -205,7 +206,7 @@ const COMPARED: [&str; 12] = [
     "GatewayClass",
     "CustomResourceDefinition",
 ];
-/// The most requests at a time.
+/// The maximum number of concurrent requests.
 const CONCURRENT_MAX: usize = 16;
 const VALUE_BYTES_MAX: usize = 80;
 const AGAIN: &str = "run `leno install --apply` again, or this check with the version of `leno` that installed them";
@@ -223,7 +224,7 @@ mod tests {
         Options { gateways: true, ..Options::new("leno:test".to_owned(), domain) }
     }
 
-    /// The first object of a kind, as installed.
+    /// Returns the first object of a kind, as installed.
     fn installed(kind: &str) -> Value {
         manifests(&options()).into_iter().find(|it| it["kind"] == kind).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Whether whoever asks may install, and upgrade.
+//! Permissions of the current user to install and upgrade.
 
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use kube::Client;
@@ -32,7 +32,7 @@ pub(super) async fn permissions(client: &Client) -> Finding {
     }
 }
 
-/// What an installation creates beyond namespaces.
+/// The kinds that an installation creates in addition to namespaces.
 const INSTALLED: &[(&str, &str)] = &[
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("", "namespaces"),

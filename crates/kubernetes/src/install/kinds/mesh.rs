@@ -1,4 +1,4 @@
-//! Schema of the settings of a mesh.
+//! Schema of mesh settings.
 
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ fn floor() -> Value {
     ])
 }
 
-/// An account, or one workload of it; of pods perhaps the one with a UID.
+/// Returns the schema of a revocation: an account, or one of its workloads, for pods optionally with a UID.
 fn revoked() -> Value {
     object([
         ("kind!", word(&["ServiceAccount", "Workload", "Pod"])),

@@ -1,4 +1,4 @@
-//! Schemas of policies: who may call, and how requests to services are treated.
+//! Schemas of policies: authorization and traffic policies.
 
 use serde_json::Value;
 
@@ -336,7 +336,7 @@ pub(super) fn hedging() -> Value {
     ])
 }
 
-/// Whom a rule is about; everybody when absent.
+/// Returns the schema of the peers of a rule; all peers when absent.
 fn peers() -> Value {
     let peer = unless(
         object([("namespace", name_pattern()), ("serviceAccount", name_pattern())]),
@@ -348,7 +348,7 @@ fn peers() -> Value {
     some(peer, 256)
 }
 
-/// As rules of an `HTTPRoute` have it.
+/// Returns the schema of a request match, as in rules of an `HTTPRoute`.
 fn request_match() -> Value {
     object([
         ("path", path_match()),

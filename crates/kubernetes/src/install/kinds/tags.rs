@@ -1,4 +1,4 @@
-//! Schemas of rules that choose among the instances of a service.
+//! Schemas of rules that select among the instances of a service.
 
 use serde_json::Value;
 
@@ -82,7 +82,7 @@ fn target() -> Value {
     ])
 }
 
-/// A word, or several in order of preference.
+/// Returns the schema of a fallback: one value, or several in order of preference.
 fn otherwise() -> Value {
     about(anything(), "`any`, `default`, `fail`, `[default, any]` or `[default, fail]`.")
 }

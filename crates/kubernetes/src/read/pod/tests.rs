@@ -1,4 +1,4 @@
-//! Pods as they stand in clusters.
+//! Pods as they appear in clusters.
 
 use std::collections::BTreeMap;
 
@@ -152,7 +152,7 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
         (("/spec/hostNetwork", json!(true)), true),
         (("/status/podIP", json!(null)), false),
         (("/status/phase", json!("Failed")), false),
-        // Refused as a member; nobody wanted it to be one.
+        // Invalid as a member, but it is not meshed.
         (("/metadata/namespace", json!("NO")), false),
         (("/metadata/annotations", json!({"leno.dev/traffic-mode": "odd"})), true),
     ] {
@@ -170,14 +170,14 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
         ("/status/podIP", json!("192.0.2.7")),
         ("/status/podIPs", json!([{"ip": "192.0.2.7"}])),
     ];
-    // The name of a container proves nothing there: connections are not redirected.
+    // The container name alone does not count there: connections are not redirected.
     let found = member(&pod(&changes)).unwrap().unwrap();
     assert!(!found.choices.says_something(), "it has no choice");
     let found = found.workload;
     assert!(!found.sidecar && found.ready);
     assert_eq!(found.address.to_string(), "192.0.2.7");
     assert!(found.labels.contains_key(NODE_NETWORK_LABEL));
-    // The address is that of all such pods: no pod has it for its own.
+    // The address is shared by all pods in the host network.
     assert_eq!(addresses(&pod(&changes)), BTreeSet::new());
 }
 

@@ -1,5 +1,4 @@
-//! Pods without a sidecar that come in from outside the mesh: those behind services that a policy
-//! opens ports to.
+//! Ingress policies: unmeshed pods that are their sources, and policies without effect.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +12,7 @@ use super::{Ledger, Origin, smallest};
 use crate::read::{selects, with_target_ports};
 
 impl Ledger {
-    /// These custom resources may be others than before.
+    /// Marks custom resources that may have changed.
     pub(super) fn touch_customs(&mut self, keys: impl IntoIterator<Item = ObjectKey>) {
         let mut border = false;
         for key in keys {
@@ -32,13 +31,13 @@ impl Ledger {
         }
     }
 
-    /// Whether a workload is behind a service that a port is open to.
+    /// Returns true if a workload is behind a service that is the source of an ingress policy.
     pub(super) fn is_let_in(&self, workload: &Workload) -> bool {
         let mut near = self.services.near(workload).filter(|it| self.let_in.contains(&it.name));
         near.any(|service| selects(&service.selector, &workload.labels))
     }
 
-    /// What is said of openings hangs on the pods behind the services that they name.
+    /// Marks statuses as changed if the pods behind the services of an ingress policy change.
     pub(super) fn touch_openings(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let shape = |it: &Workload| (it.labels.clone(), it.ports.clone(), it.sidecar);
         if self.unjudged || before.map(shape) == now.map(shape) {
@@ -58,7 +57,7 @@ impl Ledger {
             is_source || (!near.is_empty() && self.customs.all().filter_map(opening).any(is_named));
     }
 
-    /// The pods that a service selects.
+    /// Returns the pods that a service selects.
     pub(super) fn pods_behind<'a>(
         &'a self,
         service: &'a Service,
@@ -70,7 +69,8 @@ impl Ledger {
         own.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
     }
 
-    /// Why what opens ports opens one of them to nobody: another does, or nobody is there.
+    /// Returns the reason that a port of an ingress policy is not open: another policy takes precedence, or an
+    /// object is missing.
     pub(super) fn shut(&self, origin: &Origin) -> Option<String> {
         let Some(Object::Ingress(policy)) = self.customs.said(origin) else { return None };
         for backend in &policy.backends {
@@ -107,7 +107,7 @@ impl Ledger {
         })
     }
 
-    /// Why a port of a service is not open, or not as it is said here.
+    /// Returns the reason that a port of a service is not open, or not as this policy specifies.
     fn shut_backend(&self, policy: &IngressPolicy, backend: &IngressBackend) -> Option<String> {
         let (name, port) = (service_of(policy, backend), backend.port);
         let own = || self.services.get(&name);
@@ -129,7 +129,7 @@ impl Ledger {
         Some(format!("the {first} opens port {port} of pods behind {name} in another way"))
     }
 
-    /// What opens a port of a pod in another way already: through another service.
+    /// Returns the policy that already opens a port of a pod differently, through another service.
     fn contradicted<'a>(
         &'a self,
         pod: &Workload,
@@ -150,7 +150,7 @@ impl Ledger {
     }
 
     fn touch_let_in(&mut self) {
-        // Another of them may be in force, or in its way, now.
+        // Another policy may be in force or in conflict now.
         self.unjudged = true;
         let sources = self.customs.all().filter_map(opening).flat_map(|policy| &policy.sources);
         let services = sources.filter_map(|source| match source {

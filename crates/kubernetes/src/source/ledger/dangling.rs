@@ -1,11 +1,11 @@
-//! References to missing objects in kinds without a status: an event on the object reports them.
+//! References to missing objects in kinds without a status, which an event reports.
 
 use leno_model::{Object, ObjectKey, RouteGroupName, TargetRule};
 
 use super::Ledger;
 
 impl Ledger {
-    /// The first reference of a good object to a missing one; `None` when all are there.
+    /// Returns the first missing reference of a valid object; `None` if all targets exist.
     pub(super) fn dangling(&self, object: &Object) -> Option<String> {
         let problem = match object {
             Object::TrafficSplit(split) => {

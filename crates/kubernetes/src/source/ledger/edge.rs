@@ -1,4 +1,4 @@
-//! Gateways: what is known of them, and what came of it.
+//! State of gateways: facts and the resolved configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,25 +10,25 @@ use super::{Ledger, Origin};
 use crate::gateway::{Before, Fact, Facts, Resolved, RouteId, Wish, resolve, secrets_of};
 use crate::source::Id;
 
-/// Gateways: what is known of them, and what came of it.
+/// The state of gateways: facts and the resolved configuration.
 #[derive(Default)]
 pub(super) struct Edge {
     pub(super) facts: Facts,
     pub(super) resolved: Resolved,
     kept: BTreeMap<Origin, Kept>,
-    /// Whether something may come out differently now.
+    /// True if the result may have changed.
     unresolved: bool,
-    /// The secrets that gateways refer to.
+    /// The Secrets that gateways refer to.
     wanted: Arc<BTreeSet<Id>>,
-    /// Those of which all that are there have been seen.
+    /// The Secrets of which all existing ones have been seen.
     covered: Arc<BTreeSet<Id>>,
-    /// Whether secrets may not be read.
+    /// True if reading Secrets is forbidden.
     is_blind: bool,
-    /// Whether they could not be at least once.
+    /// True if reading Secrets has failed at least once.
     has_failed: bool,
 }
 
-/// Which fact an object is.
+/// The fact of an object.
 #[derive(Clone)]
 enum Kept {
     Class(String),
@@ -48,24 +48,24 @@ impl Edge {
         self.resolved.gateways.get(name)
     }
 
-    /// Whether any gateway leads to a service.
+    /// Returns true if a gateway routes to a service.
     pub(super) fn leads_to(&self, service: &ServiceName) -> bool {
         self.resolved.backends.contains(service)
     }
 
-    /// Why a route is refused that names a gateway of ours.
+    /// Returns the reason for rejection of a route that refers to a gateway of ours.
     pub(super) fn refusal(&self, kind: &'static str, id: &Id) -> Option<String> {
         let id = RouteId { kind, id: id.clone() };
         self.resolved.parents.get(&id)?;
         self.facts.routes.get(&id)?.refusal.clone()
     }
 
-    /// Something beside the facts has changed that gateways hang on.
+    /// Marks a change outside the facts on which gateways depend.
     pub(super) fn touch(&mut self) {
         self.unresolved = true;
     }
 
-    /// The secrets that gateways refer to and of which nobody knows yet whether they are there.
+    /// Returns the referenced Secrets that have not been read yet.
     fn pending(&self) -> BTreeSet<Id> {
         match self.is_blind {
             true => BTreeSet::new(),
@@ -73,8 +73,8 @@ impl Edge {
         }
     }
 
-    /// Whether secrets have to be seen before anything is told at first. Where they cannot be read
-    /// the rest of the mesh does not wait for them.
+    /// Returns true if the first update has to wait for Secrets. If they cannot be read, the mesh does not
+    /// wait.
     pub(super) fn holds_back(&self) -> bool {
         !self.is_blind && !self.has_failed && !self.wanted.is_subset(&self.covered)
     }
@@ -83,7 +83,7 @@ impl Edge {
         self.has_failed = true;
     }
 
-    /// Keys to which nobody refers any more are not kept, and have to be seen again if somebody does.
+    /// Drops keys without a reference. They have to be read again when they are referenced.
     fn forget_unwanted(&mut self) {
         let Self { wanted, covered, facts, kept, .. } = self;
         facts.certificates.retain(|id, _| wanted.contains(id));
@@ -99,19 +99,19 @@ impl Edge {
         self.unresolved = true;
     }
 
-    /// Nobody lets us read any.
+    /// Notes that reading Secrets is forbidden.
     pub(super) fn cover_nothing(&mut self) {
         self.is_blind = true;
         self.unresolved = true;
     }
 
-    /// Whether another pod has this address than those of a namespace.
+    /// Returns true if a pod of another namespace has this address.
     pub(super) fn is_of_others(&self, address: IpAddr, namespace: &Name) -> bool {
         let mut pods = self.facts.pods.get(&address).into_iter().flatten();
         pods.any(|pod| pod.namespace != namespace.as_str())
     }
 
-    /// The addresses of a pod.
+    /// Returns the addresses of a pod.
     fn pod(&self, origin: &Origin) -> BTreeSet<IpAddr> {
         match self.kept.get(origin) {
             Some(Kept::Pod(addresses, _)) => addresses.clone(),
@@ -120,7 +120,7 @@ impl Edge {
     }
 
     pub(super) fn put(&mut self, origin: &Origin, fact: Fact) {
-        // Nothing else hangs on pods, of which there are many.
+        // Gateways do not depend on pods alone, of which there are many.
         self.unresolved |= !matches!(fact, Fact::Pod(_));
         let (id, facts) = (origin.id.clone(), &mut self.facts);
         let kept = match fact {
@@ -135,7 +135,7 @@ impl Edge {
             Fact::Route(kind, mut route) => {
                 let id = RouteId { kind, id };
                 let before = facts.routes.get(&id).and_then(|route| route.good.clone());
-                // The last good version stays.
+                // The last valid version stays in use.
                 route.good = route.good.or(before);
                 facts.routes.insert(id.clone(), *route);
                 Kept::Route(id)
@@ -203,8 +203,8 @@ impl Edge {
 }
 
 impl Ledger {
-    /// Puts together what is known of gateways, if it may come out differently. Those whose secrets
-    /// have still to be seen stay as they were.
+    /// Resolves gateways if the result may have changed. Gateways with pending Secrets keep their previous
+    /// result.
     pub(crate) fn resolve(&mut self) {
         let is_settled = self.is_settled();
         let Some(edge) = self.edge.as_mut().filter(|edge| edge.unresolved && is_settled) else {
@@ -232,26 +232,26 @@ impl Ledger {
         self.unjudged = true;
     }
 
-    /// The secrets that gateways refer to.
+    /// Returns the Secrets that gateways refer to.
     pub(crate) fn secrets(&self) -> Arc<BTreeSet<Id>> {
         self.edge.as_ref().map(|edge| Arc::clone(&edge.wanted)).unwrap_or_default()
     }
 
-    /// The Deployments and Services that gateways need.
+    /// Returns the desired objects of gateways.
     pub(crate) fn wishes(&self) -> &[Wish] {
         self.edge.as_ref().map(|edge| edge.resolved.wishes.as_slice()).unwrap_or_default()
     }
 
-    /// True for a service that a gateway leads to.
+    /// Returns true if a gateway routes to the service.
     pub(super) fn gateways_lead_to(&self, service: &ServiceName) -> bool {
         self.edge.as_ref().is_some_and(|edge| edge.leads_to(service))
     }
 
-    /// Takes in the current fact about an object that concerns gateways.
+    /// Updates the fact of an object that concerns gateways.
     pub(super) fn see_fact(&mut self, origin: &Origin, listing: u64, fact: Option<Fact>) {
         let Some(edge) = &mut self.edge else { return };
         let mut addresses = edge.pod(origin);
-        // A route keeps its last good version, which is part of the fact before this one.
+        // A route keeps its last valid version, which is part of the previous fact.
         if fact.is_none() || !addresses.is_empty() {
             edge.remove(origin);
         }

@@ -1,4 +1,4 @@
-//! Custom resources by what they say they are: of several that say the same, one is in force.
+//! Custom resources by mesh object: of several that define the same object, one is in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use leno_registry::{Place, Rejected};
 
 use super::Origin;
 
-/// Custom resources, and which of those that say they are the same object is in force: the oldest,
-/// so that every control plane chooses the same one.
+/// Custom resources, and for each object the one in force: the oldest, so that every control plane selects the
+/// same one.
 #[derive(Default)]
 pub(super) struct Elected {
     held: BTreeMap<Origin, Held>,
@@ -17,18 +17,18 @@ pub(super) struct Elected {
 
 struct Held {
     object: Object,
-    /// When it was made, in seconds.
+    /// The creation time, in Unix seconds.
     created: i64,
 }
 
 impl Elected {
-    /// The object in force.
+    /// Returns the object in force.
     pub(super) fn get(&self, key: &ObjectKey) -> Option<&Object> {
         let origin = self.in_force(key)?;
         self.held.get(origin).map(|held| &held.object)
     }
 
-    /// Keeps a good version; the keys that it may have changed are returned.
+    /// Stores a valid version; returns the keys that may have changed.
     pub(super) fn put(&mut self, origin: &Origin, object: Object, created: i64) -> Vec<ObjectKey> {
         let key = object.key();
         let before = self.held.insert(origin.clone(), Held { object, created });
@@ -43,14 +43,14 @@ impl Elected {
         touched
     }
 
-    /// Forgets one; the key that it may have changed is returned.
+    /// Removes one; returns the key that may have changed.
     pub(super) fn remove(&mut self, origin: &Origin) -> Option<ObjectKey> {
         let key = self.held.remove(origin)?.object.key();
         self.unlist(&key, origin);
         Some(key)
     }
 
-    /// Those that are not in force because another is.
+    /// Returns the ones that are not in force because another one is.
     pub(super) fn duplicates(&self) -> Vec<Rejected> {
         let contested = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
         let losers = contested.flat_map(|(key, origins)| {
@@ -61,17 +61,17 @@ impl Elected {
         losers.collect()
     }
 
-    /// What a custom resource says, whether or not it is in force.
+    /// Returns the object of a custom resource, in force or not.
     pub(super) fn said(&self, origin: &Origin) -> Option<&Object> {
         self.held.get(origin).map(|held| &held.object)
     }
 
-    /// All objects that are there.
+    /// Returns all objects.
     pub(super) fn all(&self) -> impl Iterator<Item = &Object> {
         self.held.values().map(|held| &held.object)
     }
 
-    /// All objects that are in force, each with where it is from and when it was made, in seconds.
+    /// Returns all objects in force, with their origin and creation time in Unix seconds.
     pub(super) fn in_force_all(&self) -> impl Iterator<Item = (&Origin, &Object, i64)> {
         let winners = self.by_key.keys().filter_map(|key| self.in_force(key));
         winners.filter_map(|origin| {
@@ -80,14 +80,14 @@ impl Elected {
         })
     }
 
-    /// Why a custom resource is not in force although it is good.
+    /// Returns the reason that a valid custom resource is not in force.
     pub(super) fn duplicate(&self, origin: &Origin) -> Option<Rejected> {
         let key = self.held.get(origin)?.object.key();
         let winner = self.in_force(&key)?;
         (winner != origin).then(|| duplicate(&key, origin, winner))
     }
 
-    /// Which one is in force.
+    /// Returns the custom resource that is in force.
     pub(super) fn in_force(&self, key: &ObjectKey) -> Option<&Origin> {
         let age = |origin: &&Origin| self.held.get(origin).map(|held| held.created);
         self.by_key.get(key)?.iter().min_by_key(age)

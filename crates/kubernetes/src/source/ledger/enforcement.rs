@@ -1,4 +1,4 @@
-//! The condition `Enforced` of policies: clients leave out endpoints without a sidecar.
+//! Condition `Enforced` of policies: clients exclude endpoints without a sidecar.
 
 use leno_model::{
     AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
@@ -10,8 +10,8 @@ use crate::read::selects;
 use crate::status::Condition;
 
 impl Ledger {
-    /// The condition `Enforced` of a policy that sidecars enforce; `None` for every other object. `accepted` is the
-    /// condition of that name.
+    /// Returns the condition `Enforced` of a policy that sidecars enforce, or `None` for other objects.
+    /// `accepted` is its `Accepted` condition.
     pub(super) fn enforced(
         &self,
         object: &Object,
@@ -39,7 +39,7 @@ impl Ledger {
         Some(Condition { word: "Enforced", status, reason, message })
     }
 
-    /// A pod is another than before: policies may be enforced elsewhere now.
+    /// Marks statuses as changed if a change of a pod affects the enforcement of policies.
     pub(super) fn touch_enforcement(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let shape =
             |it: &Workload| (it.sidecar, it.labels.clone(), it.account.clone(), it.admission);
@@ -52,14 +52,14 @@ impl Ledger {
         });
     }
 
-    /// True for a pod behind a service that has a pod without a sidecar as well.
+    /// Returns true if a service of the pod also has a pod without a sidecar.
     fn has_unmeshed(&self, workload: &Workload) -> bool {
         let services = self.services.near(workload).chain(self.listed.near(workload));
         let mut services = services.filter(|it| selects(&it.selector, &workload.labels));
         services.any(|service| self.endpoints_of(service).any(|it| !it.sidecar))
     }
 
-    /// The endpoints without a sidecar behind the services of a policy that clients leave out, by name.
+    /// Returns the endpoints without a sidecar that clients exclude because of a policy, by name.
     fn unenforced<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
@@ -73,8 +73,8 @@ impl Ledger {
         self.without_sidecar(&services)
     }
 
-    /// The same for a policy about accounts: of services with a workload under one of them at which the policy
-    /// rejects something.
+    /// Returns the endpoints without a sidecar that clients exclude because of a policy about accounts: those
+    /// of services with a workload at which the policy rejects requests.
     fn unenforced_access<'a>(
         &'a self,
         policy: &'a AccessPolicy,
@@ -96,7 +96,7 @@ impl Ledger {
         self.without_sidecar(&services)
     }
 
-    /// Sidecars leave them out of a service with an endpoint that has a sidecar, and gateways out of each service.
+    /// Sidecars exclude them from services with at least one meshed endpoint, gateways from every service.
     fn without_sidecar<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
             let has_members = self.endpoints_of(service).any(|it| it.sidecar);
@@ -109,7 +109,7 @@ impl Ledger {
         found
     }
 
-    /// The pods that a service selects, or the addresses that EndpointSlices list for it.
+    /// Returns the pods that a service selects, or the addresses that EndpointSlices list for it.
     pub(super) fn endpoints_of<'a>(
         &'a self,
         service: &'a Service,

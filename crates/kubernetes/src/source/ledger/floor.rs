@@ -1,5 +1,5 @@
-//! The floor of the mesh: the settings of pods and namespaces that it overrules, and objects about the whole mesh that
-//! stand in a namespace from which none is read.
+//! Floor of the mesh: settings of pods and namespaces that it overrides, and mesh-wide objects in namespaces
+//! that may not have any.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +13,17 @@ use super::{Ledger, Origin, Watched};
 use crate::read::Choices;
 use crate::words::{PLAINTEXT, SIDECAR_IMAGE, TRAFFIC_MODE};
 
-/// The choices of the authors of pods and namespaces, of those that made any.
+/// The sidecar settings of pods and namespaces that have any.
 #[derive(Default)]
 pub(super) struct Floors {
     pods: BTreeMap<WorkloadName, Choices>,
     namespaces: BTreeMap<Name, Choices>,
-    /// The repository of the control plane's own image, from which sidecars always come.
+    /// The repository of the control plane's own image, which is always permitted.
     repository: Option<String>,
 }
 
 impl Ledger {
-    /// Sidecars have this image unless annotations name another.
+    /// Sets the default image of sidecars.
     pub(crate) fn take_image(&mut self, image: &str) {
         self.floors.repository = Some(repository_of(image).to_owned());
     }
@@ -43,7 +43,7 @@ impl Ledger {
         self.floors.pods.remove(name);
     }
 
-    /// Whether the floor forbids an image that a pod's sidecar runs: the pod is no member then.
+    /// Returns true if the floor forbids the image of a pod's sidecar. Such a pod is not a member.
     pub(super) fn has_forbidden_image(&self, name: &WorkloadName) -> bool {
         let images = self.floors.pods.get(name).map(|choices| &choices.images);
         let floor = self.floor_in(&name.namespace).map(|(_, floor)| floor);
@@ -52,14 +52,14 @@ impl Ledger {
             .is_some_and(|(floor, images)| images.iter().any(|image| !floor.permits_image(image)))
     }
 
-    /// The workloads that another floor may let in or keep out.
+    /// Marks the workloads that a changed floor may affect.
     pub(super) fn touch_floor(&mut self) {
         self.unjudged = true;
         let pods = self.floors.pods.keys().cloned().map(ObjectKey::Workload);
         self.dirty.extend(pods);
     }
 
-    /// The floor that pods get their sidecars by.
+    /// Returns the floor for sidecar injection.
     pub(crate) fn floor(&self) -> Floor {
         self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
     }
@@ -69,7 +69,7 @@ impl Ledger {
         Some((config, config.floor_in(namespace)?))
     }
 
-    /// The settings of a pod or namespace that the floor overrules.
+    /// Returns warnings about the settings of a pod or namespace that the floor overrides.
     pub(super) fn below_floor(&self, origin: &Origin) -> Vec<Warning> {
         let watched = self.kinds.get(origin.kind).map(|standing| standing.watched);
         match watched {
@@ -85,7 +85,7 @@ impl Ledger {
         }
     }
 
-    /// The same of all of them.
+    /// Returns the warnings of all pods and namespaces.
     pub(super) fn all_below_floor(&self) -> Vec<Warning> {
         if self.floor() == Floor::default() {
             return Vec::new();
@@ -105,7 +105,7 @@ impl Ledger {
         of_namespaces.chain(of_pods).collect()
     }
 
-    /// The pods whose sidecars run an image that the floor forbids.
+    /// Returns the pods with a sidecar image that the floor forbids.
     pub(super) fn forbidden_images(&self) -> Vec<Rejected> {
         let pods = self.floors.pods.iter().filter(|(name, _)| self.has_forbidden_image(name));
         pods.map(|(name, choices)| Rejected {
@@ -161,7 +161,7 @@ impl Ledger {
         all
     }
 
-    /// The annotations that the floor overrules.
+    /// Returns warnings about annotations that the floor overrides.
     fn annotations(
         &self,
         floor: &Floor,
@@ -190,8 +190,8 @@ impl Ledger {
         excluded.chain(image).collect()
     }
 
-    /// The reason that an object is about more than its namespace and does not stand where the operator lets such
-    /// objects stand.
+    /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
+    /// the operator does not permit it.
     pub(super) fn out_of_place(&self, object: &Object) -> Option<Rejected> {
         let (namespace, field, problem) = match object {
             Object::TagRoute(route) if route.scope == TagScope::Mesh => {
@@ -253,5 +253,5 @@ fn listed(images: &BTreeSet<String>) -> String {
 }
 
 const ABOUT_ALL: &str = "is about the whole mesh";
-/// A pod may have many containers with the names of ours.
+/// A pod may have many containers with our names.
 const IMAGES_SHOWN_MAX: usize = 2;

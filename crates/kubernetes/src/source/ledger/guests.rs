@@ -1,4 +1,4 @@
-//! Guests: what is wanted of certificates for clients outside the mesh, and what came of it.
+//! Certificates of external principals: requests and outcomes.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::{Ledger, Origin};
 use crate::guests::{Grants, GuestWish, GuestWishes, Judged, Outcomes, Owner, judge};
 use crate::source::record::Record;
 
-/// What is wanted of certificates for clients outside the mesh, and what came of it.
+/// The requests for certificates of external principals, and their outcomes.
 #[derive(Default)]
 pub(super) struct Guests {
     grants: Grants,
     judged: Judged,
     outcomes: Arc<Outcomes>,
-    /// Whether it may come out differently now.
+    /// True if the result may have changed.
     unsettled: bool,
 }
 
@@ -24,7 +24,7 @@ impl Guests {
         self.unsettled = true;
     }
 
-    /// What is known of what became of an object's wish.
+    /// Returns the outcome of an object's request, if known.
     fn outcome(&self, uid: &str) -> Option<Result<(), String>> {
         let refused = self.judged.refused.get(uid).cloned().map(Err);
         refused.or_else(|| self.outcomes.get(uid).cloned())
@@ -32,24 +32,24 @@ impl Guests {
 }
 
 impl Ledger {
-    /// Where this control plane may write Secrets.
+    /// Sets the namespaces in which this control plane may write Secrets.
     pub(crate) fn grant(&mut self, grants: Grants) {
         self.guests.grants = grants;
         self.guests.touch();
     }
 
-    /// What became of the certificates that were wished for.
+    /// Updates the outcomes of requested certificates.
     pub(crate) fn take_outcomes(&mut self, outcomes: Arc<Outcomes>) {
         self.guests.outcomes = outcomes;
         self.unjudged = true;
     }
 
-    /// The certificates that are wished for, and whose are left alone.
+    /// Returns the requested certificates, and the objects with Secrets that stay unchanged.
     pub(crate) fn guests(&self) -> &GuestWishes {
         &self.guests.judged.wishes
     }
 
-    /// Finds out what is wished for, once it is known what there is.
+    /// Validates the requests when all kinds have been listed.
     pub(crate) fn settle_guests(&mut self) {
         if !self.is_settled() || !std::mem::take(&mut self.guests.unsettled) {
             return;
@@ -92,12 +92,13 @@ impl Ledger {
         })
     }
 
-    /// What became of an object's wish; nothing while that is not known.
+    /// Returns the outcome of an object's request; `None` while it is unknown.
     pub(super) fn guest_outcome(&self, record: &Record) -> Option<Result<(), String>> {
         self.guests.outcome(&record.target.uid)
     }
 
-    /// Why another mesh's settings have no certificate for their ingress gateway, if they want one.
+    /// Returns the reason that another mesh's settings have no certificate for their ingress gateway, if they
+    /// request one.
     pub(super) fn unmet(&self, origin: &Origin) -> Option<Warning> {
         let record = self.records.get(origin)?;
         let why = self.guests.outcome(&record.target.uid)?.err()?;

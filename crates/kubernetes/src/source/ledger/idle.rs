@@ -1,4 +1,4 @@
-//! Rules about tags, lanes and retries without effect because of routes.
+//! Tag, lane and retry rules that have no effect because of routes.
 
 use leno_model::{Idle, Object, ServiceName, TagEffects, TagRules, TagScope};
 
@@ -7,7 +7,7 @@ use super::judge::Around;
 use super::rivals::traffic;
 
 impl Ledger {
-    /// The reason for an object that decides to have no effect at any port.
+    /// Returns the reason that an object in force has no effect at any port.
     pub(super) fn idle_by_routes(&self, object: &Object, around: &Around<'_, '_>) -> Option<Idle> {
         match object {
             Object::Retry(policy) => {

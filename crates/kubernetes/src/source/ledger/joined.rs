@@ -1,4 +1,4 @@
-//! Services that have had pods with a sidecar: sidecars balance over all ready pods behind them, also those without one.
+//! Services that have had pods with a sidecar: sidecars balance over all of their ready pods, meshed or not.
 
 use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
@@ -8,8 +8,8 @@ use crate::source::kinds::Watched;
 use crate::source::news::Id;
 
 impl Ledger {
-    /// Notes the services in front of a pod with a sidecar. Their pods without one become endpoints, and remain so when the last
-    /// sidecar is gone: clients keep connections to the service.
+    /// Marks the services of a pod with a sidecar. Their unmeshed pods become endpoints, and remain so when the
+    /// last sidecar is gone: clients keep connections to the service.
     pub(super) fn see_joining(&mut self, workload: &Workload) {
         if !workload.sidecar {
             return;
@@ -21,12 +21,12 @@ impl Ledger {
             self.joined.insert(service.name.clone());
             self.unjudged |= self.is_remarked(&service.name);
             self.touch_selected(&service.name, &[Some(&service)]);
-            // One without a selector becomes known to sidecars.
+            // A service without a selector becomes known to sidecars.
             self.dirty.insert(ObjectKey::Service(service.name));
         }
     }
 
-    /// Notes the services without a selector in the namespace of a pod with a sidecar.
+    /// Marks the services without a selector in the namespace of a pod with a sidecar.
     pub(super) fn see_joining_namespace(&mut self, workload: &Workload) {
         if !is_member(workload) {
             return;
@@ -37,8 +37,9 @@ impl Ledger {
         }
     }
 
-    /// Notes a service without a selector that lists a pod, in a namespace with a sidecar. Pods that are not listed yet may get
-    /// a sidecar: a slice lists them when they take requests, which is too late to learn of it.
+    /// Marks a service without a selector that lists a pod, in a namespace with sidecars. Pods that are not
+    /// listed yet may get a sidecar, but a slice lists them only when they are ready for requests, which is too
+    /// late.
     pub(super) fn join_listed(&mut self, name: &ServiceName) {
         let service = self.listed.service(name).filter(|_| !self.joined.contains(name));
         let Some(service) = service.cloned() else { return };
@@ -51,7 +52,7 @@ impl Ledger {
         self.dirty.insert(ObjectKey::Service(name.clone()));
     }
 
-    /// True if the namespace of a service has a pod with a sidecar.
+    /// Returns true if the namespace of a service has a pod with a sidecar.
     fn has_sidecars(&self, service: &ServiceName) -> bool {
         let namespace = &service.namespace;
         let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
@@ -60,7 +61,7 @@ impl Ledger {
         pods.any(|(_, pod)| is_member(pod))
     }
 
-    /// Notes a service that is new, has another selector, or is gone.
+    /// Updates a service that is new, deleted, or has another selector.
     pub(super) fn see_joining_service(&mut self, name: &ServiceName) {
         let Some(service) = self.known_service(name) else {
             self.joined.remove(name);
@@ -78,8 +79,8 @@ impl Ledger {
         kind.is_some_and(|kind| self.remarks.contains_key(&Origin { kind, id }))
     }
 
-    /// False for a Service that has had no pod with a sidecar, and that no gateway leads to: its clients reach it as
-    /// without a mesh, so all of its fields have their effect.
+    /// Returns false for a service that has had no pod with a sidecar and to which no gateway routes: clients
+    /// reach it as without a mesh, so all of its fields have their usual effect.
     pub(super) fn is_of_mesh(&self, origin: &Origin) -> bool {
         let of_kind = self.kinds.get(origin.kind);
         if of_kind.is_none_or(|standing| standing.watched != Watched::Services) {
@@ -89,14 +90,14 @@ impl Ledger {
         name.is_ok_and(|name| self.joined.contains(&name) || self.gateways_lead_to(&name))
     }
 
-    /// True for a pod behind a service that has had a pod with a sidecar.
+    /// Returns true if a service of the pod has had a pod with a sidecar.
     pub(super) fn has_joined(&self, workload: &Workload) -> bool {
         let mut services = self.services.near(workload).chain(self.listed.near(workload));
         services.any(|it| self.joined.contains(&it.name) && is_in_front(it, workload))
     }
 }
 
-/// True for a pod with a sidecar; the proxy of a gateway has no application.
+/// Returns true for a pod with a sidecar; the proxy of a gateway has no application.
 fn is_member(pod: &Workload) -> bool {
     pod.sidecar && !pod.labels.contains_key(GATEWAY_LABEL)
 }

@@ -1,4 +1,4 @@
-//! What is to be said of custom resources, as things stand.
+//! Statuses of custom resources, from the current state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +20,7 @@ use crate::status::event::shortened;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
 impl Ledger {
-    /// What is to be said and does not stand in a status yet; `None` when that is as it was, and before
-    /// anything is told.
+    /// Returns the statuses to write. Returns `None` if they are unchanged, and before the first update.
     pub(crate) fn statements(&mut self) -> Option<Vec<Statement>> {
         if !self.has_told() || !std::mem::take(&mut self.unjudged) {
             return None;
@@ -34,7 +33,7 @@ impl Ledger {
         Some(all.filter(Statement::is_due).collect())
     }
 
-    /// What is looked at for many objects.
+    /// Collects data that is shared between the statuses of many objects.
     fn others(&self) -> Others<'_> {
         let mut others =
             Others { config: self.mesh_config().unwrap_or_default(), ..Others::default() };
@@ -49,7 +48,7 @@ impl Ledger {
         others
     }
 
-    /// Nothing is said of gateways of other classes.
+    /// Returns the status of an object; `None` for gateways of other classes.
     fn statement(
         &self,
         origin: &Origin,
@@ -79,7 +78,7 @@ impl Ledger {
                 Said::Class(generation, conditions)
             }
             Form::Current if record.target.kind == ACCESS_CERT => {
-                // Nothing is said before anything has come of it.
+                // No status before the outcome is known.
                 Said::Current(refusal.clone().map(Err).or_else(|| self.guest_outcome(record))?)
             }
             Form::Current => {
@@ -124,7 +123,7 @@ impl Ledger {
         })
     }
 
-    /// The conditions of a policy; `refused` are those of one that is rejected.
+    /// Returns the conditions of a policy; `refused` has those of a rejected one.
     fn conditions(
         &self,
         origin: &Origin,
@@ -140,7 +139,7 @@ impl Ledger {
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
-    /// Whether a good route decides anything at one of its parents.
+    /// Returns the `Accepted` condition of a valid route for one of its parents.
     fn taken(
         &self,
         origin: &Origin,
@@ -159,7 +158,7 @@ impl Ledger {
         accepted(rival.as_deref(), CONFLICTED)
     }
 
-    /// What decides instead of a good object whose kind has no status.
+    /// Returns the object that takes precedence over a valid one, for kinds without a status.
     fn unsaid_conflict(
         &self,
         origin: &Origin,
@@ -174,13 +173,13 @@ impl Ledger {
         }
     }
 
-    /// A missing object that a good one of a kind without a status refers to.
+    /// Returns a missing object that a valid one refers to, for kinds without a status.
     fn unsaid_reference(&self, origin: &Origin, record: &Record) -> Option<String> {
         let object = self.customs.said(origin).filter(|_| record.form == Form::Nothing)?;
         self.dangling(object)
     }
 
-    /// Whether a good object decides something, and whether what it is about is there.
+    /// Returns the conditions `Accepted` and `ResolvedRefs` of a valid object.
     fn attached(&self, origin: &Origin, others: &Others<'_>) -> [Condition; 2] {
         let Some(object) = self.customs.said(origin) else {
             return [accepted(None, ""), resolved("True", "ResolvedRefs", NAMES_NOTHING)];
@@ -195,7 +194,7 @@ impl Ledger {
             (_, Some(Outdone::Overruled(by))) => accepted(Some(&by), CONFLICTED),
             (_, Some(Outdone::Idle(..)) | None) => accepted(None, ""),
         };
-        // Always said: what stood there before would stay otherwise.
+        // Always written, to replace a previous condition.
         let second = match missing {
             _ if targets.is_empty() => resolved("True", "ResolvedRefs", NAMES_NOTHING),
             Some(missing) => resolved("False", "TargetNotFound", &missing),
@@ -204,7 +203,7 @@ impl Ledger {
         [first, second]
     }
 
-    /// Why a good object of OSM's kinds decides nothing.
+    /// Returns the reason that a valid object of OSM's kinds has no effect.
     fn idle(&self, origin: &Origin, others: &Others<'_>) -> Option<String> {
         let object = self.customs.said(origin)?;
         let targets = targets(object);
@@ -213,7 +212,7 @@ impl Ledger {
         first.or_else(|| self.outdone(object, others).map(Outdone::into_sentence))
     }
 
-    /// The condition `Programmed` of an accepted policy that has no effect: routes take the traffic of its
+    /// Returns the condition `Programmed` of an accepted policy without effect: routes send the traffic of its
     /// targets elsewhere (GEP-713).
     fn unprogrammed(&self, object: &Object, others: &Others<'_>) -> Option<Condition> {
         match self.outdone(object, others) {
@@ -225,7 +224,7 @@ impl Ledger {
         }
     }
 
-    /// Why a good object decides nothing although what it is about is there.
+    /// Returns the reason that a valid object has no effect although its targets exist.
     fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<Outdone> {
         let overruled = match object {
             Object::ServicePolicy(policy) => return self.outdone_policy(policy, others),
@@ -264,7 +263,7 @@ impl Ledger {
         }
     }
 
-    /// Whether all that a route leads to is there and may be led to.
+    /// Returns the `ResolvedRefs` condition of a route: whether its backends exist and may be used.
     fn resolved(
         &self,
         origin: &Origin,
@@ -305,7 +304,7 @@ impl Ledger {
         resolved("True", "ResolvedRefs", "every backend is there")
     }
 
-    /// What of a service is not there.
+    /// Returns the missing part of a service.
     pub(super) fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(known) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
@@ -315,7 +314,7 @@ impl Ledger {
     }
 }
 
-/// The service, or the port of it, that a route names as its parent.
+/// Returns the service and optional port that a route refers to as its parent.
 fn parent_of(parent: &Value, own: &str) -> Result<(ServiceName, Option<u16>), String> {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
     let name = text("name").unwrap_or_default();
@@ -325,7 +324,7 @@ fn parent_of(parent: &Value, own: &str) -> Result<(ServiceName, Option<u16>), St
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
 
-/// Says as well whether it is on its way to sidecars.
+/// Adds the `Programmed` condition.
 fn with_programmed([accepted, resolved]: [Condition; 2]) -> Vec<Condition> {
     let programmed = Condition::programmed(&accepted, TOLD);
     vec![accepted, resolved, programmed]
@@ -345,7 +344,7 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
     }
 }
 
-/// Of an object that is refused, or gives way to another.
+/// Returns the conditions of an object that is rejected, or over which another one takes precedence.
 fn refused(refusal: &str, reason: &'static str) -> [Condition; 2] {
     let unknown = resolved("Unknown", "Pending", "what it says now is not in force");
     [accepted(Some(refusal), reason), unknown]
@@ -355,11 +354,11 @@ fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condit
     Condition { word: "ResolvedRefs", status, reason, message: message.to_owned() }
 }
 
-/// The reason for a good object to have no effect although its targets exist, as a sentence.
+/// The reason that a valid object has no effect although its targets exist.
 enum Outdone {
-    /// Another object decides instead.
+    /// Another object takes precedence.
     Overruled(String),
-    /// It decides, and has no effect on any traffic; with the reason of the condition.
+    /// It is in force but affects no traffic; with the reason of the condition.
     Idle(String, &'static str),
 }
 
@@ -379,7 +378,7 @@ impl Outdone {
     }
 }
 
-/// The objects around a policy, as the cluster has them.
+/// The objects around a policy in the cluster.
 pub(super) struct Around<'a, 'b> {
     ledger: &'b Ledger,
     others: &'b Others<'a>,
@@ -411,7 +410,7 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
         let Some(own) = ledger.services.get(service) else { return true };
         let Some(port) = own.ports.iter().find(|it| it.port == port) else { return true };
         let mut behind = ledger.endpoints_of(own).peekable();
-        // Pods that are yet to come are not known.
+        // Future pods are unknown.
         behind.peek().is_none()
             || behind.any(|workload| {
                 let others = ledger.services.near(workload);
@@ -439,21 +438,21 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
 }
 
 impl Ledger {
-    /// True for a port that is declared to carry TCP, so that no request is seen there.
+    /// Returns true for a port that is declared as TCP, where sidecars see no requests.
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
         let found = self.services.get(service);
         let port = found.and_then(|it| it.ports.iter().find(|it| it.port == port));
         port.is_some_and(|it| it.protocol == Some(Protocol::Tcp))
     }
 
-    /// True when no port of a service carries anything but TCP.
+    /// Returns true if all ports of a service are declared as TCP.
     fn is_opaque_at_each_port(&self, service: &ServiceName) -> bool {
         let found = self.services.get(service).filter(|it| !it.ports.is_empty());
         found.is_some_and(|it| it.ports.iter().all(|port| self.is_opaque(service, port.port)))
     }
 
-    /// True when a workload behind a port declares another protocol than TCP, or another service leads to the
-    /// same port of it with another protocol.
+    /// Returns true if a workload behind a port declares a protocol other than TCP, or another service targets
+    /// the same port of it with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let own = self.services.get(service);
         let Some((own, port)) =
@@ -471,11 +470,11 @@ impl Ledger {
     }
 }
 
-/// What is looked at for many objects.
+/// Data that is shared between the statuses of many objects.
 #[derive(Default)]
 struct Others<'a> {
     grants: Vec<&'a ReferenceGrant>,
-    /// The policies that name a service, and those that are about a whole namespace.
+    /// The policies by target service; `by_namespace` has those that target a whole namespace.
     by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
     by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
     rivals: Rivals<'a>,
@@ -499,7 +498,7 @@ impl<'a> Others<'a> {
         }
     }
 
-    /// The policies that may be about a service.
+    /// Returns the policies that may apply to a service.
     fn about(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
         let named = self.by_service.get(service);
         let near = self.by_namespace.get(&service.namespace);
@@ -507,7 +506,7 @@ impl<'a> Others<'a> {
     }
 }
 
-/// The services that an object, which is no route, is about by name, or the ports of them.
+/// Returns the services, with optional ports, that an object other than a route targets by name.
 fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
     let of_scope = |scope| match scope {
         &TagScope::Service(ref service, port) => Some((service, port)),
@@ -529,7 +528,7 @@ fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
     }
 }
 
-/// What a route is attached to, and the services that it leads to.
+/// Returns the parents of a route, and the services to which it routes.
 fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
@@ -559,27 +558,27 @@ fn of_kind<'a>(
     backends.iter().map(|it| (kind, own, &it.service, it.port)).collect()
 }
 
-/// A backend: of which kind of route, in which namespace that is, the service and its port.
+/// A backend: the kind and namespace of its route, the service and its port.
 type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
-/// As much as a condition may hold, with room for the rest of a status.
+/// Shortens a text to the length of a condition, with room for the rest of the status.
 fn cut(text: &str) -> String {
     shortened(text, MESSAGE_BYTES_MAX)
 }
 
-/// Of what gives way to another; also the word of the Gateway API for a route beside one of a kind that goes
-/// before (GEP-1426).
+/// The reason of an object over which another one takes precedence; also the Gateway API's reason for a route
+/// in conflict with one of a kind with higher precedence (GEP-1426).
 const CONFLICTED: &str = "Conflicted";
 /// The reason of `Programmed` for a policy without effect (GEP-713).
 const OVERRIDDEN: &str = "Overridden";
 
-/// No request is seen where the policy is attached.
+/// The reason of `Programmed` for a policy at a port without visible requests.
 const NO_REQUESTS: &str = "NoRequests";
-/// What is said of what decides. Whether sidecars have applied it is not waited for.
+/// The message for an object in force. It does not imply that sidecars have applied it.
 const TOLD: &str = "on its way to each connected sidecar that it concerns";
-/// What is said of the targets of an object that has none.
+/// The message for an object without targets.
 const NAMES_NOTHING: &str = "it names nothing";
-/// The most refusals told in one status.
+/// The maximum number of errors in one status.
 const REFUSALS_MAX: usize = 5;
-/// A message may have 32768 bytes; that is more than a reader takes in.
+/// The maximum length of a message. The API allows 32768 bytes, which is too long to read.
 const MESSAGE_BYTES_MAX: usize = 2000;

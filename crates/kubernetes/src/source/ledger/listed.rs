@@ -1,5 +1,5 @@
-//! Services without a selector, and the endpoints that EndpointSlices list for them. An address of a pod with a sidecar stands
-//! for that pod; the others are endpoints without a sidecar.
+//! Services without a selector, and their endpoints from EndpointSlices. A listed address of a pod with a
+//! sidecar refers to that pod; the others are unmeshed endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ pub(super) struct Listed {
     workloads: BTreeMap<WorkloadName, Workload>,
     by_slice: BTreeMap<Origin, Vec<WorkloadName>>,
     by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
-    /// The numbers of each port of a service, by the name of the port, each with the number of endpoints that have it.
+    /// The numbers of each named port of a service, each with the number of endpoints that have it.
     numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
     /// The pods at listed addresses.
     pods: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
@@ -32,7 +32,7 @@ impl Listed {
         self.services.get(name)
     }
 
-    /// The services of a namespace.
+    /// Returns the services of a namespace.
     pub(super) fn services_of<'a>(
         &'a self,
         namespace: &'a Name,
@@ -40,7 +40,7 @@ impl Listed {
         self.services.of_namespace(namespace)
     }
 
-    /// The services that may select a workload: all that do are among them.
+    /// Returns the services that may select a workload, a superset of those that do.
     pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
         self.services.near(workload)
     }
@@ -53,7 +53,7 @@ impl Listed {
         self.workloads.get(name)
     }
 
-    /// The workloads from a name on.
+    /// Returns the workloads from a name on.
     pub(super) fn workloads_from(
         &self,
         first: WorkloadName,
@@ -61,7 +61,7 @@ impl Listed {
         self.workloads.range(first..)
     }
 
-    /// Notes the addresses of a pod that is new, another one than before, or gone.
+    /// Updates the addresses of a pod that is new, changed or deleted.
     pub(super) fn see_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         for (pod, address) in before.into_iter().flat_map(own_addresses) {
             if let Some(pods) = self.pods.get_mut(&address) {
@@ -78,8 +78,9 @@ impl Listed {
         }
     }
 
-    /// The labels by which services without a selector select a pod with a sidecar: of those in its namespace for which
-    /// one of its addresses is listed as ready. Services of other namespaces have no say in its configuration.
+    /// Returns the labels by which services without a selector select a pod with a sidecar: those services in
+    /// its namespace for which one of its addresses is listed as ready. Services of other namespaces cannot
+    /// affect its configuration.
     pub(super) fn labels_of(&self, pod: &Workload) -> BTreeMap<String, String> {
         let addresses = own_addresses(pod).filter(|_| pod.sidecar);
         let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
@@ -89,8 +90,8 @@ impl Listed {
         own.flat_map(|it| it.labels.clone()).collect()
     }
 
-    /// The service with the numbers of its ports, which are the same at each endpoint; `None` where they differ. Names of
-    /// ports in slices mean nothing at a pod: its containers name their own ports.
+    /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
+    /// names in slices have no meaning for a pod: its containers name their own ports.
     fn numbered(&self, service: &Service) -> Option<Service> {
         let numbers = self.numbers.get(&service.name)?;
         let mut service = service.clone();
@@ -145,7 +146,8 @@ impl Listed {
     }
 }
 
-/// A pod at each of its addresses. Pods of a node share its address, and the proxy of a gateway has no application.
+/// Returns the pod with each of its addresses. Pods in the host network share an address, and the proxy of a
+/// gateway has no application.
 fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let has = |label: &str| pod.labels.contains_key(label);
     let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);
@@ -153,13 +155,13 @@ fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     addresses.map(move |address| (pod, address))
 }
 
-/// The service for which an endpoint is listed.
+/// Returns the service for which an endpoint is listed.
 fn service_of(listed: &Workload) -> Option<ServiceName> {
     let name = listed.labels.keys().find_map(|key| listed_for(key))?;
     ServiceName::new(listed.name.namespace.as_str(), name).ok()
 }
 
-/// The ports of a listed endpoint: the service, the name, and the number.
+/// Returns the ports of a listed endpoint: the service, the name, and the number.
 fn targets(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
     let service = service_of(listed);
     listed
@@ -169,27 +171,28 @@ fn targets(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> 
 }
 
 impl Ledger {
-    /// The service of this name, with a selector or without one. Without gateways, a service without a selector is of the
-    /// mesh while it has or had an endpoint with a sidecar.
+    /// Returns a service by name, with a selector or without one. Without gateways, a service without a
+    /// selector belongs to the mesh if it has or had an endpoint with a sidecar.
     pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
         self.known_service(name).filter(|_| {
             self.edge.is_some() || self.services.get(name).is_some() || self.joined.contains(name)
         })
     }
 
-    /// The service of this name, of the mesh or not.
+    /// Returns a service by name, whether it belongs to the mesh or not.
     pub(super) fn known_service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name).or_else(|| self.listed.service(name))
     }
 
-    /// A service without a selector, as sidecars and gateways know it; `None` while neither lead there.
+    /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
+    /// to it.
     pub(super) fn offered(&self, name: &ServiceName) -> Option<Service> {
         let service = self.listed.service(name)?;
         let joined = self.joined.contains(name).then(|| self.listed.numbered(service)).flatten();
         joined.or_else(|| self.gateways_lead_to(name).then(|| service.clone()))
     }
 
-    /// The services without a selector in front of a pod with a sidecar.
+    /// Returns the services without a selector that list a pod with a sidecar.
     pub(super) fn offered_near(&self, pod: &Workload) -> Vec<Service> {
         let near = self.listed.near(pod).filter(|_| pod.sidecar);
         near.filter_map(|it| self.listed.numbered(it)).collect()
@@ -197,7 +200,7 @@ impl Ledger {
 
     pub(super) fn see_listed(&mut self, service: Service) {
         let name = service.name.clone();
-        // The annotation about nearness is read for services with a selector only.
+        // The topology annotation is supported only for services with a selector.
         self.see_nearness(&name, None);
         let before = self.services.remove(&name);
         let before = self.listed.services.insert(service).or(before);
@@ -205,7 +208,7 @@ impl Ledger {
         self.join_listed(&name);
     }
 
-    /// Takes in the content of a slice, in place of the one before.
+    /// Replaces the content of a slice.
     pub(super) fn see_endpoints(&mut self, origin: &Origin, mut workloads: Vec<Workload>) {
         let mut changed: Vec<Workload> = Vec::new();
         for name in self.listed.by_slice.remove(origin).unwrap_or_default() {
@@ -228,7 +231,7 @@ impl Ledger {
         let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
         self.dirty.extend(changed.into_iter().map(|it| ObjectKey::Workload(it.name)));
         for name in services {
-            // The numbers of its ports may be others.
+            // Its port numbers may have changed.
             if let Some(service) = self.listed.service(&name).cloned()
                 && self.joined.contains(&name)
             {
@@ -239,7 +242,7 @@ impl Ledger {
         }
     }
 
-    /// Gives the pods at these addresses the labels by which services without a selector select them now.
+    /// Updates the labels by which services without a selector select the pods at these addresses.
     fn relabel(&mut self, addresses: &BTreeSet<IpAddr>) {
         if addresses.is_empty() {
             return;
@@ -260,13 +263,14 @@ impl Ledger {
         }
     }
 
-    /// The pods at a listed address.
+    /// Returns the pods at a listed address.
     fn pods_at(&self, listed: &Workload) -> impl Iterator<Item = &Workload> {
         let names = self.listed.pods.get(&listed.address).into_iter().flatten();
         names.filter_map(|name| self.workloads.get(name))
     }
 
-    /// True for a listed address of a pod in another namespace: sidecars and gateways do not lead there.
+    /// Returns true for a listed address of a pod in another namespace: sidecars and gateways do not route to
+    /// it.
     pub(super) fn is_borrowed(&self, listed: &Workload) -> bool {
         let namespace = &listed.name.namespace;
         let mut pods = self.pods_at(listed);
@@ -275,18 +279,19 @@ impl Ledger {
             || edge.is_some_and(|it| it.is_of_others(listed.address, namespace))
     }
 
-    /// True for a listed address of a pod with a sidecar in the same namespace: that pod is the endpoint.
+    /// Returns true for a listed address of a pod with a sidecar in the same namespace: that pod is the
+    /// endpoint.
     pub(super) fn is_of_member(&self, listed: &Workload) -> bool {
         let mut pods = self.pods_at(listed);
         pods.any(|pod| pod.sidecar && pod.name.namespace == listed.name.namespace)
     }
 
-    /// True for a listed address of a pod in the same namespace.
+    /// Returns true for a listed address of a pod in the same namespace.
     pub(super) fn is_of_pod(&self, listed: &Workload) -> bool {
         self.pods_at(listed).any(|pod| pod.name.namespace == listed.name.namespace)
     }
 
-    /// The endpoints that slices list for a service.
+    /// Returns the endpoints that slices list for a service.
     pub(super) fn listed_behind<'a>(
         &'a self,
         service: &'a Service,
@@ -298,7 +303,7 @@ impl Ledger {
         listed.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
     }
 
-    /// The workload, with a mark if it is a listed endpoint of a service over which sidecars balance.
+    /// Marks the workload if it is a listed endpoint of a service over which sidecars balance.
     pub(super) fn marked(&self, mut workload: Workload) -> Workload {
         let service = service_of(&workload).filter(|_| !workload.sidecar);
         if service.is_some_and(|it| self.joined.contains(&it)) {
@@ -307,20 +312,20 @@ impl Ledger {
         workload
     }
 
-    /// A pod is new, another one than before, or gone: endpoints that are listed at its addresses may be others.
+    /// Marks endpoints that are listed at the addresses of a pod that is new, changed or deleted.
     pub(super) fn touch_listed(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let pods = before.into_iter().chain(now);
         let addresses: BTreeSet<IpAddr> = pods.flat_map(Workload::addresses).collect();
         addresses.into_iter().for_each(|address| self.touch_address(address));
     }
 
-    /// A pod has come to this address, or has gone.
+    /// Marks endpoints at an address that a pod has gained or lost.
     pub(super) fn touch_address(&mut self, address: IpAddr) {
         let there = self.listed.by_address.get(&address).into_iter().flatten();
         self.dirty.extend(there.map(|name| ObjectKey::Workload(name.clone())));
     }
 
-    /// The warnings about listed addresses that are left out.
+    /// Returns the warnings about listed addresses that are excluded.
     pub(super) fn borrowed(&self) -> impl Iterator<Item = Warning> {
         let remedy = match self.edge.is_some() {
             true => "lead to a Service there, with a ReferenceGrant",
@@ -339,14 +344,14 @@ impl Ledger {
         })
     }
 
-    /// Whether gateways lead to a workload, or the name of a service that has no address itself.
+    /// Returns true if gateways route to a workload, or it is behind a headless service.
     pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
         let mut own = self.services.near(workload);
         own.any(|it| it.addresses.is_empty() && selects(&it.selector, &workload.labels))
             || self.is_behind_gateway(workload)
     }
 
-    /// True for a workload behind a service that a gateway leads to.
+    /// Returns true if a gateway routes to a service of the workload.
     pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
         let mut services = self.services.near(workload).chain(self.listed.services.near(workload));
         services.any(|service| {
@@ -355,7 +360,7 @@ impl Ledger {
     }
 }
 
-/// The warning about a slice with more endpoints than there is room for.
+/// Returns the warning about a slice with endpoints above the limit.
 fn no_room(slice: &Origin, count: usize) -> Warning {
     Warning {
         at: Place {
@@ -372,5 +377,5 @@ fn no_room(slice: &Origin, count: usize) -> Warning {
     }
 }
 
-/// The most endpoints of services without a selector: some 12 MiB.
+/// The maximum number of endpoints of services without a selector: about 12 MiB.
 pub(super) const LISTED_MAX: usize = 16_384;

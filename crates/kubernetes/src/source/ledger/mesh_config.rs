@@ -1,4 +1,4 @@
-//! The settings of the mesh: what its own object says, what another mesh's does, and what namespaces do.
+//! Mesh settings, merged from our MeshConfig, settings of other meshes, and namespace annotations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,29 +12,29 @@ use super::{Ledger, Origin};
 use crate::inject::Exclusions;
 use crate::read::{Foreign, IngressGateway};
 
-/// Settings beside the object of ours.
+/// Settings in addition to our MeshConfig.
 #[derive(Default)]
 pub(super) struct Settings {
-    /// Those of other meshes.
+    /// The settings of other meshes.
     foreign: BTreeMap<Origin, Foreign>,
-    /// What each object of ours mentions: what it does not, another mesh's may say.
+    /// The fields that each MeshConfig of ours specifies. Others may come from the settings of another mesh.
     mentioned: BTreeMap<Origin, BTreeSet<String>>,
     /// The addresses of the API server.
     api_server: BTreeMap<Origin, BTreeSet<SocketAddr>>,
-    /// Of which trust domain the mesh is while no object of ours says it.
+    /// The trust domain for the case that no object of ours specifies it.
     assumed: Option<TrustDomain>,
-    /// The namespaces that may have objects about the whole mesh, as the operator names them.
+    /// The namespaces in which the operator permits mesh-wide objects.
     namespaces: BTreeSet<Name>,
 }
 
 impl Settings {
-    /// The operator names the namespaces that may have objects about the whole mesh.
+    /// Returns true if the operator permits mesh-wide objects in the namespace.
     fn is_named(&self, namespace: &str) -> bool {
         self.namespaces.iter().any(|name| name.as_str() == namespace)
     }
 
-    /// The settings of other meshes in the named namespaces: of each mesh the oldest, so that every control plane
-    /// applies the same.
+    /// Returns the settings of other meshes in the permitted namespaces: the oldest of each mesh, so that every
+    /// control plane applies the same.
     fn named(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
         let mut oldest: BTreeMap<usize, (&Origin, &Foreign)> = BTreeMap::new();
         for (origin, foreign) in &self.foreign {
@@ -49,8 +49,8 @@ impl Settings {
         oldest.into_values()
     }
 
-    /// The reason that settings of another mesh are ignored, whatever the settings of ours are. `is_weaker` when the
-    /// mesh is permissive although these settings are strict.
+    /// Returns the reason that settings of another mesh are ignored regardless of ours. `is_weaker` is true if
+    /// the mesh is permissive although these settings are strict.
     fn ignored(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
         if !self.is_named(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
@@ -73,29 +73,32 @@ impl Settings {
 }
 
 impl Ledger {
-    /// Objects of these namespaces may be about the whole mesh.
+    /// Sets the namespaces in which mesh-wide objects are permitted.
     pub(crate) fn take_settings_of(&mut self, namespaces: BTreeSet<Name>) {
         self.settings.namespaces = namespaces;
         self.touch_settings();
     }
 
-    /// The operator names the namespaces that may have objects about the whole mesh.
+    /// Returns true if the operator permits mesh-wide objects in the namespace.
     pub(super) fn may_set_all(&self, namespace: &Name) -> bool {
         self.settings.namespaces.contains(namespace)
     }
 
-    /// The settings of other meshes that apply: none once a `MeshConfig` of ours says more than the trust domain.
+    /// Returns the settings of other meshes that apply: none if a `MeshConfig` of ours specifies more than the
+    /// trust domain.
     fn applied(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
         self.settings.named().filter(|_| !self.is_configured())
     }
 
-    /// The object of ours says more than the trust domain, which is all that `leno install` writes into one.
+    /// Returns true if our MeshConfig specifies more than the trust domain, which is the only field set by
+    /// `leno install`.
     fn is_configured(&self) -> bool {
         let fields = self.own_fields();
         fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN))
     }
 
-    /// The mesh is permissive although the settings of another mesh are strict, and no object of ours says a mode.
+    /// Returns true if the mesh is permissive although the settings of another mesh are strict, and no object
+    /// of ours specifies a mode.
     fn is_weaker_than(&self, foreign: &Foreign) -> bool {
         if foreign.mode != TrafficMode::Strict || self.mentions(TRAFFIC_MODE) {
             return false;
@@ -105,7 +108,7 @@ impl Ledger {
         mode == TrafficMode::Permissive
     }
 
-    /// The trust domain of the mesh while no object of ours says one.
+    /// Sets the trust domain for the case that no object of ours specifies it.
     pub(crate) fn assume(&mut self, trust_domain: TrustDomain) {
         self.settings.assumed = Some(trust_domain);
         self.touch_settings();
@@ -117,7 +120,7 @@ impl Ledger {
         self.touch_settings();
     }
 
-    /// Takes in addresses of the API server, in place of those that the object had.
+    /// Replaces the addresses of the API server from an object.
     pub(super) fn see_api_server(&mut self, origin: &Origin, addresses: BTreeSet<SocketAddr>) {
         self.settings.api_server.insert(origin.clone(), addresses);
         self.dirty.insert(ObjectKey::MeshConfig);
@@ -130,7 +133,7 @@ impl Ledger {
         }
     }
 
-    /// What an object mentions now, in place of what it did.
+    /// Replaces the fields that an object specifies.
     pub(super) fn mention(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
         let is_news = self
             .settings
@@ -149,7 +152,7 @@ impl Ledger {
         self.guests.touch();
     }
 
-    /// What no pod of the mesh sends through its sidecar.
+    /// Returns the exclusions from redirection for all pods of the mesh.
     pub(crate) fn exclusions(&self) -> Exclusions {
         let mut all = Exclusions::default();
         for (_, Foreign { exclusions, .. }) in self.applied() {
@@ -163,8 +166,8 @@ impl Ledger {
         all
     }
 
-    /// The certificates that the settings of other meshes want for an ingress gateway, each with when they were
-    /// made, in seconds.
+    /// Returns the certificates for ingress gateways that the settings of other meshes request, each with the
+    /// creation time of the settings in Unix seconds.
     pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
         self.applied().filter_map(|(origin, foreign)| {
             let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
@@ -172,13 +175,13 @@ impl Ledger {
         })
     }
 
-    /// Who wants such a certificate and does not say it so that it can be made.
+    /// Returns the settings with an invalid certificate request.
     pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &Origin> {
         let is_unread = |foreign: &Foreign| matches!(foreign.ingress_gateway, Some(Err(_)));
         self.applied().filter(move |(_, foreign)| is_unread(foreign)).map(|(origin, _)| origin)
     }
 
-    /// What other meshes say: of two, the stricter counts.
+    /// Returns the modes of other meshes; the strictest one wins.
     fn of_others(&self) -> Option<(TrafficMode, Egress)> {
         let all = || self.applied().map(|(_, foreign)| foreign);
         let first = all().next()?;
@@ -190,12 +193,12 @@ impl Ledger {
         ))
     }
 
-    /// Whether the object of ours says something itself.
+    /// Returns true if our MeshConfig specifies a field.
     fn mentions(&self, field: &str) -> bool {
         self.own_fields().is_some_and(|fields| fields.contains(field))
     }
 
-    /// The fields of the object of ours that is in force.
+    /// Returns the fields of our MeshConfig in force.
     fn own_fields(&self) -> Option<&BTreeSet<String>> {
         let origin = self.customs.in_force(&ObjectKey::MeshConfig)?;
         self.settings.mentioned.get(origin)
@@ -208,8 +211,8 @@ impl Ledger {
         }
     }
 
-    /// The object of ours, or where it says no more than the trust domain the settings of another mesh, and for
-    /// namespaces that it does not list, their annotations.
+    /// Returns our MeshConfig, or the settings of another mesh if ours specifies at most the trust domain.
+    /// Annotations apply to namespaces that it does not list.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (written, others) = (self.own_config().cloned(), self.of_others());
         let assumed = self.settings.assumed.as_ref();
@@ -239,7 +242,8 @@ impl Ledger {
         Some(config)
     }
 
-    /// The reason that another mesh's settings are ignored, or the part of them that cannot be met.
+    /// Returns the reason that another mesh's settings are ignored, or the part of them that cannot be
+    /// fulfilled.
     pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
         let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
         let is_weaker = self.is_weaker_than(foreign);
@@ -260,7 +264,7 @@ impl Ledger {
         ignored.or_else(|| self.unmet(origin)).into_iter().collect()
     }
 
-    /// What is to be said of an object, in one text, although it is in force.
+    /// Returns the warnings about an object in force, as one text.
     pub(super) fn remarks_of(&self, origin: &Origin) -> Option<String> {
         let remarks = self.remarks.get(origin).filter(|_| self.is_of_mesh(origin));
         let remarks = remarks.map(|(_, warnings)| warnings.as_slice());
@@ -276,12 +280,12 @@ impl Ledger {
         (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
-    /// The same of all of them.
+    /// Returns the warnings of all settings of other meshes.
     pub(super) fn all_overridden(&self) -> impl Iterator<Item = Warning> {
         self.settings.foreign.keys().flat_map(|origin| self.overridden(origin))
     }
 
-    /// Namespaces that want another mode than the `MeshConfig` gives them.
+    /// Returns warnings about namespaces with a mode other than the one in the `MeshConfig`.
     pub(super) fn overruled(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
         let overruled = |(name, wanted): (&Name, &Admission)| {
@@ -306,7 +310,7 @@ impl Ledger {
     }
 }
 
-/// A field of another mesh's settings.
+/// Returns the place of a field in another mesh's settings.
 pub(super) fn place(origin: &Origin, field: &str) -> Place {
     Place {
         kind: Some("MeshConfig".to_owned()),
@@ -324,7 +328,7 @@ fn shown(origin: &Origin) -> String {
     }
 }
 
-/// The most remarks told of one object.
+/// The maximum number of warnings reported for one object.
 const REMARKS_MAX: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
 const TRAFFIC_MODE: &str = "trafficMode";

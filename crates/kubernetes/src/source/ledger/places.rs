@@ -1,4 +1,4 @@
-//! In which zone workloads are, and which services want their requests to stay there.
+//! Zones of workloads, and the zone preferences of services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use leno_model::{
 use super::{Ledger, Origin};
 use crate::read::{Nearness, ZONE, preference, preference_name, preferring};
 
-/// Where workloads are, and who wants them near.
+/// The zones of workloads, and the zone preferences of services.
 #[derive(Default)]
 pub(super) struct Places {
     /// The zone of each node that has one.
@@ -17,14 +17,14 @@ pub(super) struct Places {
     /// The node of each workload.
     nodes: BTreeMap<WorkloadName, String>,
     near: BTreeMap<ServiceName, Nearness>,
-    /// The services for which somebody wrote which instances callers prefer, by who did,
+    /// The services with user rules that prefer instances by caller, by the object with the rules.
     written: BTreeMap<Origin, BTreeSet<ServiceName>>,
-    /// and for how many objects each is one of those.
+    /// The number of such objects per service.
     counts: BTreeMap<ServiceName, usize>,
 }
 
 impl Ledger {
-    /// A node is there, in this zone; or is not, or in none.
+    /// Updates the zone of a node; `None` for a node without a zone or a deleted one.
     pub(super) fn see_node(&mut self, node: &str, zone: Option<String>) {
         let before = match zone.clone() {
             Some(zone) => self.places.zones.insert(node.to_owned(), zone),
@@ -43,7 +43,7 @@ impl Ledger {
         };
     }
 
-    /// The workload with the zone of its node among its labels, unless it says one itself.
+    /// Adds the zone of its node to the labels of a workload, unless it has such a label.
     pub(super) fn placed(&self, mut workload: Workload) -> Workload {
         let node = self.places.nodes.get(&workload.name);
         if let Some(zone) = node.and_then(|node| self.places.zones.get(node)) {
@@ -62,7 +62,7 @@ impl Ledger {
         }
     }
 
-    /// The preference that a service has because it asks for one; none where somebody wrote one.
+    /// Returns the rule for the zone preference of a service; `None` if users have written such rules.
     pub(super) fn preference(&self, name: &TagRouteName) -> Option<Object> {
         let service = preferring(name)?;
         let nearness = *self.places.near.get(&service)?;
@@ -72,7 +72,7 @@ impl Ledger {
         preference(&service, nearness).map(Object::TagRoute)
     }
 
-    /// Somebody wrote or removed rules: preferences may count, or not, that did not, or did.
+    /// Updates the rules of an object, and marks the zone preferences that start or cease to apply.
     pub(super) fn see_preferences(&mut self, origin: &Origin, object: Option<&Object>) {
         let now = object.map(preferred).unwrap_or_default();
         let before = match now.is_empty() {
@@ -97,7 +97,7 @@ impl Ledger {
     }
 }
 
-/// The services for which an object says which instances callers prefer.
+/// Returns the services for which an object has rules that prefer instances by caller.
 fn preferred(object: &Object) -> BTreeSet<ServiceName> {
     let of = |scope: &TagScope, rules: &TagRules| match scope {
         TagScope::Service(service, _) if !rules.by_caller.is_empty() => Some(service.clone()),

@@ -1,4 +1,4 @@
-//! What decides instead of objects that meet others: routes at a port, splits, rules about tags, retries.
+//! Conflicts between objects: routes at a port, traffic splits, tag rules, and retries.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,29 +13,29 @@ use leno_model::{
 use super::Ledger;
 use crate::read::{preference_name, preferring};
 
-/// Objects in force, by what they are about: those that meet are found among many.
+/// The objects in force, indexed by target to find conflicts efficiently.
 #[derive(Default)]
 pub(super) struct Rivals<'a> {
-    /// Routes of the Gateway API, by the services that they are attached to.
+    /// Gateway API routes, by the services that they are attached to.
     routes: BTreeMap<&'a ServiceName, Vec<&'a Object>>,
     splits: BTreeMap<&'a ServiceName, Vec<&'a TrafficSplit>>,
     retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
-    /// Rules about tags, by the traffic that they are for, whatever the port.
+    /// Tag rules by target, regardless of the port.
     tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
     published: BTreeMap<TagScope, &'a SermantRouteRule>,
-    /// Whose rules about tags decide at a port, once somebody has asked: many ask about each.
+    /// A cache of the tag rules in force at a port, which are needed for many objects.
     deciding: RefCell<Deciding>,
 }
 
-/// Objects by the port of a service at which they decide.
+/// Objects by the port of a service where they are in force.
 type Deciding = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
 
 impl<'a> Rivals<'a> {
-    /// They come by name within each kind.
+    /// Adds an object. Within each kind, objects are added in order of their names.
     pub(super) fn put(&mut self, object: &'a Object) {
         for parent in parents(object) {
             let near = self.routes.entry(&parent.service).or_default();
-            // It may be attached to several ports of one.
+            // A route may be attached to several ports of a service.
             if near.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
                 near.push(object);
             }
@@ -62,7 +62,7 @@ impl<'a> Rivals<'a> {
         }
     }
 
-    /// The routes and splits that are attached to a service.
+    /// Returns the routes and splits that are attached to a service.
     pub(super) fn attached(&self, service: &ServiceName) -> AttachedRoutes<'a> {
         let mut attached = AttachedRoutes::default();
         attached.splits.extend(self.splits.get(service).into_iter().flatten());
@@ -79,8 +79,8 @@ impl<'a> Rivals<'a> {
         attached
     }
 
-    /// True when a route of another service forwards requests to a port; `is_opaque`: the same port of a service
-    /// carries TCP.
+    /// Returns true if a route of another service forwards requests to a port. `is_opaque` returns true if the
+    /// same port of a service carries opaque TCP.
     pub(super) fn forwards_requests_to(
         &self,
         to: (&ServiceName, u16),
@@ -95,7 +95,7 @@ impl<'a> Rivals<'a> {
             || self.routes.values().flatten().any(forwards)
     }
 
-    /// True when a route of another service forwards traffic to a port.
+    /// Returns true if a route of another service forwards traffic to a port.
     pub(super) fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
         let forwards = |route: &&Object| match route {
             Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
@@ -107,7 +107,7 @@ impl<'a> Rivals<'a> {
             || self.routes.values().flatten().any(forwards)
     }
 
-    /// The routes of a namespace that are attached to a port.
+    /// Returns the routes of a namespace that are attached to a port.
     fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
         let near = self.routes.get(service).into_iter().flatten().copied();
         let is_there = |route: &&Object| {
@@ -117,7 +117,7 @@ impl<'a> Rivals<'a> {
         near.filter(is_there).collect()
     }
 
-    /// What leaves a route no say at a port.
+    /// Returns the object that takes precedence over a route at a port.
     fn of_route(&self, route: &Object, service: &ServiceName, port: u16) -> Option<ObjectKey> {
         let near = self.at(service, port, of_namespace(route)?);
         let mut near = near.iter().copied();
@@ -148,7 +148,7 @@ impl<'a> Rivals<'a> {
         }
     }
 
-    /// Whether an object is the one whose lanes a service has.
+    /// Returns true if the lanes of an object apply to a service.
     pub(super) fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
         let Object::SermantRouteRule(own) = object else { return false };
         let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
@@ -160,7 +160,7 @@ impl<'a> Rivals<'a> {
 }
 
 impl Ledger {
-    /// What leaves a route no say at any port of one of its parents.
+    /// Returns the object that takes precedence over a route at all ports of one of its parents.
     pub(super) fn rival_of_route(
         &self,
         route: &Object,
@@ -174,7 +174,7 @@ impl Ledger {
         Some(format!("{first} is attached there too, and decides instead"))
     }
 
-    /// What decides instead of a split, wherever its root is called.
+    /// Returns the object that takes precedence over a split at all ports of its root.
     pub(super) fn rival_of_split(
         &self,
         split: &TrafficSplit,
@@ -200,7 +200,7 @@ impl Ledger {
         Some(format!("{first} is attached to {root}, and decides there alone"))
     }
 
-    /// What decides instead of a policy about retries, of all its services that are there.
+    /// Returns the object that takes precedence over a retry policy for all of its existing services.
     pub(super) fn rival_of_retry(
         &self,
         policy: &RetryPolicy,
@@ -218,7 +218,7 @@ impl Ledger {
         Some(format!("Retry {name} is about the same requests, and {why}"))
     }
 
-    /// What decides instead of rules about tags, whatever they are for.
+    /// Returns the object that takes precedence over tag rules for all of their targets.
     pub(super) fn rival_of_tags(&self, object: &Object, rivals: &Rivals<'_>) -> Option<String> {
         let own = object.key();
         let mut first = None;
@@ -239,7 +239,7 @@ impl Ledger {
         }
         let first = first?;
         Some(match &first {
-            // Nobody wrote it.
+            // A generated rule, without an object in the cluster.
             ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
                 let service = preferring(name)?;
                 format!("the traffic distribution of the Service {service} decides instead")
@@ -248,7 +248,7 @@ impl Ledger {
         })
     }
 
-    /// Whose rules about tags decide at a port.
+    /// Returns the objects with tag rules in force at a port.
     pub(super) fn deciding(&self, at: (&ServiceName, u16), rivals: &Rivals<'_>) -> Rc<[ObjectKey]> {
         let place = (at.0.clone(), at.1);
         let mut known = rivals.deciding.borrow_mut();
@@ -281,7 +281,7 @@ impl Ledger {
         by_request.chain(found.by_caller.iter().map(|it| it.origin.object())).collect()
     }
 
-    /// The services that rules are for.
+    /// Returns the services that a scope covers.
     pub(super) fn services_of<'a>(
         &'a self,
         scope: &'a TagScope,
@@ -293,7 +293,7 @@ impl Ledger {
         }
     }
 
-    /// The ports of a service, or one of them.
+    /// Returns the ports of a service, or one of them.
     pub(super) fn ports(
         &self,
         service: &ServiceName,
@@ -304,7 +304,7 @@ impl Ledger {
     }
 }
 
-/// What rules about tags are for.
+/// Returns the targets of tag rules.
 fn scopes(object: &Object) -> Vec<&TagScope> {
     match object {
         Object::TagRoute(route) => vec![&route.scope],
@@ -313,7 +313,7 @@ fn scopes(object: &Object) -> Vec<&TagScope> {
     }
 }
 
-/// The same for every port.
+/// Returns the same scope for every port.
 pub(super) fn traffic(scope: &TagScope) -> TagScope {
     match scope {
         TagScope::Service(service, _) => TagScope::Service(service.clone(), None),
@@ -326,7 +326,7 @@ fn said_of<'a>(rule: &'a SermantRouteRule, wanted: &TagScope) -> Option<&'a Serm
     entries.find(|(scope, _)| traffic(scope) == *wanted).map(|(_, said)| said)
 }
 
-/// What a route of the Gateway API is attached to.
+/// Returns the parents of a Gateway API route.
 fn parents(object: &Object) -> &[RouteParent] {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => &route.parents,

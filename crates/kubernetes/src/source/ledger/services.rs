@@ -1,4 +1,4 @@
-//! Services, and those of them that select a workload, found by its labels.
+//! Services, indexed by the labels of their selectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use leno_model::{Name, Service, ServiceName, Workload};
 
 use super::smallest;
 
-/// Services by name and by one pair of their selectors, so that a workload's are found among many.
+/// Services by name and by one label of their selectors, to find those of a workload efficiently.
 #[derive(Default)]
 pub(super) struct Services {
     by_name: BTreeMap<ServiceName, Service>,
@@ -26,12 +26,12 @@ impl Services {
         self.by_name.get(name)
     }
 
-    /// All of them, by name.
+    /// Returns all services, by name.
     pub(super) fn all(&self) -> impl Iterator<Item = &Service> {
         self.by_name.values()
     }
 
-    /// Those of a namespace, by name.
+    /// Returns the services of a namespace, by name.
     pub(super) fn of_namespace<'a>(
         &'a self,
         namespace: &'a Name,
@@ -41,7 +41,7 @@ impl Services {
         from.take_while(move |service| service.name.namespace == *namespace)
     }
 
-    /// Takes in a service; the earlier one of its name is returned.
+    /// Inserts a service; returns the previous one of its name.
     pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
         let before = self.remove(&service.name);
         if let Some(pair) = first_pair(&service) {
@@ -64,7 +64,7 @@ impl Services {
         Some(gone)
     }
 
-    /// The services that may select a workload: all that do are among them.
+    /// Returns the services that may select a workload, a superset of those that do.
     pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
         let names = workload.labels.iter().filter_map(|(key, value)| {
             let namespace = workload.name.namespace.clone();

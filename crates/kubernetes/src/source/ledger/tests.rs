@@ -1,4 +1,4 @@
-//! Objects come, change and go; what is told is the difference.
+//! Changes of objects, and the published differences.
 
 use std::sync::Arc;
 
@@ -35,12 +35,12 @@ fn index(kind: &str, group: &str) -> usize {
     kinds().iter().position(is).unwrap()
 }
 
-/// A ledger for which every kind has been listed, empty.
+/// Creates an empty store in which every kind has been listed.
 fn settled() -> Ledger {
     settled_with(true)
 }
 
-/// The same for an installation with or without gateways. Each kind that both watch has the same index.
+/// Creates one for an installation with or without gateways. Each kind that both watch has the same index.
 fn settled_with(gateways: bool) -> Ledger {
     let watched = crate::source::watched(gateways);
     let count = watched.len();
@@ -77,7 +77,7 @@ fn service(name: &str, target: u16) -> News {
     News::Seen(Box::new(Seen::service(service)))
 }
 
-/// Its name leads to its pods.
+/// A headless service.
 fn headless(name: &str) -> News {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
@@ -108,7 +108,7 @@ fn custom(kind: usize, name: &str, created: &str, spec: Value) -> News {
     made(kind, metadata, spec)
 }
 
-/// The settings of OSM in a namespace.
+/// Returns OSM settings in a namespace.
 fn settings_of_osm(namespace: &str, created: &str, spec: Value) -> (usize, News) {
     let kind = index("MeshConfig", "config.openservicemesh.io");
     let metadata = json!({
@@ -199,7 +199,7 @@ fn a_listing_takes_away_what_it_has_not() {
         ledger.take(PODS, pod(name, json!({})));
     }
     ledger.flush();
-    // Cut off in the middle, and begun again.
+    // An interrupted list, started again.
     ledger.take(PODS, News::Begin);
     ledger.take(PODS, pod("a", json!({})));
     ledger.take(PODS, News::Failing("reset".to_owned()));
@@ -319,7 +319,7 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
     let found = config(Some(update));
     assert_eq!(mode(&found, "bank"), TrafficMode::Strict);
     assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
-    // What is no mode changes nothing, and without a last good one is strict.
+    // An invalid mode is ignored; without a previous valid one the mode is strict.
     ledger.take(NAMESPACES, namespace("shop", "permisive"));
     ledger.take(NAMESPACES, namespace("new", "permisive"));
     let update = ledger.flush().unwrap();
@@ -339,7 +339,7 @@ fn annotated_namespace(name: &str, annotations: Value) -> News {
     News::Seen(Box::new(Seen::namespace(serde_json::from_value(object).unwrap())))
 }
 
-/// Requirement 4 of issue 27: an invalid object never displaces a working one.
+/// An invalid object never replaces a working one.
 #[test]
 fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
     let mut ledger = settled();
@@ -352,7 +352,7 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
         ledger.namespaces.get(&Name::new(name).unwrap()).copied()
     };
     let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
-    // No annotation, and then a wrong one: the mode is the one of the mesh, as before.
+    // No annotation, and then an invalid one: the mode of the mesh stays in force.
     assert_eq!(admission_after("wv", json!({}), 0), None);
     assert_eq!(admission_after("wv", json!({plaintext: "yes"}), 1), None);
     assert_eq!(admission_after("wv", json!({plaintext: "yes", mode: "Strict"}), 2), None);
@@ -364,7 +364,7 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
     assert_eq!(admission_after("wv", json!({}), 0), None);
 }
 
-/// After a restart the last good value is unknown, and the wrong one may stand for a strict one.
+/// After a restart the last valid value is unknown, and the invalid one may be meant as a strict one.
 #[test]
 fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
     let mut ledger = settled();
@@ -376,7 +376,7 @@ fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
     let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
     let (strict, refuse) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
     assert_eq!(first("a", json!({mode: "Permissive"})), of(strict, None));
-    // A wrong choice about plaintext makes no mode of another kind.
+    // An invalid plaintext value does not affect the mode.
     assert_eq!(first("b", json!({plaintext: "yes"})), of(None, refuse));
     let audit = json!({mode: "audit", plaintext: "yes"});
     assert_eq!(first("c", audit), of(Some(TrafficMode::Audit), refuse));
@@ -400,7 +400,7 @@ fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
     assert_eq!(admission_after("1", json!({})), Admission::default());
     let wrong = json!({"leno.dev/plaintext": "yes", "leno.dev/traffic-mode": "Permissive"});
     assert_eq!(admission_after("1", wrong.clone()), Admission::default());
-    // Another pod of the same name has no state before.
+    // Another pod of the same name has no previous state.
     let (mode, plaintext) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
     assert_eq!(admission_after("2", wrong), Admission { mode, plaintext });
 }
@@ -482,7 +482,7 @@ fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
     assert_eq!(mode_after("typo"), TrafficMode::Audit);
 }
 
-/// What is to be said of the first object, each condition with its reason.
+/// Returns the conditions of the first object, each with its status and reason.
 fn conditions(ledger: &mut Ledger) -> Vec<(&'static str, &'static str, &'static str)> {
     let statements = ledger.statements().unwrap();
     let Some(statement) = statements.first() else { return Vec::new() };
@@ -520,7 +520,7 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
     let well =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
     assert_eq!(conditions(&mut ledger), well);
-    // Another one comes first by name, and decides alone.
+    // Another one comes first by name, and is in force alone.
     ledger.take(kind, removal("a", web()));
     let statements = ledger.statements().unwrap();
     let said = statements.iter().map(|it| match &it.said {
@@ -531,7 +531,7 @@ fn a_policy_is_told_whether_it_decides_and_its_targets_are_there() {
     assert_eq!(said[0], ("True", "Accepted", "in force".to_owned()));
     let other = "OutlierRemoval shop/a decides wherever it is attached".to_owned();
     assert_eq!(said[1], ("False", "Conflicted", other));
-    // One of two targets is missing: the rest decides.
+    // One of two targets is missing: the other one counts.
     ledger.take(
         kind,
         removal(
@@ -793,7 +793,7 @@ fn policies_are_judged_beside_those_of_their_services() {
     };
     let both = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
     assert_eq!(said(&mut ledger), expected(&both));
-    // Once each service has one of its own, nothing is left to that of the namespace.
+    // When each service has a policy of its own, nothing is left for that of the namespace.
     ledger.take(kind, removal("d", "db"));
     let all = [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
     assert_eq!(said(&mut ledger), expected(&all));

@@ -1,8 +1,8 @@
-//! What is said of openings: why they open nothing.
+//! Ingress policies without effect, and the reported reasons.
 
 use super::*;
 
-/// What is said of the policy that sorts first.
+/// Returns the status of the policy that sorts first.
 fn said(ledger: &mut Ledger) -> Result<(), String> {
     let statements = ledger.statements().expect("something is to be said");
     match statements.first().map(|it| it.said.clone()) {
@@ -76,7 +76,7 @@ fn opens_once_all_is_there(mut ledger: Ledger) {
     assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
     ledger.take(SERVICES, selecting("edge", "edge"));
     assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
-    // A pod with the network of its node has no address of its own.
+    // A pod in the host network has no address of its own.
     ledger.take(PODS, controller(true));
     assert_eq!(said(&mut ledger), Err(nobody.to_owned()));
     ledger.take(PODS, controller(false));

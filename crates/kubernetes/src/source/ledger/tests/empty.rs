@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As add-ons of clusters have them.
+/// As cluster add-ons have them.
 fn sticky(labels: Value) -> News {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "metrics-server", "namespace": "shop", "uid": "u"},

@@ -57,12 +57,12 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
              of the MeshConfig, and strict is in force; remove the annotation",
         ]
     );
-    // An event beside each of the two.
+    // An event on each of the two.
     let statements = ledger.statements().unwrap();
     let kinds: Vec<&str> =
         statements.iter().filter(|it| it.remark.is_some()).map(|it| it.target.kind).collect();
     assert_eq!(kinds, ["Pod", "Namespace"]);
-    // In a namespace that is excepted they hold.
+    // In an exempt namespace they apply.
     with_floor(&mut ledger, json!({"plaintext": "refuse", "exceptNamespaces": ["shop"]}));
     assert_eq!(warnings(ledger.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
@@ -84,7 +84,7 @@ fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
     assert_eq!(parts, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection keeps the sidecar out"), "{warnings:?}");
     assert!(ledger.floor().exclusions_refused);
-    // In a namespace without injection nothing is required.
+    // In a namespace without injection no sidecar is required.
     ledger.take(NAMESPACES, gone("", "shop"));
     assert_eq!(ledger.flush().unwrap().warnings.len(), 1);
 }

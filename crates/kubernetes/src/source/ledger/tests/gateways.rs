@@ -1,8 +1,8 @@
-//! What the ledger tells of gateways, and when.
+//! Updates about gateways, and their order.
 
 use super::*;
 
-/// A gateway of our class, and a route that leads from there to a service of the namespace.
+/// Adds a gateway of our class, and a route from there to a service of the namespace.
 fn edge(ledger: &mut Ledger, to: &str) {
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
@@ -74,7 +74,7 @@ fn listed_endpoints_are_told_where_gateways_lead_there() {
     ledger.take(slices, slice("10.0.0.2"));
     let told = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
     assert_eq!(shown(ledger.flush()), told);
-    // Nor does anybody lead to pods of others by listing them.
+    // A slice that lists pods of another namespace is not used either.
     let borrowed = |namespace: &str| {
         let pod = json!({
             "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
@@ -88,7 +88,7 @@ fn listed_endpoints_are_told_where_gateways_lead_there() {
     assert_eq!(shown(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
     ledger.take(PODS, gone("bank", "a"));
     assert_eq!(shown(ledger.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
-    // Now it selects pods: those of slices are not its own any more.
+    // Now it selects pods: the endpoints of slices do not count any more.
     ledger.take(SERVICES, service("db", 8080));
     ledger.resolve();
     assert_eq!(shown(ledger.flush()), ["- Workload shop/db-1.10-0-0-2", "+ Service shop/db"]);
@@ -126,7 +126,7 @@ fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
     ledger.resolve();
     assert!(ledger.progress().is_synced());
     assert_eq!(shown(ledger.flush()), ["+ Gateway shop/edge"]);
-    // Later nobody waits for others; who may not read any says so.
+    // Later updates do not wait for other Secrets; a forbidden kind causes a warning.
     ledger.take(secrets, News::Forbidden("no".to_owned()));
     ledger.resolve();
     assert!(ledger.flush().unwrap().warnings[0].to_string().starts_with("Secret:"));
@@ -162,7 +162,7 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
     }
     ledger.resolve();
     assert!(ledger.flush().is_none());
-    // The mesh does not wait for secrets that nobody can read, nor do other gateways.
+    // Unreadable Secrets delay neither the mesh nor other gateways.
     ledger.take(secrets, News::Failing("no".to_owned()));
     ledger.resolve();
     assert!(ledger.progress().is_synced());
@@ -172,7 +172,7 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
     ledger.take(secrets, News::Covered(ledger.secrets()));
     ledger.resolve();
     assert_eq!(shown(ledger.flush()), ["+ Gateway shop/a"]);
-    // It stays as it was until the new one has been seen; others go on.
+    // It keeps its configuration until the new Secret has been read; others are not affected.
     gateway(&mut ledger, "a", 444, Some("other"));
     assert_eq!(shown(ledger.flush()), [] as [&str; 0]);
     gateway(&mut ledger, "b", 81, None);
@@ -204,7 +204,7 @@ fn keys_to_which_nobody_refers_any_more_are_not_kept() {
     ledger.take(kind, custom(kind, "edge", now, spec(plain)));
     ledger.resolve();
     assert_eq!(ledger.edge.as_ref().unwrap().facts.certificates.len(), 0);
-    // Who refers to it again waits until it has been seen again.
+    // A new reference waits until the Secret has been read again.
     ledger.flush();
     ledger.take(kind, custom(kind, "edge", now, spec(listener)));
     ledger.resolve();
@@ -239,7 +239,7 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     let met =
         ("True", "Enforced", "clients leave out no endpoint for lack of a sidecar".to_owned());
     assert_eq!(enforced(&mut ledger), [met.clone(), met.clone(), met.clone()]);
-    // A policy that allows rejects nothing in mode permissive.
+    // A policy that allows rejects no request in permissive mode.
     ledger.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
     let unmet = (
         "False",
@@ -277,7 +277,7 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
     );
 }
 
-/// Sidecars leave out the same endpoints, where a Service has one with a sidecar.
+/// Sidecars exclude the same endpoints if a Service has one with a sidecar.
 #[test]
 fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() {
     let limit = index("RateLimit", "leno.dev");

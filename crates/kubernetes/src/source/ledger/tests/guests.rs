@@ -1,4 +1,4 @@
-//! Certificates for clients outside the mesh: who is to have one, and what is said of that.
+//! Certificates for external principals: grants and statuses.
 
 use super::*;
 use crate::guests::Grants;
@@ -17,7 +17,7 @@ fn cert(namespace: &str, names: &[&str]) -> Value {
     json!({"subjectAltNames": names, "secret": {"name": "batch-tls", "namespace": namespace}})
 }
 
-/// What is said of the first of all.
+/// Returns the status of the first object.
 fn said(ledger: &mut Ledger) -> Option<Result<(), String>> {
     ledger.settle_guests();
     let statements = ledger.statements()?;

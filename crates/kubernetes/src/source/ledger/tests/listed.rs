@@ -1,4 +1,4 @@
-//! EndpointSlices of Services without a selector list pods with a sidecar among other addresses.
+//! EndpointSlices of Services without a selector that list pods with a sidecar among other addresses.
 
 use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;
@@ -20,7 +20,7 @@ fn by_hand() -> News {
     News::Seen(Box::new(Seen::service(service)))
 }
 
-/// A slice of that Service, with an address for each endpoint and whether it is ready.
+/// A slice of that Service, with the address and readiness of each endpoint.
 fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> News {
     let endpoint = |(address, ready): &(&str, bool)| json!({"addresses": [address], "conditions": {"ready": ready}});
     let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
@@ -37,7 +37,7 @@ fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> News {
     let labels = if sidecar { json!({"leno.dev/meshed": "sidecar"}) } else { json!({}) };
     let pod = json!({
         "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        // A name of a container's port means nothing to a slice.
+        // The name of a container port has no meaning for a slice.
         "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
         "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
     });
@@ -63,7 +63,7 @@ fn sent_service(update: &Update) -> Service {
 #[test]
 fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
     for gateways in [true, false] {
-        // In whichever order they come.
+        // In any order.
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
             let mut ledger = settled_with(gateways);
             for part in order {
@@ -92,12 +92,12 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
                 "+ Service shop/hand",
             ];
             assert_eq!(shown(Some(update)), told, "{order:?}");
-            // It is no endpoint any more.
+            // It is not an endpoint any more.
             ledger.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
             let update = ledger.flush().unwrap();
             assert!(!selects(&service.selector, &workload(&update, "shop/web-1").labels));
             assert_eq!(shown(Some(update)), ["+ Workload shop/web-1"]);
-            // A pod that is listed before it is known is an endpoint without a sidecar until then.
+            // A listed pod that is not known yet is an endpoint without a sidecar until then.
             let endpoints = [("10.1.0.2", true), ("192.0.2.7", true)];
             ledger.take(slices(), slice("hand-1", 8080, &endpoints));
             assert_eq!(shown(ledger.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
@@ -120,7 +120,7 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
     }
 }
 
-/// A slice lists a pod once it takes requests, which is too late to learn of its sidecar.
+/// A slice lists a pod only when it is ready, which is too late to learn about its sidecar.
 #[test]
 fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
     let mut ledger = settled_with(false);
@@ -163,7 +163,7 @@ fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
     assert_eq!(shown(Some(update)).len(), 4, "three pods and the Service");
 }
 
-/// Sidecars know one number for a port of a Service.
+/// Sidecars support one number per Service port.
 #[test]
 fn a_service_whose_slices_differ_in_a_port_stays_outside() {
     let mut ledger = settled_with(false);

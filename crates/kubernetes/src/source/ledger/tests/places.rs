@@ -1,4 +1,4 @@
-//! Zones of nodes are labels of workloads, and services prefer their clients' zone.
+//! Zones of nodes as labels of workloads, and services that prefer their clients' zone.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::core::PartialObjectMeta;
@@ -68,7 +68,7 @@ fn a_service_that_asks_for_it_prefers_the_zone_of_the_client() {
     ledger.take(SERVICES, near(json!("PreferClose")));
     let key = "TagRoute shop/web.traffic-distribution";
     assert_eq!(shown(ledger.flush()), ["+ Service shop/web", &format!("+ {key}")]);
-    // What somebody wrote counts.
+    // Rules of users take precedence.
     let kind = index("TagRoute", "leno.dev");
     let written = json!({"service": "web", "sameTag": [{"tags": ["rack"]}]});
     ledger.take(kind, custom(kind, "mine", "2025-01-01T00:00:00Z", written));
@@ -152,7 +152,7 @@ fn a_weight_that_is_none_is_said_beside_its_pod() {
     let statements = ledger.statements().unwrap();
     let remarks: Vec<_> = statements.iter().map(|it| it.remark.is_some()).collect();
     assert_eq!(remarks, [true]);
-    // Who never asked for the mesh is told nothing of it.
+    // Unmeshed pods cause no warnings.
     let stranger = json!({"labels": {}, "annotations": {"leno.dev/weight": "heavy"}});
     ledger.take(PODS, pod("a", stranger));
     assert_eq!(ledger.flush().unwrap().warnings, []);
@@ -172,7 +172,7 @@ fn what_is_not_heeded_of_a_service_or_namespace_is_said_beside_it() {
         .collect();
     assert_eq!(said, [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]);
     assert!(statements.iter().all(|it| it.said == Said::Nothing));
-    // Once there is nothing to say, nothing is said.
+    // The event disappears with its cause.
     ledger.take(SERVICES, near(json!(null)));
     ledger.take(NAMESPACES, namespace("shop", "strict"));
     assert_eq!(ledger.statements().unwrap(), []);

@@ -1,8 +1,8 @@
-//! A policy that decides by request needs a sidecar that sees requests.
+//! Policies that decide by request need a sidecar that sees requests.
 
 use super::*;
 
-/// A pod with a sidecar, the port 8080 of which has the name `main`.
+/// A pod with a sidecar and the named port `main`, 8080.
 fn pod_with_named_port() -> News {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "a", "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
@@ -13,7 +13,7 @@ fn pod_with_named_port() -> News {
     News::Seen(Box::new(Seen::pod(pod)))
 }
 
-/// A Service of that pod, the port 80 of which leads to `target`.
+/// A Service of that pod with port 80 and the given `targetPort`.
 fn leading_to(name: &str, target: Value, protocol: &str) -> News {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
@@ -30,7 +30,7 @@ fn limit_of_web(kind: usize) -> News {
     custom(kind, "a", "2025-01-01T00:00:00Z", spec)
 }
 
-/// One port of the pod has a name, and services lead to it by either.
+/// A port of the pod has a name, and services target it by name or number.
 #[test]
 fn a_service_that_leads_to_the_same_port_by_number_shows_its_requests() {
     let limit = index("RateLimit", "leno.dev");
@@ -51,7 +51,8 @@ fn a_service_that_leads_to_the_same_port_by_number_shows_its_requests() {
     }
 }
 
-/// A limit applies at the sidecars of the pods, so requests through another Service that leads to the same port meet it.
+/// A limit applies in the sidecars of the pods, so it also counts requests through another Service with the
+/// same target port.
 #[test]
 fn a_limit_of_a_service_without_traffic_applies_where_another_service_leads_to_the_same_port_by_name()
  {

@@ -1,9 +1,9 @@
-//! What gives way to another says who decides instead, until that goes.
+//! Conflicting objects: the one without effect reports the other one until that is deleted.
 
 use super::*;
 use crate::status::Statement;
 
-/// What is said of an object: whether it is accepted, or what decides instead of it.
+/// Returns the status of an object: accepted, or the object that takes precedence.
 fn said(ledger: &mut Ledger, kind: &str, name: &str) -> String {
     let statements = ledger.statements().expect("something is to be said");
     let is_it = |it: &&Statement| (it.target.kind, it.target.name.as_str()) == (kind, name);
@@ -23,12 +23,12 @@ fn said(ledger: &mut Ledger, kind: &str, name: &str) -> String {
     }
 }
 
-/// The second object is in force but while the first is there. Both are made on the same day.
+/// Checks that the second object is in force only without the first. Both are created on the same day.
 fn check(first: (&str, &str, Value), second: (&str, &str, Value), alone: &str, expected: &str) {
     check_made(first, second, ["2025-01-01T00:00:00Z"; 2], alone, expected);
 }
 
-/// The same, with the times at which the two are made.
+/// The same, with creation times.
 fn check_made(
     first: (&str, &str, Value),
     second: (&str, &str, Value),
@@ -57,7 +57,7 @@ fn at(port: Option<u16>) -> Value {
     json!({"group": "", "kind": "Service", "name": "web", "port": port})
 }
 
-/// The rule of a route.
+/// Returns a route.
 fn route(port: Option<u16>) -> Value {
     json!({"parentRefs": [at(port)], "rules": [{"backendRefs": [{"name": "web", "port": 80}]}]})
 }
@@ -143,7 +143,7 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
     let first = "Retry shop/a is about the same requests, and comes first by name";
     check((RETRY, "a", retry(&["web"])), (RETRY, "b", retry(&["web"])), "committed", first);
     check((RETRY, "a", retry(&["other"])), (RETRY, "b", retry(&["web"])), "committed", "committed");
-    // What is not there is nobody's.
+    // Targets that do not exist do not count.
     check(
         (RETRY, "a", retry(&["web"])),
         (RETRY, "b", retry(&["web", "other"])),
@@ -159,7 +159,7 @@ fn rules_about_tags_name_the_nearer_ones() {
     let near = json!({"service": "web", "otherwise": "any", "rules": rules});
     let decides = "Conflicted: TagRoute shop/near decides instead";
     check((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
-    // Of one service all count.
+    // All objects of one service count.
     check((TAGS, "near", near.clone()), (TAGS, "other", near.clone()), "True", "True");
     let flow = json!({
         "kind": "routematcher.sermant.io/flow",
@@ -185,7 +185,7 @@ fn a_split_that_decides_nothing_is_told_of_in_an_event() {
     check((HTTP, "r", route(None)), (SPLIT, "b", split()), "nothing", attached);
 }
 
-/// A kind of which one object decides where several meet: a spec, and the result while it decides alone.
+/// Kinds of which one object wins a conflict: a spec, and the result while it is alone.
 fn contested() -> Vec<(&'static str, Value, &'static str)> {
     let opens = json!({
         "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
@@ -316,7 +316,7 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
                     .find(|it| it.target.name == name)
                     .map(|it| format!("{:?} {:?}", it.said, it.conflict))
             };
-            // The loser names the winner; nothing is reported on the winner.
+            // The loser reports the winner; no report on the winner.
             let lost = of(newer).unwrap_or_default();
             assert!(
                 lost.contains(&format!("shop/{older}")),
@@ -324,7 +324,7 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
             );
             let won = of(older).unwrap_or_default();
             assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
-            // An object that cannot be read displaces none.
+            // An invalid object does not replace a valid one.
             ledger.take(at, custom(at, newer, late, json!({"surely": "not"})));
             let statements = ledger.statements();
             let won = statements.iter().flatten().find(|it| it.target.name == older);
@@ -383,7 +383,7 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
     assert_eq!(notes(&mut ledger), []);
 }
 
-/// Decision 8: an object in force does not depend on the existence of its backends.
+/// An object in force does not depend on the existence of its backends.
 #[test]
 fn an_older_split_whose_backend_disappears_still_decides() {
     let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});

@@ -1,4 +1,4 @@
-//! The settings of another mesh apply while there are none of ours, from namespaces that the operator names.
+//! Settings of another mesh apply if there are none of ours, from namespaces that the operator permits.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
         "inboundPortExclusionList": [80],
     });
-    // However old it is, and whether or not there are others.
+    // Regardless of its age and of other objects.
     let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": open}));
     let (kind, early) = early;
     ledger.take(kind, early);
@@ -141,7 +141,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     ledger.take(kind, news);
     assert_eq!(config(ledger.flush()).egress, Egress::Deny);
     assert_eq!(ledger.ingress_gateways().count(), 1);
-    // One field besides the trust domain is enough.
+    // One field in addition to the trust domain is enough.
     for (spec, told) in [
         (
             json!({"trafficMode": "strict"}),
@@ -176,7 +176,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     assert_eq!(ledger.exclusions().inbound_ports, BTreeSet::from([80]));
 }
 
-/// The warning about strict settings of OSM when the object of ours has no mode.
+/// The warning about strict settings of OSM when our MeshConfig has no mode.
 const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev \
                                is in force, and the mesh is permissive although this object is strict; write into \
                                mesh what should hold, such as `trafficMode: strict`, and remove this one";
@@ -220,7 +220,7 @@ fn strict_settings_that_are_ignored_are_told_with_the_mode_of_the_mesh() {
     assert!(statements[0].remark.as_ref().unwrap().contains("the mesh is permissive"));
     ledger.take(own, custom(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
     assert_eq!(told(&mut ledger), expected);
-    // The operator says a mode.
+    // The operator specifies a mode.
     for mode in ["permissive", "strict"] {
         ledger.take(own, custom(own, "mesh", THEN, json!({"trafficMode": mode})));
         let told = told(&mut ledger);
@@ -262,7 +262,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
         News::Seen(Box::new(Seen::api_server_endpoints(object.unwrap())))
     };
     ledger.take(slice, endpoints("192.0.2.7"));
-    // While connections may leave, nothing needs the addresses.
+    // The addresses are not needed while egress is allowed.
     assert!(ledger.flush().is_none_or(|update| update.changes.is_empty()));
     let own = index("MeshConfig", "leno.dev");
     let set = |ledger: &mut Ledger, spec: Value| {
@@ -274,7 +274,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     let closed = json!({"egress": "deny", "apiServerEgress": "deny"});
     assert_eq!(set(&mut ledger, closed), [] as [&str; 0]);
     set(&mut ledger, json!({"egress": "deny"}));
-    // A new API server, in place of the one before.
+    // A new API server replaces the previous one.
     ledger.take(slice, endpoints("192.0.2.8"));
     let found = config(ledger.flush()).api_server;
     assert_eq!(found, ["10.96.0.1:443", "192.0.2.8:6443"].map(|it| it.parse().unwrap()).into());
